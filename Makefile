@@ -143,6 +143,15 @@ verify: ## Does the proxy keep its promises while the apiserver is killed? Judge
 	VERIFY_SECONDS=$(SECONDS) VERIFY_SEED=$(SEED) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verify::nothing_is_broken
 
+.PHONY: fuzz
+fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
+	@fuzz/run.sh $(SECONDS) $(ARGS)
+
+.PHONY: corpus
+corpus: ## Write the corpus of the fuzz targets anew, from a real apiserver
+	@tests/kube/build.sh
+	CORPUS_WRITE=1 $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture corpus::
+
 .PHONY: neighbours
 neighbours: ## Refused requests, unread logs, guessed tokens: the watches of others go on (SECONDS=60 UNREAD=1000)
 	@tests/kube/build.sh
@@ -205,6 +214,15 @@ doc: ## The crate's documentation, private items included
 release: ## target/release/kube-fanout
 	$(CARGO) build --release $(LOCKED)
 	@ls -l target/release/kube-fanout
+
+# deploy/image.sh says what can be chosen.
+.PHONY: image
+image: ## An OCI layout in target/image: one static binary from scratch, not root (minutes when cold)
+	@deploy/image.sh
+
+.PHONY: image-check
+image-check: image ## Does the image start, with nothing but itself as root? (python3; root, or the tree as it is)
+	@python3 tests/image.py
 
 COUNT ?= 100
 

@@ -1,11 +1,16 @@
-//! Serves metrics and health. `app` runs it on a runtime of its own, so that a scrape cannot stall traffic, nor
-//! traffic a probe.
+//! Serves metrics and health: on the admin address, with all that operators may see, and on addresses for other
+//! machines. `app` runs it on a runtime of its own, so that a scrape cannot stall traffic, nor traffic a probe.
 
+mod cost;
 mod debug;
 mod exporter;
+mod process;
+mod public;
 mod series;
 
+pub use cost::{CostReader, CostRow};
 pub use exporter::{Exporter, exporter};
+pub use public::{HealthPages, MetricsPage};
 
 use std::fmt::Write;
 
@@ -24,6 +29,7 @@ use crate::feeds::Feeds;
 pub struct AdminPages {
     pub ready: Ready,
     pub feeds: Feeds,
+    pub costs: CostReader,
     pub exporter: Exporter,
 }
 
@@ -34,25 +40,21 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 
 impl AdminPages {
-    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz` and `/debug/feeds`.
+    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz`, `/debug/feeds` and `/debug/cost`.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         let path = request.uri().path();
         let page: &dyn Fn() -> AdminAnswer = match path {
-            "/metrics" => &|| answer(StatusCode::OK, METRICS, self.exporter.render(&self.feeds)),
+            "/metrics" => &|| answer(StatusCode::OK, METRICS, self.metrics()),
             "/livez" | "/healthz" => &livez,
             "/readyz" => &|| self.readyz(),
             "/debug/feeds" => &|| debug::feeds(self),
+            "/debug/cost" => &|| cost::page(&(self.costs)()),
             _ => match path.strip_prefix("/debug/") {
                 Some(other) if !other.is_empty() && !other.contains('/') => &|| unknown(other),
                 _ => return empty(StatusCode::NOT_FOUND),
             },
         };
-        if [Method::GET, Method::HEAD].contains(request.method()) {
-            return page();
-        }
-        let mut refusal = empty(StatusCode::METHOD_NOT_ALLOWED);
-        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET,HEAD"));
-        refusal
+        refuse_others(request).unwrap_or_else(page)
     }
 
     /// Answers like [`answer`](Self::answer), on a port that web pages may try to reach.
@@ -63,13 +65,13 @@ impl AdminPages {
         }
     }
 
+    fn metrics(&self) -> String {
+        self.exporter.render(&self.feeds, &(self.costs)())
+    }
+
     /// Answers with a line for each thing that the process still waits for before it is ready, and one for each feed.
     fn readyz(&self) -> AdminAnswer {
-        let pending = self.ready.pending();
         let mut text = String::new();
-        for what in &pending {
-            let _ = writeln!(text, "[-]{what} not ready");
-        }
         for feed in self.feeds.all() {
             let (mark, state) = match feed.reader.state() {
                 FeedState::Live => ('+', "live".to_owned()),
@@ -81,11 +83,30 @@ impl AdminPages {
             let (key, objects, rv) = (&feed.spec.key, stats.objects, stats.progress);
             let _ = writeln!(text, "[{mark}]feed {key} {state}, {objects} objects at {rv}");
         }
-        let (code, verdict) =
-            if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };
-        let _ = writeln!(text, "readyz check {verdict}");
-        answer(code, TEXT, text)
+        verdict(&self.ready.pending(), &text)
     }
+}
+
+/// Says what is not ready yet, then `more`, and then whether the process is ready.
+fn verdict(pending: &[String], more: &str) -> AdminAnswer {
+    let mut text = String::new();
+    for what in pending {
+        let _ = writeln!(text, "[-]{what} not ready");
+    }
+    let (code, verdict) =
+        if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };
+    let _ = writeln!(text, "{more}readyz check {verdict}");
+    answer(code, TEXT, text)
+}
+
+/// The refusal of a request that does not just read.
+fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
+    if [Method::GET, Method::HEAD].contains(request.method()) {
+        return None;
+    }
+    let mut refusal = empty(StatusCode::METHOD_NOT_ALLOWED);
+    refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET,HEAD"));
+    Some(refusal)
 }
 
 /// Says that the process answers. This does not depend on upstream's health (O3).
@@ -94,7 +115,7 @@ fn livez() -> AdminAnswer {
 }
 
 fn unknown(other: &str) -> AdminAnswer {
-    answer(StatusCode::NOT_FOUND, TEXT, format!("no page {other:?} here; there is /debug/feeds\n"))
+    answer(StatusCode::NOT_FOUND, TEXT, format!("no page {other:?} here; there are /debug/feeds and /debug/cost\n"))
 }
 
 fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminAnswer {

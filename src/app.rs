@@ -12,6 +12,7 @@ mod credentials;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod discovery;
+pub mod health;
 mod identity;
 mod open_files;
 mod ops;
@@ -25,6 +26,7 @@ mod tests;
 pub mod verify;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ use futures_util::future::BoxFuture;
 
 pub use self::open_files::{raise_open_files, run_plugin};
 pub use self::private_memory::keep_memory_private;
-use crate::admin::{self, AdminPages};
+use crate::admin::{self, AdminPages, HealthPages, MetricsPage};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{self, DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::config::{Serve, TlsSource};
@@ -41,12 +43,12 @@ pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
 use crate::serve::{self, Audit, Frontend};
-use crate::upstream::{Catalog, Client, CredentialError, Insistence};
+use crate::upstream::{Catalog, Client, CostLedger, CredentialError, Insistence};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
     listeners: Listeners,
-    admin: Option<ops::Admin>,
+    ops: ops::Ops,
     frontend: Arc<Frontend>,
     gate: Gate,
     feeds: Feeds,
@@ -101,26 +103,26 @@ impl Bound {
 
     fn bind_all(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
         say_memory(&config);
-        // The recorder is installed first, because parts look up their counters when they are made. Without admin pages
-        // there is none: nobody would read what it keeps.
-        let exporter = config.admin.is_some().then(|| admin::exporter(describe)).transpose();
+        // The recorder is installed first, because parts look up their counters when they are made. Where nobody would
+        // read what it keeps there is none.
+        let exporter =
+            (config.admin.is_some() || config.metrics.is_some()).then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
-        let client = Client::connect(&config.upstream)?;
+        let costs = CostLedger::default();
+        let client = Client::connect(&config.upstream, costs.clone())?;
         let tls = tls(&config)?;
         let listeners = listeners(&config, inherited, tls.as_ref())?;
         let ready = Ready::new();
         let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
         let hosts = Hosts::new(&config.allowed_hosts);
-        let admin = match (&config.admin, exporter) {
-            (Some(address), Some(exporter)) => {
-                let bind = |source| StartError::Bind { address: address.clone(), source };
-                let pages = AdminPages { ready: ready.clone(), feeds: feeds.clone(), exporter };
-                let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
-                Some(ops::Admin::bind(address, config.reuse_port, pages, browsers).map_err(bind)?)
-            }
-            _ => None,
-        };
+        let pages = exporter.map(|exporter| AdminPages {
+            ready: ready.clone(),
+            feeds: feeds.clone(),
+            costs: ops::cost_reader(costs.clone()),
+            exporter,
+        });
+        let ops = ops(&config, pages, &ready, &hosts)?;
         tasks.spawn("upstream credentials", client.clone().keep_up(config.look_every));
         if let Some(tls) = tls {
             tasks.spawn("listener certificate", tls.keep_up(config.look_every));
@@ -133,7 +135,7 @@ impl Bound {
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         let gate = identity::gate(&config, &client, &tasks)?;
-        let forwarder = identity::forwarder(&config, &client, &tasks)?;
+        let forwarder = identity::forwarder(&config, &client, &costs, &tasks)?;
         let (audit, records) = audit(&config)?;
         let frontend = Frontend::new(
             config.serve.clone(),
@@ -151,7 +153,7 @@ impl Bound {
         );
         Ok(Self {
             listeners,
-            admin,
+            ops,
             frontend: Arc::new(frontend),
             gate,
             feeds,
@@ -177,7 +179,15 @@ impl Bound {
     }
 
     pub fn admin_address(&self) -> Option<String> {
-        self.admin.as_ref().map(ops::Admin::address)
+        self.ops.admin.as_ref().map(ops::Admin::address)
+    }
+
+    pub fn healthz_address(&self) -> Option<String> {
+        self.ops.healthz.as_ref().map(ops::PublicPort::address)
+    }
+
+    pub fn metrics_address(&self) -> Option<String> {
+        self.ops.metrics.as_ref().map(ops::PublicPort::address)
     }
 
     pub fn feeds(&self) -> &Feeds {
@@ -203,7 +213,7 @@ impl Bound {
     async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) {
         let Self {
             listeners,
-            admin,
+            ops,
             frontend,
             gate,
             feeds: _,
@@ -215,22 +225,26 @@ impl Bound {
             config,
         } = self;
         let starting = ready.register("discovery");
-        let again = config.cache.refused.first;
+        let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
         let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again };
-        let (preload, coverage, waits) = (config.preload.clone(), config.serve.coverage.clone(), ready.clone());
+        let preload = preload::Preload {
+            names: config.preload.clone(),
+            coverage: config.serve.coverage.clone(),
+            ready: ready.clone(),
+            stale_max: config.ready_stale_max,
+        };
         tasks.spawn("discovery", async move {
             known.learn().await;
-            preload::start(preload, &coverage, &known, &waits);
-            if !gate.is_open() {
-                policy::listen(&known.rights, &gate, &known.tasks, again);
+            preload.start(&known);
+            if let Some(leases) = gate.leases() {
+                let pauses = policy::Pauses { again, linger };
+                policy::listen(&known.rights, &gate, leases, &known.tasks, pauses);
             }
             known.keep_up(starting).await;
         });
-        // The admin server starts before clients can connect: their connections may take all remaining descriptors.
-        let mut admin = admin.and_then(|admin| {
-            let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for the admin pages");
-            admin.start().inspect_err(no_runtime).ok()
-        });
+        // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
+        let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for metrics and health");
+        let mut ops = ops.start().inspect_err(no_runtime).ok();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
             let handle = move |peer, request| frontend.clone().answer(peer, request);
@@ -244,8 +258,8 @@ impl Bound {
         tracing::info!(grace = ?config.drain, "draining");
         if config.reuse_port {
             // The successor listens on the same port: from now on it alone answers probes and scrapes.
-            if let Some(admin) = admin.take() {
-                admin.stop();
+            if let Some(ops) = ops.take() {
+                ops.stop();
             }
         }
         let in_time = tokio::select! {
@@ -256,8 +270,8 @@ impl Bound {
         tasks.join().await;
         records.finish(RECORDS_MAX).await;
         drop(stopping);
-        if let Some(admin) = admin {
-            admin.stop();
+        if let Some(ops) = ops {
+            ops.stop();
         }
     }
 }
@@ -281,6 +295,26 @@ fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Res
         Some(address) => Err(StartError::Passed(address.clone())),
         None => Ok(listeners),
     }
+}
+
+/// Binds the addresses of metrics and health.
+fn ops(config: &Serve, pages: Option<AdminPages>, ready: &Ready, hosts: &Hosts) -> Result<ops::Ops, StartError> {
+    let taken = |address: Address| move |source| StartError::Bind { address, source };
+    let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
+    let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
+        ops::Admin::bind(address, config.reuse_port, pages, browsers.clone()).map_err(taken(address.clone()))
+    });
+    let bind = |address: SocketAddr, answers: ops::Answers| {
+        ops::PublicPort::bind(address, config.reuse_port, answers).map_err(taken(Address::Tcp(address)))
+    };
+    let health = HealthPages { ready: ready.clone() };
+    let healthz = config.healthz.map(|address| bind(address, Arc::new(move |request| health.answer(request))));
+    let metrics = config.metrics.zip(pages.clone()).map(|(address, pages)| {
+        let page = MetricsPage::new(pages, browsers);
+        bind(address, Arc::new(move |request| page.answer(request)))
+    });
+    let exporter = pages.map(|pages| pages.exporter);
+    Ok(ops::Ops { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()?, exporter })
 }
 
 /// How long the last audit records may take to be written.

@@ -14,6 +14,7 @@ mod delegated;
 mod document;
 mod fields;
 mod file;
+mod health;
 mod memory;
 mod problems;
 mod reference;
@@ -29,12 +30,14 @@ pub use bench::{BenchArguments, LoadArguments};
 #[cfg(feature = "probe")]
 pub use credentials::CredentialArguments;
 pub use delegated::DelegatedKeys;
+pub use health::{HealthArguments, HealthQuestion, ProbePlace};
 pub use memory::MemoryLimit;
 pub use problems::{Problems, TextPosition};
 pub use reference::{defaults, schema};
 #[cfg(feature = "verify")]
 pub use verify::{JudgeCommand, VerifyArguments, VerifyLoadArguments};
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,6 +55,10 @@ pub struct Serve {
     pub upstream: CredentialSource,
     pub listen: Vec<Address>,
     pub admin: Option<Address>,
+    /// Where `/healthz`, `/livez` and `/readyz` are for everybody who reaches it.
+    pub healthz: Option<SocketAddr>,
+    /// Where `/metrics` is for everybody who reaches it.
+    pub metrics: Option<SocketAddr>,
     pub tls: Option<TlsSource>,
     pub auth: AuthMode,
     pub delegated: DelegatedKeys,
@@ -60,6 +67,9 @@ pub struct Serve {
     /// callers'.
     pub allowed_origins: Vec<PageOrigin>,
     pub preload: Vec<String>,
+    /// How long a preloaded feed may be without its stream before the process says that it is not ready; for ever
+    /// without it.
+    pub ready_stale_max: Option<Duration>,
     pub serve: serve::ServeConfig,
     pub cache: cache::CacheConfig,
     /// Where the feeds' budget comes from; not known where nobody asked.
@@ -107,6 +117,9 @@ impl Default for Log {
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
 pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
 const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
+/// Longer than an apiserver takes to be upgraded or restored: until then a proxy that answers from memory is worth more
+/// than none, and all of them would be gone together.
+const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
 
 impl Serve {
     /// Every default, in front of `upstream`, on free loopback ports.
@@ -116,12 +129,15 @@ impl Serve {
             upstream,
             listen: vec![anywhere.clone()],
             admin: Some(anywhere),
+            healthz: None,
+            metrics: None,
             tls: None,
             auth: AuthMode::None,
             delegated: DelegatedKeys::default(),
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             preload: Vec::new(),
+            ready_stale_max: Some(DEFAULT_READY_STALE_MAX),
             serve: serve::ServeConfig::default(),
             cache: cache::CacheConfig::default(),
             memory: None,

@@ -9,7 +9,8 @@ use kube_fanout::app::{self, Bound, Inherited};
 use kube_fanout::config::BenchArguments;
 #[cfg(feature = "verify")]
 use kube_fanout::config::VerifyArguments;
-use kube_fanout::config::{self, Arguments, Command, ConfigCommand, Log, Serve, ServeArguments};
+use kube_fanout::config::{self, Arguments, Command, ConfigCommand, HealthArguments};
+use kube_fanout::config::{Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -29,8 +30,9 @@ const EX_CONFIG: u8 = 78;
 /// As shells end where a command cannot be run, or there is none.
 const EX_CANNOT_RUN: u8 = 126;
 const EX_NOT_FOUND: u8 = 127;
-/// The exit code of a `verify` that can say nothing.
-#[cfg(feature = "verify")]
+/// The exit codes of a `health` that was told that something is wrong, and of a `health` or a `verify` that can say
+/// nothing.
+const ILL: u8 = 1;
 const VOID: u8 = 2;
 
 fn main() -> ExitCode {
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench(*arguments),
         #[cfg(feature = "verify")]
         Command::Verify(arguments) => verify(*arguments),
+        Command::Health(arguments) => health(arguments),
         Command::Config { command } => config(command),
         Command::RunPlugin { open_files, command } => {
             let error = app::run_plugin(open_files, &command);
@@ -78,6 +81,25 @@ fn serve(arguments: ServeArguments) -> ExitCode {
     match Inherited::from_environment() {
         Ok(inherited) => block_on(run(config, inherited)),
         Err(error) => fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the line is what was asked for")]
+fn health(arguments: HealthArguments) -> ExitCode {
+    let question = match arguments.resolve() {
+        Ok(question) => question,
+        Err(problems) => return fail(VOID, &problems.iter().collect::<Vec<_>>().join("; ")),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(VOID, &error),
+    };
+    match runtime.block_on(app::health::ask(question)) {
+        Ok(answer) => {
+            println!("{answer}");
+            if answer.is_well() { ExitCode::SUCCESS } else { ExitCode::from(ILL) }
+        }
+        Err(error) => fail(VOID, &error),
     }
 }
 
@@ -195,6 +217,12 @@ fn say_addresses(bound: &Bound) {
     }
     if let Some(address) = bound.admin_address() {
         println!("metrics and health on {address}");
+    }
+    if let Some(address) = bound.healthz_address() {
+        println!("health on {address}");
+    }
+    if let Some(address) = bound.metrics_address() {
+        println!("metrics on {address}");
     }
 }
 

@@ -168,8 +168,14 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+/// Appends the help text and the type of a metric.
+pub(super) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+/// Appends the only value of a metric.
+pub(super) fn single(out: &mut String, name: &str, value: f64) {
+    let _ = writeln!(out, "{name} {value}");
 }
 
 fn line(out: &mut String, name: &str, labels: &str, more: Option<(&str, &str)>, value: impl Display) {

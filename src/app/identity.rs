@@ -6,7 +6,7 @@ use super::StartError;
 use crate::auth::{AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted};
 use crate::base::{Reloaded, Tasks};
 use crate::config::Serve;
-use crate::upstream::{Client, CredentialSource, Forwarder};
+use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
 
 /// Makes the gate, which decides who callers are and what they may read.
 pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gate, StartError> {
@@ -34,8 +34,13 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
 }
 
 /// Makes the forwarder, which passes requests on.
-pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Forwarder, StartError> {
-    let connect = |path: &PathBuf| Client::connect(&CredentialSource::File(path.clone()));
+pub(super) fn forwarder(
+    config: &Serve,
+    client: &Client,
+    costs: &CostLedger,
+    tasks: &Tasks,
+) -> Result<Forwarder, StartError> {
+    let connect = |path: &PathBuf| Client::connect(&CredentialSource::File(path.clone()), costs.clone());
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
         tasks.spawn("impersonator credentials", impersonator.clone().keep_up(config.look_every));

@@ -1,6 +1,7 @@
 use std::convert::Infallible;
+use std::future::{pending, ready};
 use std::io;
-use std::net::TcpListener as StdTcpListener;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,12 +17,29 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{AdminAnswer, AdminPages};
+use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow, Exporter};
 use crate::auth::BrowserGuard;
-use crate::base::Tasks;
-use crate::net::{Address, bind_tcp_beside_peers, bind_unix};
+use crate::base::{DrainTrigger, Tasks};
+use crate::net::{self, Address, ConnectionLimits, Listener, bind_tcp_beside_peers, bind_unix};
+use crate::upstream::{Cause, Cost, CostLedger};
 
-/// The admin listener. It is bound with the others, and served on a thread and a runtime of its own.
+/// The listeners of metrics and health. They are bound with the others, and served on a thread and a runtime of their
+/// own.
+pub(super) struct Ops {
+    pub(super) admin: Option<Admin>,
+    pub(super) healthz: Option<PublicPort>,
+    pub(super) metrics: Option<PublicPort>,
+    /// What keeps metrics, if there are any.
+    pub(super) exporter: Option<Exporter>,
+}
+
+/// An address that other machines may reach, and what is answered there.
+pub(super) struct PublicPort {
+    listener: StdTcpListener,
+    answers: Answers,
+}
+
+/// The admin listener, for this machine alone.
 pub(super) struct Admin {
     listener: AdminListener,
     pages: AdminPages,
@@ -33,8 +51,8 @@ enum AdminListener {
     Unix(StdUnixListener, PathBuf),
 }
 
-/// The running admin server.
-pub(super) struct RunningAdmin {
+/// The running server.
+pub(super) struct RunningOps {
     stop: CancellationToken,
     thread: JoinHandle<()>,
 }
@@ -43,6 +61,25 @@ pub(super) struct RunningAdmin {
 const UPKEEP: Duration = Duration::from_secs(1);
 /// The pause after a failed accept: the usual reason is that there is no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Connections to a public port: a kubelet's, a balancer's, those of a few that scrape. Of more the oldest silent ones
+/// go, first of whoever has most of them.
+const PUBLIC_CONNECTIONS_MAX: usize = 128;
+/// The time until the first request has come: a probe is there to ask.
+const PUBLIC_FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
+const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
+const PUBLIC_STREAMS_MAX: u32 = 16;
+
+/// Reads the ledger for the admin pages, which know nothing of upstream.
+pub(super) fn cost_reader(costs: CostLedger) -> CostReader {
+    let row = |(cause, cost): (Cause, Cost)| CostRow {
+        cause: cause.as_str(),
+        requests: cost.requests,
+        streams_opened: cost.streams_opened,
+        streams_open: cost.streams_open,
+        body_bytes: cost.body_bytes,
+    };
+    Arc::new(move || costs.all().map(row).collect())
+}
 
 impl Admin {
     pub(super) fn bind(
@@ -52,12 +89,7 @@ impl Admin {
         browsers: BrowserGuard,
     ) -> io::Result<Self> {
         let listener = match address {
-            Address::Tcp(tcp) if reuse_port => AdminListener::Tcp(bind_tcp_beside_peers(*tcp)?),
-            Address::Tcp(tcp) => {
-                let listener = StdTcpListener::bind(tcp)?;
-                listener.set_nonblocking(true)?;
-                AdminListener::Tcp(listener)
-            }
+            Address::Tcp(tcp) => AdminListener::Tcp(bind_tcp(*tcp, reuse_port)?),
             Address::Unix(path) => AdminListener::Unix(bind_unix(path)?, path.clone()),
         };
         Ok(Self { listener, pages, browsers })
@@ -65,30 +97,69 @@ impl Admin {
 
     pub(super) fn address(&self) -> String {
         match &self.listener {
-            AdminListener::Tcp(listener) => {
-                listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("http://{address}"))
-            }
+            AdminListener::Tcp(listener) => url(listener),
             AdminListener::Unix(_, path) => format!("unix:{}", path.display()),
         }
     }
+}
 
+impl PublicPort {
+    pub(super) fn bind(address: SocketAddr, reuse_port: bool, answers: Answers) -> io::Result<Self> {
+        Ok(Self { listener: bind_tcp(address, reuse_port)?, answers })
+    }
+
+    pub(super) fn address(&self) -> String {
+        url(&self.listener)
+    }
+}
+
+fn bind_tcp(address: SocketAddr, reuse_port: bool) -> io::Result<StdTcpListener> {
+    if reuse_port {
+        return bind_tcp_beside_peers(address);
+    }
+    let listener = StdTcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn url(listener: &StdTcpListener) -> String {
+    listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("http://{address}"))
+}
+
+impl Ops {
     /// Starts the server. When this returns, its runtime has its descriptors; later connections cannot take them.
-    pub(super) fn start(self) -> io::Result<RunningAdmin> {
+    pub(super) fn start(self) -> io::Result<RunningOps> {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build()?;
         let thread = std::thread::spawn(move || runtime.block_on(self.serve(stopped)));
-        Ok(RunningAdmin { stop, thread })
+        Ok(RunningOps { stop, thread })
     }
 
     async fn serve(self, stop: CancellationToken) {
-        let Self { listener, pages, browsers } = self;
-        let exporter = pages.exporter.clone();
+        let Self { admin, healthz, metrics, exporter } = self;
+        let tasks = Tasks::new();
+        // These listeners are the last to go, at once: they tell of the drain.
+        let (_never, drain) = DrainTrigger::new();
+        for PublicPort { listener, answers } in [healthz, metrics].into_iter().flatten() {
+            let handle = move |_, request: Request<Incoming>| ready(answers(&request));
+            match Listener::of_bound(listener) {
+                Ok(listener) => {
+                    let serving = net::serve(listener, None, public_limits(), tasks.clone(), drain.clone(), handle);
+                    tasks.spawn("public port", serving);
+                }
+                Err(error) => tracing::error!(%error, "a port for probes or scrapes is not served"),
+            }
+        }
         let serving = async {
-            let Err(error) = serve_pages(listener, pages, browsers).await;
-            tracing::error!(%error, "admin pages ended");
+            if let Some(Admin { listener, pages, browsers }) = admin {
+                let Err(error) = serve_pages(listener, pages, browsers).await;
+                tracing::error!(%error, "admin pages ended");
+            }
+            pending::<()>().await;
         };
         let upkeep = async {
+            let Some(exporter) = exporter else { return pending().await };
             loop {
                 tokio::time::sleep(UPKEEP).await;
                 exporter.upkeep();
@@ -102,7 +173,18 @@ impl Admin {
     }
 }
 
-type Answers = Arc<dyn Fn(&Request<Incoming>) -> AdminAnswer + Send + Sync>;
+fn public_limits() -> ConnectionLimits {
+    ConnectionLimits {
+        connections_max: PUBLIC_CONNECTIONS_MAX,
+        first_request_max: PUBLIC_FIRST_REQUEST_MAX,
+        header_bytes_max: PUBLIC_HEADER_BYTES_MAX,
+        streams_max: PUBLIC_STREAMS_MAX,
+        ..ConnectionLimits::default()
+    }
+}
+
+/// A function that answers requests.
+pub(super) type Answers = Arc<dyn Fn(&Request<Incoming>) -> AdminAnswer + Send + Sync>;
 
 async fn serve_pages(listener: AdminListener, pages: AdminPages, browsers: BrowserGuard) -> io::Result<Infallible> {
     match listener {
@@ -151,7 +233,7 @@ impl Drop for RemoveOnDrop {
     }
 }
 
-impl RunningAdmin {
+impl RunningOps {
     pub(super) fn stop(self) {
         self.stop.cancel();
         if self.thread.join().is_err() {

@@ -1,11 +1,18 @@
-//! Follows RBAC: after a change, open watches ask again within seconds whether they are still allowed.
+//! Follows RBAC while there are open watches whose rights are checked: after a change, they ask again within seconds
+//! whether they are still allowed.
+//!
+//! Nobody else needs it, so that a proxy without such watches costs upstream nothing for it. A lease that begins before
+//! the listeners have everything is asked about again when they do (`Listener::begin`), as after any loss of history.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::rights::Rights;
 use crate::auth::{Affected, Gate, Policy, PolicyChange, PolicyKind};
@@ -21,9 +28,19 @@ struct Listener {
     kind: PolicyKind,
     rights: Rights,
     heard: Arc<Heard>,
+    is_needed: watch::Receiver<bool>,
+    again: Duration,
+}
+
+/// How long listeners wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pauses {
     /// The pause before the next attempt when there is no feed or it has ended. An attempt does not reach upstream more
     /// often than a refused request may be repeated.
-    again: Duration,
+    pub(super) again: Duration,
+    /// The time from the end of the last lease until nobody listens any more, of which a random part up to a half is
+    /// cut off. Then the feeds are idle, and end like others.
+    pub(super) linger: Duration,
 }
 
 /// The state that all listeners share.
@@ -33,33 +50,75 @@ struct Heard {
     kinds: Mutex<Vec<PolicyKind>>,
 }
 
+/// The longest time that listeners go on without a lease.
+pub(super) const LINGER_MAX: Duration = Duration::from_secs(60);
 /// Bytes pulled at a time.
 const ROOM: usize = 256 << 10;
 
-/// Starts a listener for each kind.
-pub(super) fn listen(rights: &Rights, gate: &Gate, tasks: &Tasks, again: Duration) {
+/// Starts a listener for each kind, which listens while there are leases.
+pub(super) fn listen(
+    rights: &Rights,
+    gate: &Gate,
+    leases: watch::Receiver<usize>,
+    tasks: &Tasks,
+    Pauses { again, linger }: Pauses,
+) {
     let heard = Heard { gate: gate.clone(), policy: Mutex::default(), kinds: Mutex::default() };
     heard.gate.hears_policy(false);
     let heard = Arc::new(heard);
+    let (needs, is_needed) = watch::channel(false);
+    tasks.spawn("policy", need(leases, needs, linger));
     for kind in PolicyKind::ALL {
-        let listener = Listener { kind, rights: rights.clone(), heard: heard.clone(), again };
+        let (rights, heard, is_needed) = (rights.clone(), heard.clone(), is_needed.clone());
+        let listener = Listener { kind, rights, heard, is_needed, again };
         tasks.spawn("policy", listener.run());
+    }
+}
+
+/// Says whether somebody needs to hear of changes: from the first lease until a while after the last.
+async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, linger: Duration) {
+    // An error says that there will be no lease any more.
+    while leases.wait_for(|count| *count > 0).await.is_ok() {
+        needs.send_replace(true);
+        loop {
+            if leases.wait_for(|count| *count == 0).await.is_err() {
+                return;
+            }
+            tokio::select! {
+                _ = leases.wait_for(|count| *count > 0) => {}
+                () = sleep(linger.mul_f64(1.0 - 0.5 * fastrand::f64())) => break,
+            }
+        }
+        needs.send_replace(false);
     }
 }
 
 impl Listener {
     async fn run(self) {
+        let (mut begins, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
         let mut is_told = false;
+        while begins.wait_for(|is_needed| *is_needed).await.is_ok() {
+            tokio::select! {
+                never = self.follow(&mut is_told) => match never {},
+                _ = ends.wait_for(|is_needed| !is_needed) => {}
+            }
+            self.hear(false);
+            self.heard.policy.lock().forget(self.kind);
+        }
+    }
+
+    /// Listens as long as it is polled.
+    async fn follow(&self, is_told: &mut bool) -> Infallible {
         loop {
             if let Some(feed) = self.feed() {
                 self.listen(&feed).await;
             }
             self.hear(false);
-            if !std::mem::replace(&mut is_told, true) {
+            if !std::mem::replace(is_told, true) {
                 let resource = self.kind.resource();
                 tracing::warn!(resource, "changes of RBAC are not heard of: open watches are checked once a minute");
             }
-            tokio::time::sleep(self.again).await;
+            sleep(self.again).await;
         }
     }
 
@@ -112,6 +171,8 @@ impl Listener {
             }
         }
         self.hear(true);
+        // Our own rights may have changed while nobody listened.
+        self.rights.changed();
         self.heard.gate.policy_changed(&Affected::Everyone);
         Some(cursor)
     }

@@ -66,6 +66,7 @@ struct Decision {
 }
 
 /// How long decisions are remembered.
+#[derive(Clone, Copy)]
 struct Ages {
     allowed: Duration,
     denied: Duration,
@@ -74,7 +75,7 @@ struct Ages {
 /// How many bytes remembered questions may take.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 /// How many bytes remembered questions of leases may take, and as many those of their namespaces. Leases share answers
-/// as long as they ask at about the same time.
+/// as long as these are remembered.
 const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
 /// The size of a question without its texts.
 const QUESTION_BYTES: usize = 512;
@@ -87,12 +88,13 @@ const USERS_MAX: usize = 100_000;
 
 impl AccessReviewer {
     pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
+        let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
         Self {
             reviews,
             questions: Questions::new(Topic::Access),
-            of_requests: decisions(config, DECISIONS_BYTES_MAX),
-            of_leases: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
-            of_namespaces: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
+            of_requests: decisions(ages, DECISIONS_BYTES_MAX),
+            of_leases: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
+            of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
             leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
@@ -109,17 +111,36 @@ impl AccessReviewer {
         access: &Arc<Access>,
         asks: AccessPurpose,
     ) -> Result<Arc<str>, NotGranted> {
+        self.decision(user, access, asks).await?.allowed.map_err(NotGranted::Denied)
+    }
+
+    /// When upstream was asked that still lets a lease's user do this: after `since`.
+    pub(super) async fn vouched(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        since: Instant,
+    ) -> Result<Instant, NotGranted> {
+        let Decision { asked, allowed } = self.decision(user, access, AccessPurpose::Lease { since }).await?;
+        allowed.map(|_| asked).map_err(NotGranted::Denied)
+    }
+
+    async fn decision(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        asks: AccessPurpose,
+    ) -> Result<Decision, NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
         let ask = || self.ask(&question, asks);
         if access.len_bytes() > QUESTION_TEXT_MAX {
-            return ask().await?.into_result();
+            return ask().await;
         }
-        let decision = match asks {
+        match asks {
             AccessPurpose::Request => remembered(&self.of_requests, &question, None, ask).await,
             AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
             AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
-        };
-        decision?.into_result()
+        }
     }
 
     /// The error for a question that is not put because there are too many.
@@ -190,23 +211,12 @@ impl AccessReviewer {
     }
 }
 
-fn decisions(config: &AuthConfig, bytes_max: u64) -> Decisions {
+fn decisions(ages: Ages, bytes_max: u64) -> Decisions {
     let weight = |question: &Question, _: &Decision| {
         let texts = question.access.len_bytes() + question.user.len_bytes();
         u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
     };
-    Cache::builder()
-        .max_capacity(bytes_max)
-        .weigher(weight)
-        .expire_after(Ages { allowed: config.allowed_ttl, denied: config.denied_ttl })
-        .support_invalidation_closures()
-        .build()
-}
-
-impl Decision {
-    fn into_result(self) -> Result<Arc<str>, NotGranted> {
-        self.allowed.map_err(NotGranted::Denied)
-    }
+    Cache::builder().max_capacity(bytes_max).weigher(weight).expire_after(ages).support_invalidation_closures().build()
 }
 
 impl Dated for Decision {

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tokio::time::Instant;
+
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{Authorities, CertificateHolder, Untrusted};
 use super::credential::Credential;
@@ -34,6 +36,8 @@ pub(super) struct Authenticator {
 /// The user that a credential belongs to, and until when that is known.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
+    /// When it was found out.
+    pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
 }
@@ -103,18 +107,19 @@ impl Authenticator {
         credential: &Credential,
         asks: token_reviewer::TokenPurpose<'_>,
     ) -> Result<Option<Identity>, NotGranted> {
+        let asked = Instant::now();
         let identity = match credential {
-            Credential::Nobody => Identity { user: Arc::new(anonymous()), until: None },
+            Credential::Nobody => Identity { asked, user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => {
                 let bearer = self.token_reviewer.bearer(id, token, asks).await?;
-                Identity { user: bearer.user, until: bearer.until }
+                Identity { asked: bearer.asked, user: bearer.user, until: bearer.until }
             }
             Credential::Certificate(shown) => {
                 let Some(holder) = self.holder(shown)? else { return Ok(None) };
-                Identity { user: holder.user, until: Some(holder.until) }
+                Identity { asked, user: holder.user, until: Some(holder.until) }
             }
             Credential::Asserted(shown, user) => match self.front_proxy(shown) {
-                Some(until) => Identity { user: user.clone(), until: Some(until) },
+                Some(until) => Identity { asked, user: user.clone(), until: Some(until) },
                 // It is no proxy whose word is believed. Its certificate is a credential all the same, and comes next.
                 None => return Ok(None),
             },

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
@@ -216,6 +217,12 @@ impl Gate {
         }
     }
 
+    /// How many leases open watches hold; `None` where nobody needs any. Whoever waits is woken by the first and by the
+    /// end of the last.
+    pub fn leases(&self) -> Option<watch::Receiver<usize>> {
+        self.delegated.as_ref().map(|shared| shared.leases.count())
+    }
+
     /// Says whether changes of policy are seen.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
@@ -236,7 +243,7 @@ impl Shared {
                 Ok(None) => {}
                 // If a proxy names the anonymous user, that makes nobody known.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
-                Ok(Some(Identity { user, until })) => {
+                Ok(Some(Identity { user, until, .. })) => {
                     return Ok(Caller::Known(Arc::new(Known::new(id, credential, user, until))));
                 }
                 Err(why) => refused = Some(why),

@@ -2,13 +2,15 @@
 //!
 //! A watch registers its lease first, then its right is asserted, and only then it streams: a change between the two
 //! finds the lease (R-LEASE-1). One lease for all watches of one credential that want the same.
+//!
+//! Leases that stand on the same answer share it: it is asked for once in a period, by the one whose turn comes first.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use dashmap::{DashMap, Entry};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -16,7 +18,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::authenticator::{Authenticator, Identity, Trusted};
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::{Affected, NotGranted, Revoked, access_reviewer, metrics, now, token_reviewer};
+use super::{Affected, NotGranted, Revoked, metrics, now, token_reviewer};
 use crate::base::Tasks;
 use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
@@ -60,6 +62,8 @@ pub(super) struct Leases {
     /// In parts: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock in 497, 813 and 2,108
     /// ns (benches/README.md).
     held: DashMap<LeaseKey, Weak<GrantLease>>,
+    /// How many there are, for whoever waits for the first or the end of the last.
+    count: watch::Sender<usize>,
     /// How many go on although nobody can tell whether they may.
     in_doubt: Mutex<usize>,
 }
@@ -81,12 +85,22 @@ struct Keeper {
     standing: Arc<Standing>,
     terms: LeaseTerms,
     until: Option<SystemTime>,
+    good: Asserted,
+    /// Answers from before these moments will not do.
+    needed: Asserted,
+}
+
+/// When upstream was asked whose a credential is, and what its user may.
+#[derive(Debug, Clone, Copy)]
+struct Asserted {
+    identity: Instant,
+    right: Instant,
 }
 
 /// How long a lease stands without being asserted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeaseTerms {
-    /// At most; less up to a fifth, so that leases that began together are not asserted together.
+    /// At most; less up to a fifth, the first up to four fifths: leases that began together are asserted apart.
     pub(super) period: Duration,
     /// When nobody can tell.
     pub(super) grace: Duration,
@@ -107,9 +121,11 @@ pub(super) struct Claim {
 const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
-/// An answer that is not older will do where nothing has been heard: leases of one token, or of one user that want the
-/// same, share it.
-const SLACK: Duration = Duration::from_secs(5);
+/// The part of the period for which an answer will do where nothing has been heard, whoever asked.
+const SHARED: f64 = 0.75;
+/// The part of the period after which a new lease is asserted at the earliest: the leases of a proxy that has just
+/// started began together, and so did those of its neighbours.
+const FIRST: f64 = 0.2;
 /// Leases that one round of changes may make ask at once; more are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
@@ -146,6 +162,7 @@ impl Leases {
         drop(held.insert(Arc::downgrade(&lease)));
         if is_another {
             metrics::leases(1.0);
+            self.count_lease(true);
         }
         let keeper = Keeper {
             authenticator: authenticator.clone(),
@@ -154,6 +171,8 @@ impl Leases {
             standing,
             terms,
             until,
+            good: Asserted::at(Instant::now()),
+            needed: Asserted::at(Instant::now()),
         };
         let leases = self.clone();
         tasks.spawn("lease", async move {
@@ -197,7 +216,21 @@ impl Leases {
         let is_over = |lease: Arc<GrantLease>| lease.revoked.get().is_some();
         if self.held.remove_if(key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
             metrics::leases(-1.0);
+            self.count_lease(false);
         }
+    }
+
+    /// How many leases there are. Whoever waits is woken by the first and by the end of the last.
+    pub(super) fn count(&self) -> watch::Receiver<usize> {
+        self.count.subscribe()
+    }
+
+    fn count_lease(&self, more: bool) {
+        self.count.send_if_modified(|count| {
+            let before = *count;
+            *count = if more { before + 1 } else { before.saturating_sub(1) };
+            (before == 0) != (*count == 0)
+        });
     }
 
     fn count_doubt(&self, more: bool) {
@@ -289,25 +322,24 @@ impl Keeper {
     /// Returns why the caller may not go on, once it may not.
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
         let leases = self.leases.clone();
-        let (unsure, slack) = (Unsure::new(&leases), SLACK.min(self.terms.period / 12));
-        let mut good = Instant::now();
-        let mut due = self.bounded(good + self.terms.period());
+        let unsure = Unsure::new(&leases);
+        let mut period = self.terms.first();
+        let mut due = self.bounded(self.good.oldest() + period);
         let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
             let outcome = tokio::select! {
-                () = sleep_until(due) => self.assert(lately(slack)).await,
-                since = self.standing.doubted() => match self.assert_right(since).await {
-                    // Who it is, policy does not say.
-                    Ok(()) => continue,
-                    Err(why) => Err(why),
-                },
-                () = replaced(&mut authorities) => self.assert(Instant::now()).await,
+                () = sleep_until(due) => self.assert(lately(period.mul_f64(SHARED))).await,
+                since = self.standing.doubted() => self.assert_right(since).await,
+                () = replaced(&mut authorities) => {
+                    self.needed = Asserted::at(Instant::now());
+                    self.assert(Instant::now()).await
+                }
             };
             match outcome {
-                Ok((asserted, until)) => {
+                Ok(()) => {
                     unsure.set(false);
-                    (good, self.until) = (asserted, until);
-                    due = self.bounded(Instant::now() + self.terms.period());
+                    period = self.terms.period();
+                    due = self.bounded(self.good.oldest() + period);
                 }
                 // What the credential says itself, nobody has to be asked about.
                 Err(why) if why.is_doubt() && self.until.is_some_and(|until| until <= now()) => {
@@ -315,48 +347,70 @@ impl Keeper {
                 }
                 Err(why) if why.is_doubt() => {
                     unsure.set(true);
-                    let ends = good + why.grace(self.terms.grace);
+                    let ends = self.good.oldest() + why.grace(self.terms.grace);
                     if ends <= Instant::now() {
                         return why;
                     }
-                    due = self.bounded((Instant::now() + AGAIN.min(self.terms.period)).min(ends));
+                    let again = AGAIN.mul_f64(1.0 + 0.5 * fastrand::f64()).min(self.terms.period);
+                    due = self.bounded((Instant::now() + again).min(ends));
                 }
                 Err(why) => return why,
             }
         }
     }
 
-    /// Whether the caller is still who it was, and may still what it may, as far as that can be found out in time:
-    /// since when that is known, and when its credential ends.
-    async fn assert(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), NotGranted> {
+    /// Whether the caller is still who it was, and may still what it may, as far as that can be found out in time. What
+    /// was asserted after `since` is not asked for.
+    async fn assert(&mut self, since: Instant) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
 
-    async fn ask(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), NotGranted> {
-        let Standing { id, credential, user, verdicts, .. } = &*self.standing;
-        let payer = Payer::of(&user.lock());
-        let identity = self
-            .authenticator
-            .identify(*id, credential, token_reviewer::TokenPurpose::Lease { since, payer: &payer })
-            .await?;
-        let Identity { user: now, until } = identity.ok_or(NotGranted::Unauthenticated)?;
-        user.lock().clone_from(&now);
-        match verdicts {
-            Some(verdicts) => verdicts.is_of(&now),
-            None => self.decide(since).await?,
+    async fn ask(&mut self, since: Instant) -> Result<(), NotGranted> {
+        let wanted = since.max(self.needed.identity);
+        // What a credential says itself has come to its end, perhaps.
+        let is_over = self.until.is_some_and(|until| until <= now());
+        if self.good.identity < wanted || is_over {
+            let Identity { asked, user, until } = self.identify(wanted).await?;
+            (self.good.identity, self.until) = (asked, until);
+            let before = std::mem::replace(&mut *self.standing.user.lock(), user.clone());
+            if before != user {
+                // What was asserted of its former groups says nothing.
+                self.good.right = since.checked_sub(Duration::from_nanos(1)).unwrap_or(since);
+            }
+            if let Some(verdicts) = &self.standing.verdicts {
+                verdicts.is_of(&user);
+            }
         }
-        Ok((since, until))
+        if self.standing.verdicts.is_some() {
+            self.good.right = self.good.identity;
+            return Ok(());
+        }
+        let wanted = since.max(self.needed.right);
+        if self.good.right < wanted {
+            self.good.right = self.vouched(wanted).await?;
+        }
+        Ok(())
+    }
+
+    async fn identify(&self, since: Instant) -> Result<Identity, NotGranted> {
+        let Standing { id, credential, user, .. } = &*self.standing;
+        let payer = Payer::of(&user.lock());
+        let asks = token_reviewer::TokenPurpose::Lease { since, payer: &payer };
+        self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
     }
 
     /// Whether the caller, as last seen, may still what it may.
-    async fn assert_right(&self, since: Instant) -> Result<(), NotGranted> {
-        timeout(ASSERT_MAX, self.decide(since)).await.map_err(|_| late())?
+    /// Who it is, policy does not say.
+    async fn assert_right(&mut self, since: Instant) -> Result<(), NotGranted> {
+        // As long as this is not answered, no older answer will do either.
+        self.needed.right = since;
+        self.good.right = timeout(ASSERT_MAX, self.vouched(since)).await.map_err(|_| late())??;
+        Ok(())
     }
 
-    async fn decide(&self, since: Instant) -> Result<(), NotGranted> {
+    async fn vouched(&self, since: Instant) -> Result<Instant, NotGranted> {
         let user = self.standing.user.lock().clone();
-        let asks = access_reviewer::AccessPurpose::Lease { since };
-        self.authenticator.access_reviewer.decide(&user, &self.standing.access, asks).await.map(drop)
+        self.authenticator.access_reviewer.vouched(&user, &self.standing.access, since).await
     }
 
     /// When to ask again if nothing happens: not later than the credential ends.
@@ -416,7 +470,22 @@ async fn replaced(authorities: &mut Option<Trusted>) {
     }
 }
 
+impl Asserted {
+    fn at(now: Instant) -> Self {
+        Self { identity: now, right: now }
+    }
+
+    /// When upstream was asked for the older of the two answers.
+    fn oldest(self) -> Instant {
+        self.identity.min(self.right)
+    }
+}
+
 impl LeaseTerms {
+    fn first(&self) -> Duration {
+        self.period.mul_f64(FIRST + (1.0 - FIRST) * fastrand::f64())
+    }
+
     fn period(&self) -> Duration {
         self.period.mul_f64(0.8 + 0.2 * fastrand::f64())
     }

@@ -159,7 +159,8 @@ impl Readable {
     /// Never: nothing is asked.
     pub fn told(told: &[(&str, Verdict)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
-        let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");
+        let client = crate::upstream::Client::connect(&nowhere, crate::upstream::CostLedger::default())
+            .expect("nothing is asked");
         let authenticator =
             super::authenticator::Authenticator::new(Arc::new(client), &super::AuthConfig::default(), None, None);
         let access = Access { verb: "watch".to_owned(), target: crate::kube::AccessTarget::Path(String::new()) };

@@ -16,7 +16,8 @@ use crate::base::Tasks;
 use crate::kube::{Access, AccessTarget, Query, RequestInfo, User};
 use crate::upstream::{AccessVerdict, Client, CredentialSource, Error, TokenVerdict};
 
-/// Tokens are their holders' names. Everybody may everything, but for what is denied.
+/// Tokens are their holders' names, of which one may have many: `ada~1`. Everybody may everything, but for what is
+/// denied.
 #[derive(Default)]
 pub(super) struct Stub {
     rules: Mutex<Rules>,
@@ -98,7 +99,8 @@ impl Reviews for Arc<Stub> {
                 return Err(Error::Timeout(slow));
             }
             let is_known = !name.starts_with("guess") && !stub.rules.lock().unknown.contains(&name);
-            let user = is_known.then(|| User { name, ..User::default() });
+            let holder = name.split('~').next().unwrap_or_default().to_owned();
+            let user = is_known.then(|| User { name: holder, ..User::default() });
             Ok(TokenVerdict { user, audiences: Vec::new() })
         })
     }
@@ -123,7 +125,7 @@ impl Reviews for Arc<Stub> {
 pub(super) fn gate(config: AuthConfig) -> (Gate, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
-    let client = Client::connect(&nowhere).expect("nothing is sent");
+    let client = Client::connect(&nowhere, crate::upstream::CostLedger::default()).expect("nothing is sent");
     let parts = Delegation { client, client_authorities: None, front_proxy: None, tasks: tasks.clone() };
     (Gate::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
 }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, RateLimiter};
+use moka::Expiry;
 use tokio::time::{Instant, sleep_until};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
@@ -61,8 +62,16 @@ struct Answer {
 /// A token's bearer, and until when.
 #[derive(Debug, Clone)]
 pub(super) struct Bearer {
+    /// When upstream was asked.
+    pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
+}
+
+/// How long answers are remembered for leases.
+struct Ages {
+    known: Duration,
+    unknown: Duration,
 }
 
 /// How many answers are remembered; each is a few bytes.
@@ -74,7 +83,7 @@ const SOURCES_MAX: usize = 100_000;
 
 impl TokenReviewer {
     pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
-        let answers = || Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
+        let ages = Ages { known: config.recheck, unknown: config.token_ttl };
         let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
         let in_all = quota(config.reviews, config.reviews);
         let share = config.reviews.div_ceil(2);
@@ -83,8 +92,8 @@ impl TokenReviewer {
         Self {
             reviews,
             audiences: config.audiences.clone().into(),
-            of_requests: answers(),
-            of_leases: answers(),
+            of_requests: Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build(),
+            of_leases: Answers::builder().max_capacity(ANSWERS_MAX).expire_after(ages).build(),
             regulars,
             questions: Questions::new(Topic::Token),
             sources: RateLimiter::keyed(per_source),
@@ -116,7 +125,7 @@ impl TokenReviewer {
         if answer.until.is_some_and(|until| until <= now()) {
             return Err(NotGranted::Unauthenticated);
         }
-        Ok(Bearer { user, until: answer.until })
+        Ok(Bearer { asked: answer.asked, user, until: answer.until })
     }
 
     async fn ask(&self, id: CredentialId, token: &Token, asks: TokenPurpose<'_>) -> Result<Answer, NotGranted> {
@@ -166,6 +175,13 @@ impl TokenReviewer {
             (QuestionClass::Guess, source.is_none_or(pays))
         };
         if pays { Ok(asker) } else { Err(self.questions.over_budget()) }
+    }
+}
+
+impl Expiry<CredentialId, Answer> for Ages {
+    #[allow(clippy::disallowed_types, reason = "the trait's own")]
+    fn expire_after_create(&self, _: &CredentialId, answer: &Answer, _: std::time::Instant) -> Option<Duration> {
+        Some(if answer.user.is_some() { self.known } else { self.unknown })
     }
 }
 

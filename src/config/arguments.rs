@@ -1,4 +1,5 @@
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -52,6 +53,9 @@ pub enum Command {
     #[cfg(feature = "verify")]
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify(Box<super::VerifyArguments>),
+    /// Ask a running proxy how it is, in an image that has no shell and no curl
+    #[command(after_help = HEALTH_EXAMPLES)]
+    Health(super::HealthArguments),
     /// Check a configuration, or show what one can say
     Config {
         #[command(subcommand)]
@@ -93,6 +97,15 @@ Examples:
     kube-fanout serve --listen unix:/run/kube-fanout/api.sock --preload pods,nodes
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 64 wrong usage, 78 wrong configuration, 1 anything else.";
+
+const HEALTH_EXAMPLES: &str = "\
+Examples:
+  The proxy of this container, by the configuration that it has:
+    kube-fanout health
+  Whether a Service should send requests to it:
+    kube-fanout health http://127.0.0.1:10256/readyz
+
+It says one line. Exit codes: 0 all is well, 1 the answer says otherwise, 2 there is no answer, 64 wrong usage.";
 
 #[cfg(feature = "bench")]
 const BENCH_EXAMPLES: &str = "\
@@ -136,6 +149,12 @@ pub struct ServeArguments {
     /// Where metrics and health are served, or "off" [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
+    /// Where a kubelet finds /healthz, /livez and /readyz, on any interface: IP:PORT or "off" [default: off]
+    #[arg(long, value_name = "ADDR")]
+    healthz_bind_address: Option<String>,
+    /// Where a Prometheus finds /metrics, on any interface: IP:PORT or "off" [default: off]
+    #[arg(long, value_name = "ADDR")]
+    metrics_bind_address: Option<String>,
     #[command(flatten)]
     tls: TlsArguments,
     /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only; "delegated" asks
@@ -216,6 +235,8 @@ impl ServeArguments {
             kubeconfig,
             listen,
             admin,
+            healthz_bind_address,
+            metrics_bind_address,
             tls,
             auth,
             client_ca,
@@ -230,13 +251,11 @@ impl ServeArguments {
         let memory = file.memory();
         let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
         let (reflect, connections, log) = (file.reflect(), file.connections(), file.log());
+        let ready_stale_max = file.stale_max();
         let upstream =
             kubeconfig.or(file.upstream.kubeconfig).map_or(CredentialSource::InCluster, CredentialSource::File);
         let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
-        let admin = match admin.unwrap_or(file.admin).as_str() {
-            "off" => None,
-            text => problems.check("admin", text.parse()),
-        };
+        let admin = or_off("admin", admin.as_deref(), &file.admin, problems);
         let tls = tls.over(file.tls, problems);
         let auth = auth.map_or(Some(file.auth.into()), |text| mode(&text, problems));
         let mut delegated = DelegatedKeys::from(file.delegated);
@@ -256,10 +275,13 @@ impl ServeArguments {
             upstream,
             listen,
             admin,
+            healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
+            metrics: port("metricsBindAddress", metrics_bind_address.as_deref(), &file.metrics_bind_address, problems),
             tls,
             auth: auth?,
             delegated,
             allowed_hosts: file.allowed_hosts,
+            ready_stale_max,
             preload: if preload.is_empty() { file.preload } else { preload },
             serve,
             cache,
@@ -281,6 +303,23 @@ impl ServeArguments {
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
     let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
+}
+
+/// The address that the flag says, or else the file; `None` if it is off.
+fn or_off(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<Address> {
+    let text = flag.unwrap_or(file);
+    if text == "off" { None } else { problems.check(key, text.parse()) }
+}
+
+/// The address of a page that other machines read, which are told a port and no path.
+fn port(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<SocketAddr> {
+    match or_off(key, flag, file, problems)? {
+        Address::Tcp(address) => Some(address),
+        unix @ Address::Unix(_) => {
+            problems.add(format!("{key}: {unix} is no IP:PORT; unix sockets are for the admin pages"));
+            None
+        }
+    }
 }
 
 fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
@@ -339,7 +378,8 @@ impl Serve {
             problems.add(format!("admin: {admin} can be reached from other machines; use loopback or a unix socket"));
         }
         let mut seen: Vec<&Address> = Vec::new();
-        for address in self.listen.iter().chain(&self.admin) {
+        let ports = [self.healthz, self.metrics].into_iter().flatten().map(Address::Tcp).collect::<Vec<_>>();
+        for address in self.listen.iter().chain(&self.admin).chain(&ports) {
             let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
             if seen.contains(&address) && !any_port {
                 problems.add(format!("{address} is named twice"));

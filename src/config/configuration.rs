@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{Number, Period};
+use super::fields::{Number, Period, address_or_off};
 use super::words::{ApiVersion, AuthWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
 use crate::{auth, cache, net, reflect, serve};
 
@@ -32,9 +32,20 @@ pub(super) struct Configuration {
     /// proxy's own user and root only
     #[schemars(extend("x-type" = "list of addresses", "x-bounds" = "local with `auth: none`"))]
     pub(super) listen: Vec<String>,
-    /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`
+    /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`, `/debug/cost`
     #[schemars(extend("x-type" = "address or `off`", "x-bounds" = "local"))]
+    #[serde(deserialize_with = "address_or_off")]
     pub(super) admin: String,
+    /// `/healthz`, `/livez` and `/readyz` for a kubelet or a balancer: `ok`, or the names of what is not ready. May be
+    /// bound to all interfaces, for nothing else is told there. Takes every Host
+    #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
+    #[serde(deserialize_with = "address_or_off")]
+    pub(super) healthz_bind_address: String,
+    /// `/metrics` for a Prometheus elsewhere, the same that the admin address shows, without TLS and without asking who
+    /// reads: see [SECURITY.md](SECURITY.md#metrics-and-health-for-other-machines). Rendered once a second at most
+    #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
+    #[serde(deserialize_with = "address_or_off")]
+    pub(super) metrics_bind_address: String,
     /// The certificate of the TCP listeners
     pub(super) tls: TlsSection,
     /// `none`: every caller is the proxy itself, as with `kubectl proxy`. Refused on addresses that other machines
@@ -43,13 +54,13 @@ pub(super) struct Configuration {
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`"))]
     pub(super) auth: AuthWord,
     /// With `auth: none`: hosts that TCP listeners answer to besides `localhost` and the loopback addresses,
-    /// without a port; keeps web pages from reaching a local port by a name of theirs. The admin address answers to
-    /// them too, whatever `auth` is, and to every numeric address
+    /// without a port; keeps web pages from reaching a local port by a name of theirs. The addresses of the admin
+    /// pages and of metrics answer to them too, whatever `auth` is, and to every numeric address
     #[schemars(extend("x-type" = "list of names"))]
     pub(super) allowed_hosts: Vec<String>,
     /// Web pages that may send requests to TCP listeners with `auth: none`, with the client certificate of their
-    /// user (`auth: delegated`), and to the admin address. Compared whole, without patterns. Requests of all other
-    /// pages are refused, unless they are for the page's own origin: see
+    /// user (`auth: delegated`), and to the addresses of the admin pages and of metrics. Compared whole, without
+    /// patterns. Requests of all other pages are refused, unless they are for the page's own origin: see
     /// [SECURITY.md](SECURITY.md#ports-without-authentication)
     #[schemars(extend("x-type" = "list of origins", "x-bounds" = "`scheme://host` or `scheme://host:port`"))]
     pub(super) allowed_origins: Vec<String>,
@@ -64,6 +75,9 @@ pub(super) struct Configuration {
     /// been complete once. Built-in resources in protobuf, the others in JSON
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
+    /// How long a feed of `preload` may be without its stream before `/readyz` answers 503, until it has one again.
+    /// `0s`: for ever. Whatever else is held does not count: see [Readiness](#readiness)
+    pub(super) ready_stale_max: Period,
     /// For a proxy on a node, with that node's identity or one like it: see [On a node](#on-a-node)
     #[schemars(extend(
         "x-example" = "n7",
@@ -73,7 +87,7 @@ pub(super) struct Configuration {
     pub(super) node: Option<String>,
     /// From SIGTERM to the end, at most: see [Stopping](#stopping)
     pub(super) drain: Period,
-    /// TCP listeners and the admin address are bound with `SO_REUSEPORT`, so that a successor can listen beside
+    /// All TCP addresses are bound with `SO_REUSEPORT`, so that a successor can listen beside
     /// this process: see [Giving the port over](#giving-the-port-over)
     pub(super) reuse_port: bool,
     /// How callers are known, and with whose rights their requests go on, with `auth: delegated`
@@ -306,6 +320,8 @@ impl Default for Configuration {
             upstream: UpstreamSection::default(),
             listen: vec![super::DEFAULT_LISTEN.to_owned()],
             admin: super::DEFAULT_ADMIN.to_owned(),
+            healthz_bind_address: "off".to_owned(),
+            metrics_bind_address: "off".to_owned(),
             tls: TlsSection::default(),
             auth: AuthWord::None,
             allowed_hosts: Vec::new(),
@@ -313,6 +329,7 @@ impl Default for Configuration {
             exec_on_loopback: serve::ServeConfig::default().exec_on_loopback,
             consistency: ConsistencyWord::Strict,
             preload: Vec::new(),
+            ready_stale_max: Period(super::DEFAULT_READY_STALE_MAX),
             node: None,
             drain: Period(super::DEFAULT_DRAIN),
             reuse_port: false,

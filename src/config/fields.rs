@@ -3,7 +3,7 @@ use std::fmt;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error, Visitor};
+use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A whole number within bounds.
@@ -67,6 +67,29 @@ impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Period<MIN, MAX> 
             }
             Err(Error::custom(format_args!("{period:?} is not within {min:?}..={max:?}")))
         })
+    }
+}
+
+/// Reads an address or `off`, which is `false` to YAML unless it stands in quotes.
+pub(super) fn address_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    deserializer.deserialize_any(AddressOrOff)
+}
+
+struct AddressOrOff;
+
+impl Visitor<'_> for AddressOrOff {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an address or off")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+
+    fn visit_bool<E: Error>(self, is_on: bool) -> Result<String, E> {
+        if is_on { Err(E::invalid_value(Unexpected::Bool(true), &self)) } else { Ok("off".to_owned()) }
     }
 }
 

@@ -26,6 +26,10 @@ impl Configuration {
         MemoryLimit::new(self.feeds.memory_mebibytes.map(bytes), Room::of_this_process())
     }
 
+    pub(super) fn stale_max(&self) -> Option<std::time::Duration> {
+        Some(self.ready_stale_max.0).filter(|longest| !longest.is_zero())
+    }
+
     pub(super) fn serve(&self, memory: &MemoryLimit) -> serve::ServeConfig {
         let (feeds, limits, default) = (&self.feeds, &self.limits, serve::ServeConfig::default());
         serve::ServeConfig {

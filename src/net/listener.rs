@@ -94,6 +94,11 @@ impl Listener {
         }
     }
 
+    /// A listener on a socket that was bound before there was a runtime. It does not block.
+    pub fn of_bound(socket: StdTcpListener) -> io::Result<Self> {
+        Ok(Self::of_tcp(TcpListener::from_std(socket)?, Beside::Nobody))
+    }
+
     pub(super) fn of_tcp(listener: TcpListener, beside: Beside) -> Self {
         Self { socket: Bound::Tcp(listener), beside }
     }

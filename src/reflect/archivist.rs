@@ -10,11 +10,11 @@ use super::mend;
 use super::metrics::SideRequest;
 use super::session::status_of;
 use super::side_findings::{Explanation, Found, SideFinding};
-use super::stream::{Ended, WatchStream};
+use super::stream::Ended;
 use crate::cache::{Beginning, Change, FeedState, Prehistory, Unexplained};
 use crate::feeds::{LookedBack, Retrospect};
 use crate::kube::ResourceVersion;
-use crate::upstream::Error;
+use crate::upstream::{Cause, Error};
 use crate::wire::WatchItem;
 
 /// Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
@@ -125,7 +125,7 @@ impl Archivist {
         let path = spec
             .key
             .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
-        let mut stream = WatchStream::open(&self.upstream.client, &path, spec.key.encoding).await?;
+        let mut stream = self.upstream.watch(Cause::Past, &path).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
             match stream.next(&self.upstream.reader).await? {
@@ -155,7 +155,7 @@ impl Archivist {
         }
         let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), Unexplained::rv);
-        let (lister, mut before) = (self.upstream.lister(), Vec::with_capacity(asked.len()));
+        let (lister, mut before) = (self.upstream.lister(SideRequest::Past), Vec::with_capacity(asked.len()));
         // Storage forgets from the other end.
         for change in asked.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
 use crate::feeds::{Feed, FeedSpec};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
-use crate::upstream::{Client, Error, Question, Server};
+use crate::upstream::{Cause, Client, Error, Question, Server};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 
 use super::failure::refuses_watch_list;
-use super::metrics::FeedMetrics;
+use super::metrics::{FeedMetrics, SideRequest};
 use super::stream::{Ended, WatchStream, ask};
 
 /// A complete state, and the stream that continues it, if it came with one.
@@ -58,8 +58,17 @@ pub(super) struct FeedClient {
 }
 
 impl FeedClient {
-    pub(super) fn lister(&self) -> Lister<'_> {
-        Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader }
+    /// Returns what fetches states for this reason.
+    pub(super) fn lister(&self, why: SideRequest) -> Lister<'_> {
+        let (spec, cache) = (&self.feed.spec, &self.feed.reader);
+        let cause = why.cause().of(&spec.key.gvr);
+        Lister { client: &self.client, spec, reader: &self.reader, cache, cause }
+    }
+
+    /// Opens a watch for this reason.
+    pub(super) async fn watch(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
+        let key = &self.feed.spec.key;
+        WatchStream::open(&self.client, cause.of(&key.gvr), path, key.encoding).await
     }
 }
 
@@ -69,13 +78,14 @@ pub(super) struct Lister<'a> {
     pub(super) spec: &'a FeedSpec,
     pub(super) reader: &'a ObjectReader,
     pub(super) cache: &'a CacheReader,
+    pub(super) cause: Cause,
 }
 
 impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request that is both the list and the watch behind it.
     async fn watch_list(&self) -> Result<InitialState, Ended> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        let mut stream = WatchStream::open(self.client, &self.spec.key.url(query), self.spec.key.encoding).await?;
+        let mut stream = self.stream(self.cause, &self.spec.key.url(query)).await?;
         let mut staged = self.cache.stage();
         loop {
             match stream.next(self.reader).await? {
@@ -88,6 +98,7 @@ impl Lister<'_> {
                 WatchItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
+                    stream.is_listed();
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let stream = Some(Follow { stream, template: Some(template) });
                     return Ok(InitialState { snapshot, stream, servers });
@@ -144,7 +155,7 @@ impl Lister<'_> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let path = self.spec.key.url_of_nothing(NOTHING);
-        let mut stream = match WatchStream::open(self.client, &path, self.spec.key.encoding).await {
+        let mut stream = match self.stream(Cause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let first = self.spec.key.url(&page_query(At::Current, Some(1), ""));
@@ -190,7 +201,8 @@ impl Lister<'_> {
     async fn list_under_watch(&self) -> Result<InitialState, Ended> {
         let from = self.position().await?;
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
-        let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.encoding).await?;
+        let follows = Cause::Watch.of(&self.spec.key.gvr);
+        let mut stream = self.stream(follows, &self.spec.key.url(&query)).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
         let mut listing = pin!(self.list(At::Current));
         let listed = loop {
@@ -219,6 +231,10 @@ impl Lister<'_> {
         });
         let stream = stream.behind(ahead);
         Ok(InitialState { stream: Some(Follow { stream, template: None }), ..listed })
+    }
+
+    async fn stream(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
+        WatchStream::open(self.client, cause, path, self.spec.key.encoding).await
     }
 
     /// One object exactly as it was at `rv`, if it existed.
@@ -252,7 +268,7 @@ impl Lister<'_> {
 
     /// Reads one page, which counts beside the objects that are read from it.
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server), Error> {
-        let response = ask(self.client, Question::Short, path, self.spec.key.encoding).await?;
+        let response = ask(self.client, self.cause, Question::Short, path, self.spec.key.encoding).await?;
         let server = response.body().server().clone();
         let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // The server is asked while its connection is certainly there. If it does not say its release now, whoever

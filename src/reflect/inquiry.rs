@@ -153,7 +153,7 @@ impl Inquirer {
         if why == InquiryReason::Reopened {
             let reached = self.upstream.feed.reader.progress().rv;
             self.upstream.metrics.asked(SideRequest::Position);
-            match timeout(QUESTION_MAX, self.upstream.lister().position()).await {
+            match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position()).await {
                 Ok(Ok(at)) if at >= reached => return InquiryOutcome::Reached,
                 Ok(Ok(at)) => {
                     tracing::info!(feed = %self.upstream.feed.spec.key, %at, %reached, "upstream seems to be behind");
@@ -169,7 +169,7 @@ impl Inquirer {
         let known = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, known.rv);
         let asked = Instant::now();
-        let initial = match self.upstream.lister().current(&self.upstream.lists_only).await {
+        let initial = match self.upstream.lister(SideRequest::Doubt).current(&self.upstream.lists_only).await {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -180,7 +180,7 @@ impl Inquirer {
         let listed = &initial.snapshot;
         let finding = match compare(places(&known), reach, places(listed), listed.rv) {
             // Later changes hide the earlier ones, but upstream may still have the state that we had.
-            Finding::Later => match self.upstream.lister().list(At::Exact(known.rv)).await {
+            Finding::Later => match self.upstream.lister(SideRequest::Doubt).list(At::Exact(known.rv)).await {
                 Ok(then) => compare(places(&known), reach, places(&then.snapshot), then.snapshot.rv),
                 Err(_) => Finding::Later,
             },

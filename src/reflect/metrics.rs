@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use metrics::{counter, describe_counter};
 
 use crate::feeds::{CountedMetric, FeedCounts, FeedKey, LookedBack};
+use crate::upstream::Cause;
 use crate::wire::Representation;
 
 /// Describes the metrics that are recorded here. Counts of feeds are described where they are written.
@@ -133,6 +134,15 @@ impl Drop for OpenStream {
 }
 
 impl SideRequest {
+    /// The cause under which its cost is counted.
+    pub(super) fn cause(self) -> Cause {
+        match self {
+            Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,
+            Self::Position | Self::Equality | Self::CatchUp => Cause::Proof,
+            Self::Past | Self::Prehistory => Cause::Past,
+        }
+    }
+
     fn as_str(self) -> &'static str {
         match self {
             Self::Initial => "initial",

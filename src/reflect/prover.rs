@@ -33,7 +33,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cache::{Change, FeedState, Snapshot};
 use crate::kube::{ObjectKey, ResourceVersion};
-use crate::upstream::{Error, Question};
+use crate::upstream::{Cause, Error, Question};
 use crate::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
 
 use super::continuity::{Finding, Reach, compare, places};
@@ -42,7 +42,7 @@ use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
 use super::positions::{Chase, Positions};
 use super::side_findings::{Proof, SideFinding};
-use super::stream::{Ended, WatchStream};
+use super::stream::Ended;
 
 /// Proves one feed current, for readers that demand it.
 pub(super) struct Prover {
@@ -190,7 +190,7 @@ impl Prover {
     async fn position(&self) -> Option<Position> {
         let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
         self.upstream.metrics.asked(SideRequest::Position);
-        match timeout(QUESTION_MAX, self.upstream.lister().position()).await {
+        match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position()).await {
             Ok(Ok(at)) if at >= progress => {
                 self.unanswered.succeeded();
                 return Some(Position { asked, at });
@@ -317,7 +317,7 @@ impl Prover {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
         let path = self.upstream.feed.spec.key.url(query);
-        let response = self.upstream.client.open(Question::Short, &path, METADATA).await?;
+        let response = self.upstream.client.open(Cause::Proof, Question::Short, &path, METADATA).await?;
         let encoding = crate::upstream::encoding_of(&response).unwrap_or(Encoding::Json);
         let body = self.upstream.client.read(response).await?;
         // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
@@ -340,7 +340,7 @@ impl Prover {
         let path = spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
         ));
-        let mut stream = WatchStream::open(&self.upstream.client, &path, spec.key.encoding).await?;
+        let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         let until = loop {
             match stream.next(&self.upstream.reader).await? {

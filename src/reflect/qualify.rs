@@ -20,13 +20,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
-use crate::upstream::{Build, Error, Question, encoding_of};
+use crate::upstream::{Build, Cause, Error, Question, encoding_of};
 use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
 
 use super::body_writers::BodyWriters;
 use super::continuity::is_same;
 use super::initial_state::FeedClient;
-use super::metrics;
+use super::metrics::{self, SideRequest};
 use super::side_findings::SideFinding;
 
 /// Qualifies the representations of one feed, and keeps comparing them.
@@ -303,7 +303,7 @@ impl Qualifier {
         if verdict != Verdict::Different {
             return verdict;
         }
-        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister());
+        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(SideRequest::Past));
         for object in objects {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
@@ -325,7 +325,8 @@ impl Qualifier {
             _ => String::new(),
         };
         let path = format!("{path}{include}");
-        let response = self.upstream.client.open(Question::Short, &path, &representation.accept(true)).await?;
+        let response =
+            self.upstream.client.open(Cause::Comparison, Question::Short, &path, &representation.accept(true)).await?;
         let answered = encoding_of(&response);
         if answered != Some(representation.encoding()) {
             return Err(Error::OtherRepresentation { asked: representation.to_string(), answered });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
@@ -40,8 +40,8 @@ pub(super) struct Reflector {
     had_lived: bool,
     /// Since when upstream has refused a feed that it had served.
     refused_since: Option<Instant>,
-    /// Whether a pause in this row of failures was cut short because upstream answered another feed.
-    woken_early: bool,
+    /// How many pauses in this row of failures were cut short because upstream had answered somebody else.
+    woken_early: u32,
     relists: Relists,
     complete: Completeness,
     continuity: Continuity,
@@ -62,6 +62,7 @@ pub(super) struct Means {
 }
 
 /// Where the feed stands. A state holds what is valid only in it.
+#[allow(clippy::large_enum_variant, reason = "there is one for each feed, and it is never moved about")]
 enum State {
     /// Nothing is known.
     Empty,
@@ -88,6 +89,9 @@ const POSITION_MAX: Duration = Duration::from_secs(1);
 const LIVED: Duration = Duration::from_secs(5);
 /// Feeds that lost their streams together resume within this time of each other.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
+/// What a pause that is cut short lasts at least, behind the first in a row: whoever is woken in vain loses about as
+/// long again as the connections were broken, not the half a minute that attempts of its own have come to.
+const WOKEN_WAITS: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
     pub(super) fn new(means: Means, writer: CacheWriter, words: mpsc::Receiver<SideFinding>) -> Self {
@@ -101,7 +105,7 @@ impl Reflector {
             last_sign: Instant::now(),
             had_lived: false,
             refused_since: None,
-            woken_early: false,
+            woken_early: 0,
             relists: Relists::default(),
             complete: Completeness::default(),
             continuity: Continuity::default(),
@@ -188,7 +192,7 @@ impl Reflector {
         }
         sleep(RESUME_GATHER).await;
         let at = self.means.upstream.feed.oldest_resume()?;
-        let (asked, lister) = (Instant::now(), self.lister());
+        let (asked, lister) = (Instant::now(), self.lister(SideRequest::Initial));
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
         let InitialState { snapshot, servers, .. } = listed.ok()?;
         let (upstream, template) = told.unzip();
@@ -213,7 +217,7 @@ impl Reflector {
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.means.upstream.metrics.asked(SideRequest::Position);
-        let told = timeout(POSITION_MAX, self.lister().position_and_bookmark()).await.ok()?;
+        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position_and_bookmark()).await.ok()?;
         let failed =
             |error: &Ended| tracing::debug!(feed = %self.means.upstream.feed.spec.key, %error, "no position was told");
         let (at, template) = told.inspect_err(failed).ok()?;
@@ -226,7 +230,8 @@ impl Reflector {
         }
         let asked = Instant::now();
         self.means.upstream.metrics.asked(SideRequest::Initial);
-        let initial = self.lister().current(&self.means.upstream.lists_only).await.map_err(ended)?;
+        let initial =
+            self.lister(SideRequest::Initial).current(&self.means.upstream.lists_only).await.map_err(ended)?;
         let (served, at) = (self.means.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than what was served");
@@ -273,32 +278,33 @@ impl Reflector {
         State::Watching { at, stream, witness: None }
     }
 
-    fn lister(&self) -> Lister<'_> {
-        self.means.upstream.lister()
+    fn lister(&self, why: SideRequest) -> Lister<'_> {
+        self.means.upstream.lister(why)
     }
 
     fn signed_of_life(&mut self) {
         self.last_sign = Instant::now();
         self.refused_since = None;
-        self.woken_early = false;
+        self.woken_early = 0;
         self.backoff.succeeded(self.last_sign);
     }
 
-    /// Waits. If upstream could not be reached, the wait ends a moment after it has answered another feed.
+    /// Waits. If upstream could not be reached, the wait ends sooner when it has answered somebody else meanwhile.
     async fn pause(&mut self, wait: Duration, failure: &StepFailure) {
+        let soonest = Instant::now() + least_pause(self.woken_early);
         let back = async {
-            if !failure.kind().is_connection() || self.woken_early {
+            if !failure.kind().is_connection() {
                 std::future::pending::<()>().await;
             }
             self.means.upstream.client.answers().await;
+            sleep_until(soonest).await;
             // Feeds do not all go on in the same instant.
             sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
-        // Cut short only once in a row of failures, or feeds that fail together would keep waking each other.
-        self.woken_early = tokio::select! {
-            () = sleep(wait) => self.woken_early,
-            () = back => true,
-        };
+        tokio::select! {
+            () = sleep(wait) => {}
+            () = back => self.woken_early += 1,
+        }
     }
 
     /// How long to wait after a failure. It may lead a stream that cannot be read back to the start.
@@ -330,6 +336,12 @@ impl Reflector {
         let wait = self.backoff.failed(Instant::now());
         failure.retry_after().map_or(wait, |seconds| Duration::from_secs(seconds.clamp(1, 30)))
     }
+}
+
+/// How long a pause lasts at least that follows so many in a row that were cut short. It grows, or feeds that fail
+/// together would keep waking each other; it is forgotten at the first sign of life, as the row is.
+fn least_pause(woken_early: u32) -> Duration {
+    if woken_early == 0 { Duration::ZERO } else { WOKEN_WAITS.after(woken_early) }
 }
 
 fn ended(end: Ended) -> StepFailure {

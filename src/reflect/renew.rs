@@ -145,7 +145,7 @@ impl Renewer {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
         self.upstream.metrics.asked(SideRequest::Renewal);
-        let listed = self.upstream.lister().current(&self.upstream.lists_only).await?;
+        let listed = self.upstream.lister(SideRequest::Renewal).current(&self.upstream.lists_only).await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;

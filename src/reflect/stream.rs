@@ -5,7 +5,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::upstream::{Client, Error, Question, ResponseBody, Server};
+use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
 
 /// One open watch upstream: bytes in, decoded items out.
@@ -40,8 +40,13 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 impl WatchStream {
     /// Opens a watch. The answer must be in `encoding`: anything else is
     /// [`Error::OtherRepresentation`].
-    pub(super) async fn open(client: &Client, path_and_query: &str, encoding: Encoding) -> Result<Self, Error> {
-        let response = ask(client, Question::Watch, path_and_query, encoding).await?;
+    pub(super) async fn open(
+        client: &Client,
+        cause: Cause,
+        path_and_query: &str,
+        encoding: Encoding,
+    ) -> Result<Self, Error> {
+        let response = ask(client, cause, Question::Watch, path_and_query, encoding).await?;
         Ok(Self {
             body: response.into_body(),
             splitter: FrameSplitter::new(encoding, FRAME_BYTES_MAX),
@@ -53,6 +58,11 @@ impl WatchStream {
     /// The server at the other end.
     pub(super) fn server(&self) -> &Server {
         self.body.server()
+    }
+
+    /// Notes that the state which the stream begins with is whole.
+    pub(super) fn is_listed(&mut self) {
+        self.body.is_listed();
     }
 
     /// The same stream with items in front of it that have come already.
@@ -99,16 +109,17 @@ impl WatchStream {
 /// Asks for something in a feed's encoding. Any other answer is [`Error::OtherRepresentation`].
 pub(super) async fn ask(
     client: &Client,
+    cause: Cause,
     question: Question,
     path_and_query: &str,
     encoding: Encoding,
 ) -> Result<Response<ResponseBody>, Error> {
     let response = match encoding {
-        Encoding::Json | Encoding::Protobuf => client.open(question, path_and_query, accept(encoding)).await?,
+        Encoding::Json | Encoding::Protobuf => client.open(cause, question, path_and_query, accept(encoding)).await?,
         Encoding::Table => {
             let mark = if path_and_query.contains('?') { '&' } else { '?' };
             let path_and_query = format!("{path_and_query}{mark}includeObject=Object");
-            client.open(question, &path_and_query, accept(encoding)).await?
+            client.open(cause, question, &path_and_query, accept(encoding)).await?
         }
     };
     let answered = crate::upstream::encoding_of(&response);

@@ -17,7 +17,7 @@ use crate::cache::{CacheConfig, FeedEnd, FeedState};
 use crate::demo::{RunningUpstream, Upstream, upstream};
 use crate::feeds::{FeedHandle, FeedKey, FeedSpec, Feeds, Scope};
 use crate::kube::{Gvr, ResourceVersion};
-use crate::upstream::Client;
+use crate::upstream::{Cause, Client};
 use crate::wire::Encoding;
 
 /// A feed of pods, and its upstream.
@@ -25,6 +25,7 @@ struct Scene {
     up: RunningUpstream,
     feeds: Feeds,
     feed: FeedHandle,
+    client: Client,
     _tasks: Tasks,
 }
 
@@ -48,10 +49,10 @@ impl Scene {
     fn begun_with(up: RunningUpstream, config: CacheConfig) -> Self {
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
-        let supervisor = Supervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
+        let supervisor = Supervisor::new(client.clone(), feeds.clone(), ReflectConfig::default(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         let feed = feeds.handle(&spec(), None).expect("there is room");
-        Self { up, feeds, feed, _tasks: tasks }
+        Self { up, feeds, feed, client, _tasks: tasks }
     }
 
     /// A feed that serves, a while after it has begun.
@@ -103,6 +104,11 @@ impl Scene {
     fn elsewhere(&self, number: u32) -> u64 {
         let metadata = serde_json::json!({"name": format!("c{number}"), "namespace": "t1"});
         self.up.put("configmaps", serde_json::json!({"metadata": metadata}))
+    }
+
+    /// Somebody else asks upstream, and is answered or not.
+    async fn ask(&self) -> bool {
+        self.client.fetch(Cause::List, "/api/v1/configmaps?limit=1", "application/json").await.is_ok()
     }
 
     /// How often something was said by the feed's counts, of the label's value.

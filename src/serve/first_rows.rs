@@ -10,7 +10,7 @@ use super::sources::spec;
 use crate::feeds::Scope;
 use crate::kube::{Gvr, Payer, Query, WatchStart};
 use crate::listing::Shed;
-use crate::upstream::{Client, Error, Resource};
+use crate::upstream::{Cause, Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 
 /// Parameters that a watch has and a list has not, or that we choose ourselves.
@@ -65,7 +65,7 @@ impl FirstRows {
 
     async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, NoRows> {
         let _place = self.admission.forward(payer)?;
-        let (answered, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
+        let (answered, body) = self.client.fetch(Cause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(Encoding::Table.byte_encoding()) {
             return Err(Error::OtherRepresentation { asked: Encoding::Table.to_string(), answered }.into());
         }

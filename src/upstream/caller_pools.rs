@@ -1,12 +1,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Response;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::acting_as::CredentialId;
 use super::credentials::UpstreamCredentials;
-use super::pool::{Pool, PoolProtocol, ResponseBody, UpstreamBody};
+use super::pool::{Outgoing, Pool, PoolProtocol, ResponseBody};
 use super::{CredentialError, Error, ForwardPool};
 use crate::base::Shares;
 use crate::kube::Payer;
@@ -58,20 +58,20 @@ impl CallerPools {
         &self,
         (credential, payer): (CredentialId, &Payer),
         lane: ForwardPool,
-        request: Request<UpstreamBody>,
+        outgoing: Outgoing,
     ) -> Result<Response<ResponseBody>, Error> {
-        let Some(pools) = self.pools(credential, payer)? else { return self.once.send(request).await };
+        let Some(pools) = self.pools(credential, payer)? else { return self.once.send(outgoing).await };
         match lane {
-            ForwardPool::Short => pools.short.send(request).await,
-            ForwardPool::Stream => pools.long.send(request).await,
+            ForwardPool::Short => pools.short.send(outgoing).await,
+            ForwardPool::Stream => pools.long.send(outgoing).await,
             // If the upgrade to a tunnel fails, the state of the connection is uncertain: it is not used again.
-            ForwardPool::Tunnel => self.once.send(request).await,
+            ForwardPool::Tunnel => self.once.send(outgoing).await,
         }
     }
 
     /// Sends a request for which no user is known, on a connection that is not used again.
-    pub(super) async fn send_once(&self, request: Request<UpstreamBody>) -> Result<Response<ResponseBody>, Error> {
-        self.once.send(request).await
+    pub(super) async fn send_once(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
+        self.once.send(outgoing).await
     }
 
     /// The connections of a credential; `None` if its user already has pools for as many credentials as it may have.

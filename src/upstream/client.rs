@@ -13,8 +13,8 @@ use super::acting_as::CredentialId;
 use super::credentials::put_all;
 use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
-use super::pool::{ResponseBody, UpstreamBody};
-use super::{BODY_BYTES_MAX, CredentialError, CredentialSource, Error, Server, Unsendable};
+use super::pool::{Outgoing, ResponseBody, UpstreamBody};
+use super::{BODY_BYTES_MAX, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
 use crate::kube::{Payer, Status};
 use crate::wire::Encoding;
 
@@ -27,6 +27,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Shared {
     links: Links,
+    costs: CostLedger,
     base: Uri,
     instance: String,
     /// Counts the answers received, for tasks that wait until upstream can be reached again.
@@ -46,15 +47,16 @@ pub enum Question {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Reads the credentials. No request is sent yet.
-    pub fn connect(source: &CredentialSource) -> Result<Self, CredentialError> {
-        Ok(Self::of(Links::load(source)?))
+    /// Reads the credentials. No request is sent yet. What requests cost is counted in `costs`.
+    pub fn connect(source: &CredentialSource, costs: CostLedger) -> Result<Self, CredentialError> {
+        Ok(Self::of(Links::load(source)?, costs))
     }
 
-    pub(super) fn of(links: Links) -> Self {
+    pub(super) fn of(links: Links, costs: CostLedger) -> Self {
         let shared = Shared {
             base: links.current().credentials.base.clone(),
             links,
+            costs,
             instance: format!("{:016x}", fastrand::u64(..)),
             answered: watch::Sender::new(0),
         };
@@ -92,52 +94,57 @@ impl Client {
     /// Sends a GET of ours; the caller reads the body as it comes. Any answer but a success is [`Error::Refused`].
     pub async fn open(
         &self,
+        cause: Cause,
         kind: Question,
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<ResponseBody>, Error> {
         let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
-        self.ask(kind, path_and_query, request, Bytes::new()).await
+        self.ask(cause, kind, path_and_query, request, Bytes::new()).await
     }
 
     /// Sends a POST of ours and reads the answer; both bodies are JSON.
-    pub(super) async fn post(&self, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
+    pub(super) async fn post(&self, cause: Cause, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         const JSON: &str = "application/json";
         let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
-        self.read(self.ask(Question::Short, path, request, body.into()).await?).await
+        self.read(self.ask(cause, Question::Short, path, request, body.into()).await?).await
     }
 
     async fn ask(
         &self,
+        cause: Cause,
         kind: Question,
         path_and_query: &str,
         request: http::request::Builder,
         body: Bytes,
     ) -> Result<Response<ResponseBody>, Error> {
+        let counter = self.shared.costs.counter(cause, kind == Question::Watch);
         let (request, link) = self.prepared(path_and_query, request, body).await?;
         let pool = match kind {
             Question::Watch => &link.watches,
             Question::Short => &link.short,
         };
-        self.taken(pool.send(request)).await
+        self.taken(pool.send(Outgoing { request, counter })).await
     }
 
     /// Sends a GET of ours on the connection to `server`, as long as that connection is in use.
     pub(super) async fn open_beside(
         &self,
+        cause: Cause,
         server: &Server,
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<ResponseBody>, Error> {
         let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
         let (request, link) = self.prepared(path_and_query, request, Bytes::new()).await?;
+        let outgoing = Outgoing { request, counter: self.shared.costs.counter(cause, false) };
         let sending = async {
-            match link.watches.send_beside(server, request).await {
+            match link.watches.send_beside(server, outgoing).await {
                 Ok(sent) => sent,
-                Err(request) => match link.short.send_beside(server, request).await {
+                Err(outgoing) => match link.short.send_beside(server, outgoing).await {
                     Ok(sent) => sent,
                     // The credentials have changed since, and the connections with them.
-                    Err(request) => link.short.send(request).await,
+                    Err(outgoing) => link.short.send(outgoing).await,
                 },
             }
         };
@@ -178,8 +185,13 @@ impl Client {
     }
 
     /// Sends a GET of ours and reads the whole body; returns the encoding that Content-Type names, and the body.
-    pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Encoding>, Bytes), Error> {
-        let response = self.open(Question::Short, path_and_query, accept).await?;
+    pub async fn fetch(
+        &self,
+        cause: Cause,
+        path_and_query: &str,
+        accept: &str,
+    ) -> Result<(Option<Encoding>, Bytes), Error> {
+        let response = self.open(cause, Question::Short, path_and_query, accept).await?;
         let encoding = encoding_of(&response);
         Ok((encoding, self.read(response).await?))
     }
@@ -188,6 +200,7 @@ impl Client {
     /// since the answer with the `ETag` `known`.
     pub(super) async fn fetch_changed(
         &self,
+        cause: Cause,
         path: &str,
         accept: &str,
         known: Option<&HeaderValue>,
@@ -196,7 +209,7 @@ impl Client {
         if let Some(known) = known {
             request = request.header(IF_NONE_MATCH, known);
         }
-        match self.ask(Question::Short, path, request, Bytes::new()).await {
+        match self.ask(cause, Question::Short, path, request, Bytes::new()).await {
             Ok(response) => {
                 let etag = response.headers().get(ETAG).cloned();
                 Ok(Some((etag, self.read(response).await?)))
@@ -242,7 +255,12 @@ impl Client {
             super::ForwardPool::Stream => &link.long,
             super::ForwardPool::Tunnel => &link.tunnels,
         };
-        pool.send(request).await
+        pool.send(self.forwarded(lane, request)).await
+    }
+
+    fn forwarded(&self, lane: super::ForwardPool, request: Request<UpstreamBody>) -> Outgoing {
+        let is_stream = lane != super::ForwardPool::Short;
+        Outgoing { request, counter: self.shared.costs.counter(Cause::PassedThrough, is_stream) }
     }
 
     /// Points a request at upstream.
@@ -262,10 +280,10 @@ impl Client {
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         self.readdress(&mut request)?;
-        let link = self.shared.links.current();
+        let (link, outgoing) = (self.shared.links.current(), self.forwarded(lane, request));
         match credential {
-            Some(credential) => link.caller_pools.send(credential, lane, request).await,
-            None => link.caller_pools.send_once(request).await,
+            Some(credential) => link.caller_pools.send(credential, lane, outgoing).await,
+            None => link.caller_pools.send_once(outgoing).await,
         }
     }
 
@@ -346,7 +364,8 @@ mod tests {
     use super::*;
 
     fn readdressed(base: &'static str, asked: &'static str) -> String {
-        let client = Client::connect(&CredentialSource::Anonymous(Uri::from_static(base))).expect("nothing is asked");
+        let client = Client::connect(&CredentialSource::Anonymous(Uri::from_static(base)), CostLedger::default())
+            .expect("nothing is asked");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(asked);
         client.readdress(&mut request).expect("an address");

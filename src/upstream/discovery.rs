@@ -20,7 +20,7 @@ use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionLis
 pub use self::insistence::Insistence;
 use self::insistence::RefusedDocument;
 use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
-use super::{Client, Error};
+use super::{Cause, Client, Error};
 use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
 
@@ -228,7 +228,7 @@ impl Catalog {
             found.roots[at] = self.changed_root(at, root).await?;
         }
         if found.roots.iter().any(Option::is_some) {
-            let (answered, _) = self.client.fetch("/api", PROTOBUF_FIRST).await?;
+            let (answered, _) = self.client.fetch(Cause::Discovery, "/api", PROTOBUF_FIRST).await?;
             found.protobuf = Some(answered == Some(Encoding::Protobuf));
         }
         let told = self.shared.state.read().known.told;
@@ -251,7 +251,8 @@ impl Catalog {
     /// What is below `/api` or `/apis`; `None` if that has not changed.
     async fn changed_root(&self, at: usize, root: &str) -> Result<Option<Root>, Error> {
         let etag = self.shared.state.read().known.roots[at].etag.clone();
-        let Some((etag, body)) = self.client.fetch_changed(root, AGGREGATED, etag.as_ref()).await? else {
+        let Some((etag, body)) = self.client.fetch_changed(Cause::Discovery, root, AGGREGATED, etag.as_ref()).await?
+        else {
             return Ok(None);
         };
         if let Some(list) = read::<DiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList") {
@@ -266,7 +267,7 @@ impl Catalog {
         let groups = read::<Groups>(body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
         for group_version in groups.group_versions() {
-            match self.client.fetch(&format!("{root}/{group_version}"), JSON).await {
+            match self.client.fetch(Cause::Discovery, &format!("{root}/{group_version}"), JSON).await {
                 Ok((_, body)) => versions.extend(read::<LegacyList>(&body).map(LegacyList::into_version)),
                 // One broken aggregated API must not hide the others (R-UPSTREAM-11).
                 Err(error) => tracing::warn!(%group_version, %error, "discovery of one group failed"),
@@ -283,7 +284,7 @@ impl Catalog {
         if !is_known && refused.lock().of(from).stands(Instant::now(), *insistence) {
             return Ok(None);
         }
-        match self.client.fetch(&from.gvr().path(), JSON).await {
+        match self.client.fetch(Cause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
                 refused.lock().of_mut(from).answered();
                 Ok(read(&body))

@@ -11,7 +11,7 @@ use tokio::io::DuplexStream;
 
 use super::credentials::UpstreamCredentials;
 use super::link::{Link, Links};
-use super::{Client, CredentialSource, Error, UpstreamBody};
+use super::{Client, CostLedger, CredentialSource, Error, UpstreamBody};
 
 type Connect = dyn Fn() -> Option<DuplexStream> + Send + Sync;
 
@@ -44,6 +44,6 @@ impl Client {
         let memory = Memory(Arc::new(connect));
         link.watches.memory = Some(memory.clone());
         link.short.memory = Some(memory);
-        Self::of(Links::fixed(link))
+        Self::of(Links::fixed(link), CostLedger::default())
     }
 }

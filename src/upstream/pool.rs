@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, Version};
+use http::{Request, Response, StatusCode, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
@@ -22,12 +22,20 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
 
+use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::peer::{Meeting, Server, UpstreamPeer};
 use super::{CredentialError, Error};
 
 /// A request body on its way upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+/// A request with its cause: nothing else can be sent.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) request: Request<UpstreamBody>,
+    pub(super) counter: CostCounter,
+}
 
 type Connections = legacy::Client<Meeting<HttpsConnector<HttpConnector>>, UpstreamBody>;
 
@@ -109,23 +117,25 @@ impl Pool {
     }
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
-    pub(super) async fn send(&self, request: Request<UpstreamBody>) -> Result<Response<ResponseBody>, Error> {
+    pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
         #[cfg(test)]
         if let Some(memory) = &self.memory {
-            return Ok(ResponseBody::of(memory.send(request).await?, self.place().1));
+            let Outgoing { request, counter } = outgoing;
+            counter.sent();
+            return Ok(ResponseBody::of(memory.send(request).await?, self.place().1, counter));
         }
-        send_by(self.place(), request).await
+        send_by(self.place(), outgoing).await
     }
 
     /// The same on the connections that a server was met on; returns the request if they are not this pool's.
     pub(super) async fn send_beside(
         &self,
         server: &Server,
-        request: Request<UpstreamBody>,
-    ) -> Result<Result<Response<ResponseBody>, Error>, Request<UpstreamBody>> {
+        outgoing: Outgoing,
+    ) -> Result<Result<Response<ResponseBody>, Error>, Outgoing> {
         match self.place_beside(server) {
-            Some(place) => Ok(send_by(place, request).await),
-            None => Err(request),
+            Some(place) => Ok(send_by(place, outgoing).await),
+            None => Err(outgoing),
         }
     }
 
@@ -191,10 +201,11 @@ impl Pool {
 
 async fn send_by(
     (connections, slot): (Connections, Slot),
-    request: Request<UpstreamBody>,
+    Outgoing { request, counter }: Outgoing,
 ) -> Result<Response<ResponseBody>, Error> {
+    counter.sent();
     let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-    Ok(ResponseBody::of(response, slot))
+    Ok(ResponseBody::of(response, slot, counter))
 }
 
 impl Drop for Slot {
@@ -208,19 +219,26 @@ impl Drop for Slot {
 pub struct ResponseBody {
     incoming: Incoming,
     server: Server,
+    counter: CostCounter,
     _slot: Slot,
 }
 
 impl ResponseBody {
-    fn of(response: Response<Incoming>, slot: Slot) -> Response<Self> {
+    fn of(response: Response<Incoming>, slot: Slot, mut counter: CostCounter) -> Response<Self> {
+        counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
         let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
-        response.map(|incoming| Self { incoming, server, _slot: slot })
+        response.map(|incoming| Self { incoming, server, counter, _slot: slot })
     }
 
     /// Who answers.
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Notes that the state which a stream begins with has come, so that what follows is counted as events.
+    pub fn is_listed(&mut self) {
+        self.counter.is_listed();
     }
 }
 
@@ -229,7 +247,13 @@ impl hyper::body::Body for ResponseBody {
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.incoming).poll_frame(cx)
+        let frame = std::task::ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            self.counter.received(data.len());
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

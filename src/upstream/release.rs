@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Build, Client, Error, Release, Server};
+use super::{Build, Cause, Client, Error, Release, Server};
 
 const VERSION: &str = "/version";
 /// A server that does not say what it is within this time has failed to.
@@ -16,7 +16,7 @@ impl Client {
 
     /// What whoever answers says that it is.
     pub async fn build(&self) -> Result<Build, Error> {
-        let (_, body) = self.fetch(VERSION, "application/json").await?;
+        let (_, body) = self.fetch(Cause::Discovery, VERSION, "application/json").await?;
         Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))
     }
 
@@ -28,7 +28,7 @@ impl Client {
             return Ok(());
         }
         let asking = async {
-            let response = self.open_beside(server, VERSION, "application/json").await?;
+            let response = self.open_beside(Cause::Discovery, server, VERSION, "application/json").await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
             server.answered(&by, Build::parse(&body));

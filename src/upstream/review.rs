@@ -10,7 +10,7 @@ use k8s_openapi::api::authorization::v1::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Client, Error};
+use super::{Cause, Client, Error};
 use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 
 /// What upstream says of a token.
@@ -43,14 +43,14 @@ impl Client {
             audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
         };
         let asked = TokenReview { spec, ..TokenReview::default() };
-        let answered: TokenReview = self.create(TOKEN_REVIEWS, &asked).await?;
+        let answered: TokenReview = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
         Ok(token_verdict(answered.status.unwrap_or_default()))
     }
 
     /// Whether `user` may do this.
     pub async fn review_access(&self, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
         let asked = SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() };
-        let answered: SubjectAccessReview = self.create(SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        let answered: SubjectAccessReview = self.create(Cause::AccessReview, SUBJECT_ACCESS_REVIEWS, &asked).await?;
         let status = answered.status.unwrap_or_default();
         // Both at once, or an answer that is none: no.
         let allowed = status.allowed && status.denied != Some(true);
@@ -59,15 +59,16 @@ impl Client {
 
     /// The user that upstream takes us for.
     pub async fn who_am_i(&self) -> Result<User, Error> {
-        let answered: SelfSubjectReview = self.create(SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
+        let answered: SelfSubjectReview =
+            self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = answered.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
 
-    async fn create<Q: Serialize, A: DeserializeOwned>(&self, path: &str, asked: &Q) -> Result<A, Error> {
+    async fn create<Q: Serialize, A: DeserializeOwned>(&self, cause: Cause, path: &str, asked: &Q) -> Result<A, Error> {
         // Errors of serde could quote what they read, which here are credentials.
         let body = serde_json::to_vec(asked).map_err(|_| Error::Unaskable(path.to_owned()))?;
-        let answer = self.post(path, body).await?;
+        let answer = self.post(cause, path, body).await?;
         serde_json::from_slice(&answer).map_err(|_| Error::OtherDocument(path.to_owned()))
     }
 }

@@ -93,8 +93,11 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     }
     assert!(held > 50, "{held} resources are held");
     assert!(passed.contains(&"/api/v1/secrets".to_owned()), "{passed:?}");
+    // RBAC is watched while an open watch needs it.
+    let open = admin.watch(Ask::get("/api/v1/pods?watch=true&resourceVersion=0")).await;
     let watched = async || (proxy.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(());
     eventually("changes of RBAC are heard", watched).await;
+    drop(open);
     let inside = format!("/api/v1/namespaces/{NAMESPACE}");
     for path in [
         format!("{inside}/pods/p/exec?command=id"),

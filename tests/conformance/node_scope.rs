@@ -15,6 +15,9 @@ const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
 const WATCH_LIST: &str =
     "&watch=1&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&resourceVersion=0";
 
+/// Reads that must have every write before them.
+const READS: usize = 60;
+
 /// A control plane with two nodes, and a proxy on the first.
 struct Node {
     bed: Bed<Box<Plane>>,
@@ -165,17 +168,25 @@ async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
 async fn node_scope_reads_have_every_write_before_them() {
     let Some(node) = Node::new(bed::own("node-fresh").await).await else { return };
     let (ours, theirs) = (node.inside("pods/n1-0"), node.inside("pods/n2-0"));
-    for n in 0..60 {
+    let late = async || node.proxy.metrics().await.sum("kube_fanout_forwarded_total", &[("reason", "no_proof")]);
+    let (mut cached, before) = ([0; 2], late().await);
+    for n in 0..READS {
         let labelled = json!({"metadata": {"labels": {"n": n.to_string()}}});
         let written = version_of(&node.direct.patch(&ours, labelled.clone()).await);
         // The cluster's version runs ahead of a stream that says nothing of it.
         node.direct.patch(&theirs, labelled).await;
         let read = node.through.ask(Ask::get(PODS)).await;
         let found = read.value()["items"].as_array().expect("a list").iter().map(version_of).max();
-        assert_eq!((read.is_cached(), found), (true, Some(written)), "{}", read.text());
+        assert_eq!(found, Some(written), "{}", read.text());
         let of_nodes = node.through.ask(Ask::get("/api/v1/nodes?fieldSelector=metadata.name%3Dn1")).await;
-        assert!(of_nodes.is_cached(), "{}", of_nodes.text());
+        for (cached, read) in cached.iter_mut().zip([read, of_nodes]) {
+            *cached += usize::from(read.is_cached());
+        }
     }
+    // Where upstream is slow to say how far it is, and for no other reason, a read passes through.
+    let passed = i64::try_from(2 * READS - cached.iter().sum::<usize>()).expect("a few");
+    assert_eq!(passed, late().await - before, "{cached:?} of {READS}");
+    assert!(cached.iter().all(|cached| *cached > READS * 9 / 10), "{cached:?} of {READS}");
     assert!(node.proxy.asked("position").await > 0);
 }
 

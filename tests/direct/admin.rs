@@ -30,7 +30,7 @@ async fn health_and_readiness_have_a_line_for_everything() {
 async fn pages_are_read_and_nothing_else() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
-    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/nothing"] {
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/nothing"] {
         let refused = app.admin_client().request(Method::POST, path).send().await;
         assert_eq!((refused.status, refused.header("allow")), (405, Some("GET,HEAD")), "{path}");
     }

@@ -216,7 +216,7 @@ async fn nothing_is_seen(auth: &str, format: &str) -> String {
     for code in [200, 400, 404] {
         assert!(codes.contains(&code), "{code} was not seen: {codes:?}");
     }
-    for page in ["/metrics", "/debug/feeds", "/readyz", "/livez"] {
+    for page in ["/metrics", "/debug/feeds", "/debug/cost", "/readyz", "/livez"] {
         assert_clean(page, &process.admin(page).await);
     }
     process.signal("TERM");

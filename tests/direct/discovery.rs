@@ -86,6 +86,7 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
     let before = app.watch(WIDGETS).from(up.revision()).await;
     define(&up, |version| version["selectableFields"] = json!([]));
     assert_eq!(before.ended_in_time(NOTICED).await, Ended::Clean);
+    direct::within("the retired feed leaves", up.until(|counts| counts.watches_open.of("widgets") == 0)).await;
     let behind = app.watch(WIDGETS).from(up.revision()).await;
     direct::followed(&up, "widgets").await;
     up.faults().only("widgets").end_watches();

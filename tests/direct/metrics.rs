@@ -11,9 +11,14 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 31] = [
+const IN_SERVICE: [Metric; 36] = [
+    ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
     ("kube_fanout_connections_open", ""),
     ("kube_fanout_upstream_watches", "pods.v1"),
+    ("kube_fanout_upstream_requests_total", "list"),
+    ("kube_fanout_upstream_body_bytes_total", "watch"),
+    ("kube_fanout_upstream_streams_opened_total", "watch"),
+    ("kube_fanout_upstream_streams_open", "definitions"),
     ("kube_fanout_upstream_events_total", "pods.v1"),
     ("kube_fanout_upstream_bytes_total", "pods.v1"),
     ("kube_fanout_upstream_bookmarks_total", "pods.v1"),
@@ -103,6 +108,29 @@ async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
     up.faults().only("pods").bookmark();
     open.reached(other).await;
     open
+}
+
+/// By the names that dashboards of any Go program have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_process_tells_what_it_takes_of_the_machine() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let process = Process::serve(&dir, &up.url(), &[]).await;
+    let before = process.metrics().await;
+    let files = |text: &str| metric(text, "process_open_fds", "");
+    let mut open = Vec::new();
+    for _ in 0..20 {
+        open.push(process.client().connect().await.expect("a connection"));
+    }
+    direct::eventually("they are counted", || async { files(&process.metrics().await) >= files(&before) + 20.0 }).await;
+    assert!(metric(&before, "process_max_fds", "") >= files(&before) + 20.0);
+    assert!(metric(&before, "process_resident_memory_bytes", "") > 1e6);
+    assert!(metric(&before, "process_virtual_memory_bytes", "") > 1e6);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("later").as_secs_f64();
+    let started = metric(&before, "process_start_time_seconds", "");
+    assert!((now - 600.0..now + 5.0).contains(&started), "{started} is no start before {now}");
+    let cpu = || async { metric(&process.metrics().await, "process_cpu_seconds_total", "") > 0.0 };
+    direct::eventually("it has cost something", cpu).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -168,7 +168,7 @@ async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
         let call = if let Some(host) = host { call.host(host) } else { call };
         headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
     };
-    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/nothing", "/nothing"] {
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/nothing", "/nothing"] {
         for headers in FOREIGN {
             let answer = ask(path, None, headers).await;
             assert_eq!(answer.status, 403, "{path} {headers:?}");

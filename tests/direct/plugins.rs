@@ -93,7 +93,7 @@ async fn what_an_exec_plugin_prints_reaches_no_caller_and_no_log() {
         }
         assert_clean(what, &told.join("\n"));
         assert!(told[0].contains("the proxy's own credentials for upstream cannot be used now"), "{}", told[0]);
-        for page in ["/metrics", "/debug/feeds", "/readyz"] {
+        for page in ["/metrics", "/debug/feeds", "/debug/cost", "/readyz"] {
             assert_clean(page, &process.admin(page).await);
         }
         plugin.does("credential good 2020-01-01T00:00:00Z");

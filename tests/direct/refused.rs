@@ -7,10 +7,12 @@ use kube_fanout::auth::AuthMode;
 use kube_fanout::base::Waits;
 use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 
-use crate::direct::{self, Plan, eventually};
+use crate::direct::{self, App, PODS, Plan, Watch, eventually};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+/// What is held on a node.
+const ON_NODE: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1";
 const RBAC: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
 
 /// Short, where the real one is half a minute.
@@ -35,6 +37,15 @@ fn delegated(up: &RunningUpstream) -> Plan {
     })
 }
 
+/// A watch of a caller whose rights are checked, so that RBAC matters.
+async fn watched(up: &RunningUpstream, app: &App, path: &str) -> Watch {
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "*");
+    let watch = app.bearing("a").watch(path).initial_events().await;
+    watch.listed().await;
+    watch
+}
+
 fn asked(up: &RunningUpstream, path: &str) -> usize {
     direct::asked_by_proxies(up, path).len()
 }
@@ -55,6 +66,7 @@ async fn what_is_refused_is_asked_again_ever_more_rarely() {
     let began = Instant::now();
     let app = delegated(&up).run().await;
     app.discovered().await;
+    let _open = watched(&up, &app, PODS).await;
     let least: Duration = (0..TIMES - 1).map(|n| FIRST * (1 << n)).sum();
     for path in RBAC.iter().map(|plural| rbac(plural)).chain([SERVICES.to_owned()]) {
         eventually("it is asked again", || async { asked(&up, &path) >= TIMES as usize }).await;
@@ -72,6 +84,7 @@ async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_no
     let up = refusing().await;
     let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;
+    let _open = watched(&up, &app, ON_NODE).await;
     eventually("definitions are refused twice", || async { asked(&up, DEFINITIONS) == 2 && asked(&up, SERVICES) == 2 })
         .await;
     // Long enough for a hundred questions of those who ask again each time.
@@ -92,6 +105,7 @@ async fn on_a_node_whoever_may_read_definitions_hears_of_rbac() {
     let up = demo::upstream().pods(3).run().await;
     let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;
+    let _open = watched(&up, &app, ON_NODE).await;
     for plural in RBAC {
         direct::followed(&up, plural).await;
     }

@@ -13,7 +13,7 @@ use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
 use crate::reflect::side_findings::{Explanation, Found, Proof, Renewal, SideFinding};
 use crate::reflect::stream::{Ended, WatchStream};
-use crate::upstream::Error;
+use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
 
 /// A clean end that comes sooner, without an item, was no watch in earnest.
@@ -46,7 +46,7 @@ impl Reflector {
             None => at,
         };
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match WatchStream::open(&self.means.upstream.client, &path, spec.key.encoding).await {
+        match self.means.upstream.watch(Cause::Watch, &path).await {
             Ok(stream) => Ok((stream, witness)),
             Err(error) => Err((over(error), witness)),
         }

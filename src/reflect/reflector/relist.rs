@@ -47,9 +47,13 @@ impl Reflector {
         let asked = Instant::now();
         let is_small = self.means.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let initial = match window.map(At::Exact) {
-            Some(exact) if is_small => self.lister().list_whole(exact).await.map_err(over)?,
-            Some(exact) => self.lister().list(exact).await.map_err(over)?,
-            None => self.lister().current_and_watch(&self.means.upstream.lists_only).await.map_err(ended)?,
+            Some(exact) if is_small => self.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?,
+            Some(exact) => self.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
+            None => self
+                .lister(SideRequest::Relist)
+                .current_and_watch(&self.means.upstream.lists_only)
+                .await
+                .map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, Recovered::OtherHistory) {
@@ -100,7 +104,7 @@ impl Reflector {
             return Ok(Recovered::Unknown);
         }
         self.metrics_past(differences.len());
-        let historian = Historian { lister: self.lister(), from: reach };
+        let historian = Historian { lister: self.lister(SideRequest::Past), from: reach };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is away or has too much to do, so this is tried again later, as long as the gap may be mended.

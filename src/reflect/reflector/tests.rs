@@ -215,3 +215,12 @@ async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
     let broken = hands.reflector.heard(SideFinding::Proof(Proof { history, changes: between, until })).await;
     assert!(broken.is_err(), "its own stream is at 15");
 }
+
+#[test]
+fn a_pause_is_cut_short_at_once_the_first_time_in_a_row_and_then_ever_later() {
+    assert_eq!(least_pause(0), Duration::ZERO);
+    for (woken_early, longest) in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 16.0), (6, 30.0), (u32::MAX, 30.0)] {
+        let least = least_pause(woken_early).as_secs_f64();
+        assert!((longest * 0.8..=longest).contains(&least), "{woken_early}: {least}");
+    }
+}

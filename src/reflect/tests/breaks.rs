@@ -163,9 +163,45 @@ async fn an_upstream_that_is_away_is_asked_ever_more_rarely_and_found_soon_when_
     assert!(took <= seconds(10), "a healthy spell is a new beginning: {took:?}");
 }
 
+/// Somebody else is answered now and then, and by the time that the feed has been woken the connections break again.
+async fn flap(scene: &Scene, long: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < long {
+        scene.up.faults().up().await;
+        assert!(scene.ask().await, "it is up");
+        scene.up.faults().down().await;
+        sleep(Duration::from_millis(400)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_was_woken_in_vain_is_woken_again_when_somebody_is_answered() {
+    for _ in 0..10 {
+        let scene = Scene::of(upstream().pods(3)).await;
+        scene.up.faults().down().await;
+        scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+        flap(&scene, seconds(9)).await;
+        scene.up.faults().up().await;
+        assert!(scene.ask().await, "it is up");
+        let took = scene.until_state("live", |state| state == FeedState::Live).await;
+        assert!(took <= seconds(9), "as long again as it was away: {took:?}");
+        next_is_told(&scene).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_is_woken_in_vain_goes_on_ever_more_rarely() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().down().await;
+    scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+    flap(&scene, seconds(600)).await;
+    let failed = scene.said("unreachable") + scene.said("broken");
+    assert!((20..=40).contains(&failed), "{failed} attempts in ten minutes, as if nobody were answered");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_nobody_reads_ends() {
-    let Scene { up, feeds, feed, _tasks } = Scene::of(upstream().pods(3)).await;
+    let Scene { up, feeds, feed, client: _client, _tasks } = Scene::of(upstream().pods(3)).await;
     let mut state = feed.reader.watch_state();
     sleep(seconds(3600)).await;
     assert_eq!(feed.reader.state(), FeedState::Live, "somebody holds it");

@@ -31,6 +31,11 @@ const EVENT_TTL: &str = "--event-ttl=20s";
 /// The file name of the audit log, if the control plane writes one.
 pub(super) const AUDIT: &str = "audit.log";
 
+/// The name of the directory with etcd's data.
+const DATA: &str = "etcd";
+/// The name of the directory with copies of etcd's data.
+const BACKUPS: &str = "backups";
+
 /// The namespace in which [`Plane::load`] creates its pods.
 pub const BULK: &str = "bulk";
 pub const BULK_PODS: usize = 3000;
@@ -167,7 +172,7 @@ impl Plane {
 
     /// Copies etcd's data, and returns the path of the copy. The control plane is stopped for this, and started again.
     pub async fn backup(&self) -> PathBuf {
-        let copy = self.file("backup");
+        let copy = self.dir.join(BACKUPS).join(unique("backup"));
         self.without_servers(|data| copy_directory(data, &copy)).await;
         copy
     }
@@ -184,7 +189,7 @@ impl Plane {
     async fn without_servers(&self, work: impl FnOnce(&Path)) {
         self.kill_apiserver().await;
         self.end("etcd", "-TERM", &self.etcd).await;
-        work(&self.dir.join("etcd"));
+        work(&self.dir.join(DATA));
         let log = || File::create(self.dir.join("etcd-again.log")).expect("a log");
         let mut command = Command::new(&self.binary);
         command.args(["etcd", "--dir"]).arg(&self.dir).stdout(log()).stderr(log());
@@ -220,6 +225,11 @@ impl Drop for Plane {
     fn drop(&mut self) {
         // The servers that it started end with it. Those that were started again end when their `Process` is dropped.
         self.up.lock().expect("not poisoned").kill();
+        drop(self.etcd.lock().expect("not poisoned").take());
+        // Each leaves a hundred megabytes; what tells why a test has failed are the logs.
+        for data in [DATA, BACKUPS] {
+            let _ = fs::remove_dir_all(self.dir.join(data));
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub struct App {
     client: Client,
     clients: Vec<Client>,
     admin: Option<Client>,
+    healthz: Option<Client>,
+    metrics: Option<Client>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _dir: Arc<Dir>,
@@ -140,7 +142,7 @@ impl Plan {
         let (started, start) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || serve(config, started, stopped));
-        let (addresses, admin) = start.await.expect("the application's thread lives")?;
+        let (addresses, pages) = start.await.expect("the application's thread lives")?;
         let trust = tls.then(|| Trust::in_file(&trusted));
         let reach = |url: &String| {
             let client = Client::to(Place::parse(url));
@@ -148,19 +150,21 @@ impl Plan {
         };
         let clients: Vec<_> = addresses.iter().map(reach).collect();
         let client = clients.first().cloned().expect("at least one listener");
-        let admin = admin.as_ref().map(reach);
-        Ok(App { client, clients, admin, stop: Some(stop), thread: Some(thread), _dir: dir })
+        let [admin, healthz, metrics] = pages.map(|page| page.as_ref().map(reach));
+        Ok(App { client, clients, admin, healthz, metrics, stop: Some(stop), thread: Some(thread), _dir: dir })
     }
 }
 
-type Started = (Vec<String>, Option<String>);
+/// The addresses of clients; of the admin pages, of health and of metrics.
+type Started = (Vec<String>, [Option<String>; 3]);
 
 fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, stopped: oneshot::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         match Bound::bind(config).await {
             Ok(bound) => {
-                let _ = started.send(Ok((bound.addresses(), bound.admin_address())));
+                let pages = [bound.admin_address(), bound.healthz_address(), bound.metrics_address()];
+                let _ = started.send(Ok((bound.addresses(), pages)));
                 bound.run(async { drop(stopped.await) }, std::future::pending()).await;
             }
             Err(error) => drop(started.send(Err(error))),
@@ -180,6 +184,14 @@ impl App {
 
     pub fn admin_client(&self) -> &Client {
         self.admin.as_ref().expect("an admin listener")
+    }
+
+    pub fn healthz_client(&self) -> &Client {
+        self.healthz.as_ref().expect("a port for probes")
+    }
+
+    pub fn metrics_client(&self) -> &Client {
+        self.metrics.as_ref().expect("a port for scrapes")
     }
 
     /// Returns when discovery is over. From then on the proxy asks upstream nothing by itself.

@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# The image, as an OCI layout in target/image: one static binary and the certificates of public authorities. No shell,
+# no libraries, not root; the proxy alone, without the demo, the bench and verify. It is written by tar and sha256sum:
+# no daemon is needed, and nothing is fetched but the crates of Cargo.lock.
+#
+#   deploy/image.sh
+#   skopeo copy oci:target/image:latest docker://registry.example/kube-fanout:latest
+#
+#   TARGET   Rust's target [this machine's with musl]: rustup's target, and musl-gcc for the parts in C (Debian's
+#            musl-tools). With x86_64-unknown-linux-gnu, glibc is linked statically.
+#   TAG      the name of the image in the layout [latest]
+#   BINARY   a static binary to take, in place of building one
+#   CA_BUNDLE  authorities in PEM [those of this machine's distribution, Debian's package ca-certificates: Mozilla's]
+set -euo pipefail
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+machine=$(uname -m)
+target=${TARGET:-$machine-unknown-linux-musl}
+tag=${TAG:-latest}
+out=$top/target/image
+
+fail() {
+  printf 'deploy/image.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+case $target in
+  x86_64-*-linux-*) architecture=amd64 ;;
+  aarch64-*-linux-*) architecture=arm64 ;;
+  *) fail "$target: the image is for Linux, x86_64 or aarch64" ;;
+esac
+
+ca_bundle=${CA_BUNDLE:-}
+for file in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+  [ -n "$ca_bundle" ] || [ ! -s "$file" ] || ca_bundle=$file
+done
+[ -s "$ca_bundle" ] || fail "no authorities in PEM: install ca-certificates, or name a file as CA_BUNDLE"
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$top/Cargo.toml" | head -n 1)
+revision=$(git -C "$top" rev-parse HEAD 2>/dev/null || echo unknown)
+# The same sources make the same layers: their time is that of the commit.
+epoch=${SOURCE_DATE_EPOCH:-$(git -C "$top" log -1 --format=%ct 2>/dev/null || echo 0)}
+
+binary=${BINARY:-}
+if [ -z "$binary" ]; then
+  # From elsewhere, so that .cargo/config.toml of the checkout is not read: here everything is optimized. Names of
+  # functions stay in the binary, for backtraces.
+  (
+    cd /
+    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$top/target} CARGO_PROFILE_RELEASE_STRIP=debuginfo
+    export RUSTFLAGS="-C target-feature=+crt-static" KUBE_FANOUT_REVISION=$revision
+    cargo build --manifest-path "$top/Cargo.toml" --release --locked --no-default-features --target "$target"
+  )
+  binary=${CARGO_TARGET_DIR:-$top/target}/$target/release/kube-fanout
+fi
+# An interpreter in the program's head is a dynamic linker, which the image does not have.
+if readelf --program-headers "$binary" | grep -q INTERP; then fail "$binary is not static"; fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# layer NAME: a layer of the folder $work/NAME; prints the digests of what is compressed and of what is not.
+layer() {
+  tar --create --directory "$work/$1" --format gnu --sort name --mtime "@$epoch" --owner 0 --group 0 --numeric-owner \
+    --mode u=rwX,go=rX . > "$work/$1.tar"
+  gzip --no-name --best < "$work/$1.tar" > "$work/$1.tar.gz"
+  printf '%s %s\n' "$(blob "$work/$1.tar.gz")" "$(sha256sum < "$work/$1.tar" | cut -d ' ' -f 1)"
+}
+
+# blob FILE: puts it into the layout and prints its digest.
+blob() {
+  local digest
+  digest=$(sha256sum < "$1" | cut -d ' ' -f 1)
+  cp "$1" "$out/blobs/sha256/$digest"
+  printf '%s' "$digest"
+}
+
+size() { stat --format %s "$1"; }
+
+rm -rf "$out"
+mkdir -p "$out/blobs/sha256"
+
+# What changes rarely comes first: a new version is one new layer.
+mkdir -p "$work/system/etc/ssl/certs" "$work/program/usr/local/bin"
+cp "$ca_bundle" "$work/system/etc/ssl/certs/ca-certificates.crt"
+echo 'nonroot:x:65532:65532:nonroot:/:/sbin/nologin' > "$work/system/etc/passwd"
+echo 'nonroot:x:65532:' > "$work/system/etc/group"
+echo 'hosts: files dns' > "$work/system/etc/nsswitch.conf"
+install -m 755 "$binary" "$work/program/usr/local/bin/kube-fanout"
+
+read -r system system_plain < <(layer system)
+read -r program program_plain < <(layer program)
+created=$(date --utc --date "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
+
+cat > "$work/config.json" <<JSON
+{
+  "created": "$created",
+  "architecture": "$architecture",
+  "os": "linux",
+  "config": {
+    "User": "65532:65532",
+    "Env": ["PATH=/usr/local/bin", "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"],
+    "Entrypoint": ["/usr/local/bin/kube-fanout"],
+    "Cmd": ["serve"],
+    "WorkingDir": "/",
+    "Labels": {
+      "org.opencontainers.image.title": "kube-fanout",
+      "org.opencontainers.image.description": "One upstream Kubernetes watch, thousands of unmodified clients",
+      "org.opencontainers.image.source": "https://github.com/kube-fanout/kube-fanout",
+      "org.opencontainers.image.licenses": "Apache-2.0",
+      "org.opencontainers.image.version": "$version",
+      "org.opencontainers.image.revision": "$revision",
+      "org.opencontainers.image.created": "$created"
+    }
+  },
+  "rootfs": {"type": "layers", "diff_ids": ["sha256:$system_plain", "sha256:$program_plain"]},
+  "history": [
+    {"created": "$created", "created_by": "deploy/image.sh: authorities and names"},
+    {"created": "$created", "created_by": "deploy/image.sh: kube-fanout $version"}
+  ]
+}
+JSON
+config=$(blob "$work/config.json")
+
+gzipped=application/vnd.oci.image.layer.v1.tar+gzip
+cat > "$work/manifest.json" <<JSON
+{
+  "schemaVersion": 2,
+  "mediaType": "application/vnd.oci.image.manifest.v1+json",
+  "config": {
+    "mediaType": "application/vnd.oci.image.config.v1+json",
+    "digest": "sha256:$config",
+    "size": $(size "$work/config.json")
+  },
+  "layers": [
+    {"mediaType": "$gzipped", "digest": "sha256:$system", "size": $(size "$work/system.tar.gz")},
+    {"mediaType": "$gzipped", "digest": "sha256:$program", "size": $(size "$work/program.tar.gz")}
+  ]
+}
+JSON
+manifest=$(blob "$work/manifest.json")
+
+cat > "$out/index.json" <<JSON
+{
+  "schemaVersion": 2,
+  "mediaType": "application/vnd.oci.image.index.v1+json",
+  "manifests": [
+    {
+      "mediaType": "application/vnd.oci.image.manifest.v1+json",
+      "digest": "sha256:$manifest",
+      "size": $(size "$work/manifest.json"),
+      "platform": {"architecture": "$architecture", "os": "linux"},
+      "annotations": {"org.opencontainers.image.ref.name": "$tag"}
+    }
+  ]
+}
+JSON
+echo '{"imageLayoutVersion": "1.0.0"}' > "$out/oci-layout"
+printf 'target/image: kube-fanout:%s for %s, %s KiB, sha256:%s\n' "$tag" "$architecture" \
+  "$(($(size "$work/system.tar.gz") / 1024 + $(size "$work/program.tar.gz") / 1024))" "$manifest"

@@ -1,0 +1,52 @@
+//! Shows what the proxy has cost upstream, by cause: a page for people, and metrics. The counts come from outside, so
+//! that a probe does not depend on what is between us and upstream.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use http::{HeaderValue, StatusCode};
+use serde::Serialize;
+
+use super::{AdminAnswer, answer};
+
+/// One cause in the answer of `/debug/cost`. All numbers are since the start, but for `streamsOpen`.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CostRow {
+    pub cause: &'static str,
+    pub requests: u64,
+    pub streams_opened: u64,
+    pub streams_open: u64,
+    /// The bytes of answers' bodies as they came.
+    pub body_bytes: u64,
+}
+
+/// Reads what every cause has cost until now.
+pub type CostReader = Arc<dyn Fn() -> Vec<CostRow> + Send + Sync>;
+
+/// A metric: its name, what it means, its type, and the function that reads it.
+type Metric = (&'static str, &'static str, &'static str, fn(&CostRow) -> u64);
+
+const METRICS: [Metric; 4] = [
+    ("kube_fanout_upstream_requests_total", "requests sent upstream, by cause", "counter", |of| of.requests),
+    ("kube_fanout_upstream_streams_opened_total", "streams opened upstream", "counter", |of| of.streams_opened),
+    ("kube_fanout_upstream_streams_open", "streams open upstream", "gauge", |of| of.streams_open),
+    ("kube_fanout_upstream_body_bytes_total", "bytes of upstream's answers, as they came", "counter", |of| {
+        of.body_bytes
+    }),
+];
+
+pub(super) fn page(rows: &[CostRow]) -> AdminAnswer {
+    let json = serde_json::to_vec(rows).expect("numbers and text");
+    answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
+}
+
+/// Appends the metrics in Prometheus' text format.
+pub(super) fn write(rows: &[CostRow], out: &mut String) {
+    for (name, help, kind, value) in METRICS {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for row in rows {
+            let _ = writeln!(out, "{name}{{cause=\"{}\"}} {}", row.cause, value(row));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What the process takes of the machine, by the names that Prometheus' own clients give it; read when it is scraped.
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod portable;
+
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(not(target_os = "linux"))]
+use portable as system;
+use rustix::process::{Resource, getrlimit};
+
+use super::series::{head, single};
+
+/// What a process has taken so far; what cannot be read is not shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Taken {
+    cpu_seconds: Option<f64>,
+    resident_bytes: Option<f64>,
+    virtual_bytes: Option<f64>,
+    open_files: Option<f64>,
+    /// Seconds since 1970.
+    started: Option<f64>,
+}
+
+/// Appends the metrics in Prometheus' text format.
+pub(super) fn write(out: &mut String) {
+    let Taken { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
+    let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
+    for (name, kind, help, value) in [
+        ("process_cpu_seconds_total", "counter", "user and system time", cpu_seconds),
+        ("process_resident_memory_bytes", "gauge", "resident memory", resident_bytes),
+        ("process_virtual_memory_bytes", "gauge", "virtual memory", virtual_bytes),
+        ("process_open_fds", "gauge", "open descriptors", open_files),
+        ("process_max_fds", "gauge", "descriptors that may be open", Some(open_files_max)),
+        ("process_start_time_seconds", "gauge", "start of the process since 1970", started),
+    ] {
+        if let Some(value) = value {
+            head(out, name, kind, help);
+            single(out, name, value);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What the proxy says that it has cost upstream is what upstream was asked, to the byte (docs/METRICS.md).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use http::{Request, Uri};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::direct::{self, App, PODS, Stub, stub};
+
+/// Requests, and bytes of answers' bodies.
+type Seen = BTreeMap<&'static str, (u64, u64)>;
+
+/// Something between the proxy and upstream that counts what passes.
+struct Relay {
+    stub: Stub,
+    seen: Arc<Mutex<Seen>>,
+}
+
+async fn relay(url: &str) -> Relay {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Incoming>();
+    let (to, seen) = (url.to_owned(), Arc::<Mutex<Seen>>::default());
+    let counts = seen.clone();
+    let answer = move |request: Request<Incoming>| {
+        let (client, to, counts) = (client.clone(), to.clone(), counts.clone());
+        async move {
+            let (mut head, body) = request.into_parts();
+            let cause = cause_of(&head);
+            counts.lock().entry(cause).or_default().0 += 1;
+            let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+            head.uri = format!("{to}{path}").parse::<Uri>()?;
+            head.version = http::Version::HTTP_11;
+            let (mut head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
+            head.headers.remove("transfer-encoding");
+            let counted = body.map_frame(move |frame| {
+                counts.lock().entry(cause).or_default().1 += frame.data_ref().map_or(0, |data| data.len() as u64);
+                frame
+            });
+            Ok(http::Response::from_parts(head, counted.map_err(Into::into).boxed_unsync()))
+        }
+    };
+    Relay { stub: stub(answer).await, seen }
+}
+
+/// The cause of a request, by what can be seen of it from outside. A streamed list and the watch behind it are one.
+fn cause_of(head: &http::request::Parts) -> &'static str {
+    let is_ours = head.headers.get("user-agent").is_some_and(|agent| agent.as_bytes().starts_with(b"kube-fanout/"));
+    let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
+    let is_about = |part: &str| path.contains(part);
+    match () {
+        () if !is_ours => "passed_through",
+        () if is_about("subjectaccessreviews") => "access_review",
+        () if is_about("tokenreviews") => "token_review",
+        () if is_about("rbac.authorization.k8s.io/v1/") => "rbac",
+        () if is_about("customresourcedefinitions") || is_about("apiservices") => "definitions",
+        () if query.contains("timeoutSeconds=5") => "proof",
+        () if query.is_empty() => "discovery",
+        () => "list and watch",
+    }
+}
+
+/// The same by the page.
+async fn said(app: &App) -> Seen {
+    let page = app.admin("/debug/cost").await.json();
+    let mut said = Seen::new();
+    for cost in page.as_array().expect("a list") {
+        let number = |name: &str| cost[name].as_u64().expect("a number");
+        let word = match cost["cause"].as_str().expect("a word") {
+            "list" | "watch" => "list and watch",
+            "proof" => "proof",
+            "discovery" => "discovery",
+            "definitions" => "definitions",
+            "rbac" => "rbac",
+            "access_review" => "access_review",
+            "token_review" => "token_review",
+            "passed_through" => "passed_through",
+            _ if number("requests") == 0 => continue,
+            other => panic!("nothing asks upstream for {other} here"),
+        };
+        let of = said.entry(word).or_default();
+        *of = (of.0 + number("requests"), of.1 + number("bodyBytes"));
+    }
+    said
+}
+
+async fn cost(app: &App, cause: &str, name: &str) -> Option<u64> {
+    let page = app.admin("/debug/cost").await.json();
+    let of = |cost: &&Value| cost["cause"] == cause;
+    page.as_array().expect("a list").iter().find(of).and_then(|cost| cost[name].as_u64())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_of_costs_says_what_upstream_was_asked_to_the_byte() {
+    let up = demo::upstream().pods(40).run().await;
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "*");
+    let relay = relay(&up.url()).await;
+    let delegated = direct::in_front_of(&relay.stub.url()).with(|config| config.auth = AuthMode::Delegated);
+    let app = delegated.run().await;
+    let ada = app.bearing("a");
+    let watch = ada.watch(PODS).initial_events().await;
+    watch.listed().await;
+    assert!(ada.get(PODS).await.is_cached(), "after a proof");
+    let version = ada.get("/version").await;
+    watch.reached(up.churn(25).await).await;
+    app.discovered().await;
+    let agree = || async { said(&app).await == *relay.seen.lock() };
+    direct::eventually("page and relay agree", agree).await;
+    let seen = relay.seen.lock().clone();
+    for cause in ["list and watch", "proof", "discovery", "definitions", "rbac", "access_review", "token_review"] {
+        let (requests, bytes) = seen.get(cause).copied().unwrap_or_default();
+        assert!(requests > 0 && bytes > 0, "{cause}: {seen:?}");
+    }
+    assert_eq!(seen["passed_through"], (1, version.text().len() as u64));
+    // One watch for the pods, and it was the list as well.
+    assert_eq!((cost(&app, "list", "requests").await, cost(&app, "watch", "requests").await), (Some(1), Some(0)));
+    assert_eq!(
+        (cost(&app, "watch", "streamsOpened").await, cost(&app, "watch", "streamsOpen").await),
+        (Some(1), Some(1))
+    );
+    let before = cost(&app, "watch", "bodyBytes").await;
+    watch.reached(up.churn(25).await).await;
+    assert!(cost(&app, "watch", "bodyBytes").await > before, "events are not the list's");
+}
+
+#[tokio::test]
+async fn a_stream_is_counted_as_open_until_it_is_over() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).idle(std::time::Duration::from_millis(40)).run().await;
+    let watch = app.watch(PODS).initial_events().await;
+    watch.listed().await;
+    assert_eq!(cost(&app, "watch", "streamsOpen").await, Some(1));
+    drop(watch);
+    let is_closed = || async { cost(&app, "watch", "streamsOpen").await == Some(0) };
+    direct::eventually("no stream is open", is_closed).await;
+    assert_eq!(cost(&app, "watch", "streamsOpened").await, Some(1));
+    let metrics = app.admin("/metrics").await;
+    assert!(metrics.text().contains("kube_fanout_upstream_streams_opened_total{cause=\"watch\"} 1\n"));
+}

@@ -1,0 +1,90 @@
+//! RBAC is followed while open watches need it, and costs upstream nothing otherwise (docs/GUARANTEES.md, A4 and I2).
+
+use std::time::Duration;
+
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
+use serde_json::json;
+
+use crate::direct::{self, Ended, PODS, Plan, in_time};
+
+const RBAC: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
+/// How long feeds stay without readers, and how long RBAC is listened to without leases.
+const SOON: Duration = Duration::from_millis(40);
+/// Longer than a test takes: nothing is checked again by itself.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Ada may do everything.
+async fn upstream() -> RunningUpstream {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "*");
+    up
+}
+
+fn delegated(up: &RunningUpstream) -> Plan {
+    direct::app(up).idle(SOON).with(|config| {
+        config.auth = AuthMode::Delegated;
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (LONG, LONG, LONG);
+    })
+}
+
+fn opened(up: &RunningUpstream) -> Vec<u64> {
+    RBAC.iter().map(|plural| up.counts().watches_opened.of(plural)).collect()
+}
+
+fn bound(name: &str) -> serde_json::Value {
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "r"});
+    let subjects = json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}]);
+    json!({"metadata": {"name": "b"}, "subjects": subjects, "roleRef": role})
+}
+
+#[tokio::test]
+async fn rbac_is_watched_from_the_first_lease_until_a_while_after_the_last() {
+    let up = upstream().await;
+    let app = delegated(&up).run().await;
+    let ada = app.bearing("a");
+    app.discovered().await;
+    assert!(ada.get(PODS).await.is_cached(), "a list stands on one answer, and holds no lease");
+    assert_eq!(opened(&up), [0; 4]);
+    for round in 1..=2 {
+        let watch = ada.watch(PODS).initial_events().await;
+        watch.listed().await;
+        for plural in RBAC {
+            direct::within(plural, up.until(|counts| counts.watches_open.of(plural) == 1)).await;
+        }
+        let another = ada.watch("/api/v1/nodes").initial_events().await;
+        another.listed().await;
+        assert_eq!(opened(&up), [round; 4], "once, however many leases there are");
+        drop(watch);
+        drop(another);
+        for plural in RBAC {
+            in_time(2 * SOON, plural, up.until(|counts| counts.watches_open.of(plural) == 0)).await;
+        }
+    }
+}
+
+/// A4: what changes before RBAC is known is found out when it is.
+#[tokio::test]
+async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
+    let up = upstream().await;
+    up.put("clusterrolebindings", bound("ada"));
+    let app = delegated(&up).with(|config| config.reflect.idle_max = LONG).run().await;
+    app.discovered().await;
+    let ada = app.bearing("a");
+    // Upstream does not stream lists, as the first feed finds out; it is filled, and later ones are not.
+    up.faults().only("pods").answer(RequestKind::Watch, 1, 422, None);
+    assert!(ada.get(PODS).await.is_cached());
+    up.faults().hold_lists();
+    let watch = ada.watch(PODS).from(up.revision()).await;
+    direct::within("RBAC is listed", up.faults().lists_waiting(RBAC.len())).await;
+    let asked = up.reviews().asked().accesses;
+    watch.reached(up.create_pod("default", "live")).await;
+    up.reviews().deny("ada", "*");
+    up.put("clusterrolebindings", bound("somebody else"));
+    watch.reached(up.create_pod("default", "nobody has heard")).await;
+    assert_eq!(up.reviews().asked().accesses, asked);
+    up.faults().release_lists();
+    assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
+}

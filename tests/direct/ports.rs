@@ -1,0 +1,173 @@
+//! The addresses that other machines read: health and metrics (O5).
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use kube_fanout::app::StartError;
+use kube_fanout::config::Serve;
+use kube_fanout::demo;
+use kube_fanout::net::Address;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+
+use crate::direct::{self, App, PODS, Plan, within};
+use crate::process::{metric, run};
+
+/// What a listener of health or of metrics has at a time.
+const CONNECTIONS_MAX: usize = 128;
+
+fn with_ports(plan: Plan) -> Plan {
+    plan.with(|config: &mut Serve| {
+        let anywhere = Some(SocketAddr::from(([0, 0, 0, 0], 0)));
+        (config.healthz, config.metrics) = (anywhere, anywhere);
+    })
+}
+
+async fn probe(app: &App, path: &str) -> (u16, String) {
+    let answer = app.healthz_client().get(path).await;
+    (answer.status, answer.text())
+}
+
+#[tokio::test]
+async fn probes_are_answered_whatever_their_host_and_are_told_of_no_caller() {
+    let up = demo::upstream().pods(3).run().await;
+    up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
+    let app = with_ports(direct::app(&up)).preload("nosuchthings").run().await;
+    app.discovered().await;
+    let not_ready = "[-]preload nosuchthings not ready\nreadyz check failed\n";
+    direct::eventually("it waits for one", || async { probe(&app, "/readyz").await == (503, not_ready.into()) }).await;
+    assert!(app.get("/api/v1/namespaces/of-somebody/pods?resourceVersion=0").await.is_cached());
+    assert!(app.admin("/readyz").await.text().contains("of-somebody"), "an operator is told");
+    for path in ["/readyz?verbose", "/readyz?verbose=true", "/readyz"] {
+        assert_eq!(probe(&app, path).await, (503, not_ready.into()), "{path}");
+    }
+    for host in ["10.1.2.3:10256", "localhost", "kubelet.example", "[fd00::7]:1"] {
+        for path in ["/livez", "/healthz"] {
+            let answer = app.healthz_client().request(Method::GET, path).host(host).send().await;
+            assert_eq!((answer.status, answer.text().as_str()), (200, "ok"), "{path} {host}");
+        }
+    }
+    for path in ["/metrics", "/debug/feeds", "/", PODS] {
+        assert_eq!(probe(&app, path).await, (404, String::new()), "{path}");
+    }
+    let refused = app.healthz_client().request(Method::POST, "/livez").send().await;
+    assert_eq!((refused.status, refused.header("allow")), (405, Some("GET,HEAD")));
+}
+
+#[tokio::test]
+async fn a_ready_process_says_ok_and_a_draining_one_what_it_does() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut app = with_ports(direct::app(&up)).preload("pods").drain(Duration::from_secs(20)).run().await;
+    direct::eventually("ready", || async { probe(&app, "/readyz").await == (200, "ok".into()) }).await;
+    assert_eq!(probe(&app, "/readyz?verbose").await, (200, "readyz check passed\n".into()));
+    let watch = app.watch(PODS).from(0).await;
+    app.begin_stop();
+    let leaving = (503, "[-]shutting down not ready\nreadyz check failed\n".to_owned());
+    direct::eventually("not ready", || async { probe(&app, "/readyz").await == leaving }).await;
+    assert_eq!(probe(&app, "/livez").await, (200, "ok".into()));
+    drop(watch);
+}
+
+#[tokio::test]
+async fn metrics_are_for_addresses_and_known_names_and_no_web_page() {
+    let up = demo::upstream().pods(3).run().await;
+    let names = |config: &mut Serve| config.allowed_hosts.push("metrics.internal".to_owned());
+    let app = with_ports(direct::app(&up)).with(names).run().await;
+    let scrape = async |host: &str, headers: &[(&str, &str)]| {
+        let call = app.metrics_client().request(Method::GET, "/metrics").host(host);
+        headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
+    };
+    for host in ["10.1.2.3:10249", "[fd00::7]:10249", "127.0.0.1", "metrics.internal:10249"] {
+        let answer = scrape(host, &[]).await;
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/plain; version=0.0.4")), "{host}");
+        assert!(answer.text().contains("kube_fanout_connections_open"), "{}", answer.text());
+    }
+    // The name of a page may lead to this address.
+    assert_eq!(scrape("evil.example:10249", &[]).await.status, 403);
+    for headers in [[("origin", "http://evil.example")], [("sec-fetch-site", "cross-site")]] {
+        assert_eq!(scrape("10.1.2.3:10249", &headers).await.status, 403, "{headers:?}");
+    }
+    for path in ["/debug/feeds", "/readyz", "/livez", "/", PODS] {
+        assert_eq!(app.metrics_client().get(path).await.status, 404, "{path}");
+    }
+    assert_eq!(app.metrics_client().request(Method::POST, "/metrics").send().await.status, 405);
+}
+
+/// Otherwise whoever reaches the port could keep the thread that answers probes.
+#[tokio::test]
+async fn metrics_are_rendered_once_a_second_however_often_they_are_read() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = with_ports(direct::app(&up)).run().await;
+    let scrape = async || app.metrics_client().get("/metrics").await.text();
+    assert_eq!(app.get("/version").await.status, 200);
+    let mut compared = false;
+    for _ in 0..20 {
+        let (began, before) = (Instant::now(), scrape().await);
+        assert_eq!(app.get("/version").await.status, 200);
+        let after = scrape().await;
+        if began.elapsed() < Duration::from_secs(1) && before.contains("kube_fanout_forwarded_total{") {
+            // The text may have been as old as a second when it was read first.
+            compared |= before == after;
+        }
+    }
+    assert!(compared, "two texts within a second were never the same");
+    let before = metric(&scrape().await, "kube_fanout_forwarded_total", "non_resource");
+    assert_eq!(app.get("/version").await.status, 200);
+    let counted = || async { metric(&scrape().await, "kube_fanout_forwarded_total", "non_resource") > before };
+    direct::eventually("it is rendered again", counted).await;
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_keep_no_probe_out() {
+    let up = demo::upstream().run().await;
+    let app = with_ports(direct::app(&up)).run().await;
+    for client in [app.healthz_client(), app.metrics_client()] {
+        let mut silent = Vec::new();
+        for _ in 0..=CONNECTIONS_MAX {
+            silent.push(client.connect().await.expect("a connection"));
+        }
+        assert!([200, 404].contains(&client.get("/livez").await.status));
+        let read = within("the oldest goes", silent[0].read(&mut [0])).await;
+        assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_of_health_or_metrics_that_is_taken_is_named() {
+    let up = demo::upstream().run().await;
+    let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let taken = holder.local_addr().expect("a port");
+    let change: [fn(&mut Serve, SocketAddr); 2] =
+        [|config, at| config.healthz = Some(at), |config, at| config.metrics = Some(at)];
+    for change in change {
+        match direct::app(&up).with(|config| change(config, taken)).try_run().await.err() {
+            Some(StartError::Bind { address, .. }) => assert_eq!(address, Address::Tcp(taken)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn health_and_metrics_may_be_for_all_interfaces_on_ports_of_their_own() {
+    let check = |flags: &[&str]| run(&[&["config", "check"], flags].concat());
+    let (health, metrics) = ("--healthz-bind-address", "--metrics-bind-address");
+    for flags in [
+        &[health, "0.0.0.0:10256", metrics, "[::]:10249"][..],
+        &[health, "off", metrics, "off", "--admin", "off"],
+        &[health, "10.1.2.3:80", metrics, "10.1.2.4:80"],
+    ] {
+        let output = check(flags);
+        assert_eq!(output.code, Some(0), "{flags:?}: {}", output.stderr);
+    }
+    for (flags, said) in [
+        (&[health, "unix:/run/health.sock"][..], "healthzBindAddress: unix:/run/health.sock is no IP:PORT"),
+        (&[metrics, "10249"], "metricsBindAddress: \"10249\" is not an address"),
+        (&[health, "127.0.0.1:8001"], "127.0.0.1:8001 is named twice"),
+        (&[health, "0.0.0.0:10256", metrics, "0.0.0.0:10256"], "0.0.0.0:10256 is named twice"),
+    ] {
+        let output = check(flags);
+        assert_eq!(output.code, Some(78), "{flags:?}");
+        assert!(output.stderr.contains(said), "{said}: {}", output.stderr);
+    }
+}

@@ -1,0 +1,106 @@
+//! Readiness tells of preloaded feeds that are without their stream for too long (O3), and the `health` command (O5).
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use kube_fanout::demo;
+use kube_fanout::net::Address;
+
+use crate::direct::{self, Dir, PODS};
+use crate::process::run;
+
+const ANY: &str = "/api/v1/pods?resourceVersion=0";
+const NOT_READY: &str = "[-]stream of pods not ready\n";
+
+#[tokio::test]
+async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive() {
+    let up = demo::upstream().pods(3).run().await;
+    let soon = |config: &mut kube_fanout::config::Serve| config.ready_stale_max = Some(Duration::from_millis(50));
+    let app = direct::app(&up).preload("pods").with(soon).run().await;
+    let is = async |code: u16| {
+        direct::eventually("readiness", || async { app.admin("/readyz").await.status == code }).await;
+        app.admin("/readyz").await.text()
+    };
+    assert!(!is(200).await.contains("stream of"));
+    for _ in 0..2 {
+        up.faults().down().await;
+        assert!(is(503).await.starts_with(NOT_READY));
+        assert_eq!(app.admin("/livez").await.status, 200, "to start it again would lose what it has");
+        assert!(app.get(ANY).await.is_cached(), "whoever comes all the same is answered");
+        up.faults().up().await;
+        assert!(!is(200).await.contains("stream of"));
+    }
+}
+
+/// All replicas have the same upstream: were they not ready at once, nobody would be told what they have.
+#[tokio::test]
+async fn a_short_outage_and_feeds_that_were_not_preloaded_leave_it_ready() {
+    let up = demo::upstream().pods(3).run().await;
+    let patient = direct::app(&up).preload("pods").run().await;
+    let for_ever = direct::app(&up).preload("pods").with(|config| config.ready_stale_max = None).run().await;
+    let at_once = |config: &mut kube_fanout::config::Serve| config.ready_stale_max = Some(Duration::ZERO);
+    let others = direct::app(&up).with(at_once).run().await;
+    for app in [&patient, &for_ever, &others] {
+        assert!(app.get(ANY).await.is_cached());
+        direct::eventually("ready", || async { app.admin("/readyz").await.status == 200 }).await;
+    }
+    up.faults().down().await;
+    for app in [&patient, &for_ever, &others] {
+        app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+        let ready = app.admin("/readyz").await;
+        assert!(ready.status == 200 && ready.text().contains("stale for"), "{}", ready.text());
+    }
+}
+
+#[test]
+fn how_long_a_feed_may_be_without_its_stream_is_said_in_the_file() {
+    let dir = Dir::new();
+    for (text, code) in [("readyStaleMax: 90s", 0), ("readyStaleMax: 0s", 0), ("readyStaleMax: soon", 78)] {
+        let file = dir.file("config.yaml", text);
+        let output = run(&["config", "check", "--config", file.to_str().expect("a path")]);
+        assert_eq!(output.code, Some(code), "{text}: {}", output.stderr);
+    }
+}
+
+#[tokio::test]
+async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let socket = dir.join("admin.sock");
+    let ports = |config: &mut kube_fanout::config::Serve| {
+        config.healthz = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.admin = Some(Address::Unix(socket.clone()));
+    };
+    let app = direct::app(&up).preload("nosuchthings").with(ports).run().await;
+    app.discovered().await;
+    let url = app.healthz_client().url();
+    let address = url.trim_start_matches("http://");
+    let waits = || async { app.healthz_client().get("/readyz").await.text().starts_with("[-]preload") };
+    direct::eventually("it waits for one", waits).await;
+    let configured = dir.file("health.yaml", &format!("healthzBindAddress: {address}\nadmin: off\n"));
+    let on_socket = dir.file("admin.yaml", &format!("admin: unix:{}\n", socket.display()));
+    let (configured, on_socket) = (configured.to_str().expect("a path"), on_socket.to_str().expect("a path"));
+    let (ready, pods) = (format!("{url}/readyz"), format!("{url}{PODS}"));
+    let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mute = format!("http://{}", mute.local_addr().expect("bound"));
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let nobody = format!("http://{nobody}");
+    for (arguments, code, said) in [
+        (&[url.as_str()][..], 0, "/livez: 200 ok\n"),
+        (&["--healthz-bind-address", address], 0, "/livez: 200 ok\n"),
+        (&["--config", configured], 0, "/livez: 200 ok\n"),
+        (&["--config", on_socket], 0, "admin.sock/livez: 200 ok\n"),
+        (&[&ready], 1, "503 [-]preload nosuchthings not ready; readyz check failed\n"),
+        (&[&pods], 1, "404 \n"),
+        (&[&nobody], 2, "refused"),
+        (&[&mute, "--timeout", "50ms"], 2, "no answer in time\n"),
+        (&["https://127.0.0.1:1"], 2, "neither http://HOST:PORT"),
+        (&["--timeout", "soon"], 64, "soon"),
+    ] {
+        let output = run(&[&["health"], arguments].concat());
+        assert_eq!(output.code, Some(code), "{arguments:?}: {}{}", output.stdout, output.stderr);
+        let line = if code < 2 { &output.stdout } else { &output.stderr };
+        assert!(line.contains(said), "{arguments:?}: {line}");
+        assert!(code == 64 || line.lines().count() == 1, "{line}");
+    }
+}

@@ -1,0 +1,84 @@
+//! Every parser of what peers send, on bytes that no peer should: the corpus as it is, and changes of it.
+//!
+//! The changes are drawn from a seed, and the same ones each time, so that this fails for a change of the code and for
+//! nothing else. `make fuzz` looks further, guided by what the code does (`fuzz/`), or, without cargo-fuzz, with other
+//! seeds and for longer (`FUZZ_SECONDS`, `FUZZ_SEED`).
+
+#[path = "fuzz/changes.rs"]
+mod changes;
+#[path = "fuzz/targets.rs"]
+mod targets;
+
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use changes::Changes;
+use targets::{TARGETS, Target};
+
+/// Changes of the corpus that each target is given, where no time is set.
+const CHANGES: u64 = 4_000;
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus")
+}
+
+/// What there is for a target, in the order of its names.
+fn inputs(target: &str) -> Vec<Vec<u8>> {
+    let folder = std::fs::read_dir(corpus().join(target)).unwrap_or_else(|error| panic!("{target}: {error}"));
+    let mut files: Vec<_> = folder.map(|file| file.expect("a file").path()).collect();
+    files.sort();
+    files.into_iter().map(|file| std::fs::read(file).expect("a file")).collect()
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// Gives an input to a target; one that fails is kept, and how to run it again is said.
+fn run((name, target): Target, input: &[u8]) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) {
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));
+        let _ = std::fs::write(&kept, input);
+        let _ = writeln!(std::io::stderr(), "{name}: {} bytes, kept in {}", input.len(), kept.display());
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn what_is_in_the_corpus_is_read_or_refused() {
+    for target in TARGETS {
+        let inputs = inputs(target.0);
+        assert!(inputs.len() > 2, "{}: a corpus that says something", target.0);
+        inputs.iter().for_each(|input| run(target, input));
+    }
+}
+
+#[test]
+fn whatever_is_made_of_it_is_read_or_refused_as_well() {
+    let (seconds, seed) = (number("FUZZ_SECONDS"), number("FUZZ_SEED").unwrap_or(1));
+    let only = std::env::var("FUZZ_TARGET").ok();
+    for target in TARGETS.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+        let (mut changes, began) = (Changes::new(inputs(target.0), seed), Instant::now());
+        let mut runs = 0_u64;
+        while seconds.map_or(runs < CHANGES, |seconds| began.elapsed() < Duration::from_secs(seconds)) {
+            run(target, &changes.next());
+            runs += 1;
+        }
+        let per_second = runs as f64 / began.elapsed().as_secs_f64();
+        let _ = writeln!(std::io::stderr(), "{}: {runs} inputs, {per_second:.0} a second, seed {seed}", target.0);
+    }
+}
+
+#[test]
+fn the_corpus_is_small_and_every_folder_is_a_targets() {
+    let mut bytes = 0;
+    for folder in std::fs::read_dir(corpus()).expect("a corpus") {
+        let folder = folder.expect("a folder");
+        let name = folder.file_name().into_string().expect("text");
+        assert!(TARGETS.iter().any(|(target, _)| *target == name), "{name} is nobody's");
+        bytes += inputs(&name).iter().map(Vec::len).sum::<usize>();
+    }
+    assert!(bytes < 200_000, "{bytes} bytes");
+}

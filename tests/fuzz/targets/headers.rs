@@ -1,0 +1,46 @@
+//! What is read of a request's headers about who sends it, and what crosses of them.
+
+use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderValue, Uri};
+use kube_fanout::auth::{BrowserGuard, Hosts, Impersonation, PageOrigin};
+use kube_fanout::upstream::{inspect, is_impersonation, strip_hop_by_hop};
+
+use super::text;
+
+/// Lines of a head, `NAME: VALUE` each; the first one is the request's target.
+pub fn headers(input: &[u8]) {
+    let mut lines = input.split(|byte| *byte == b'\n');
+    let target = text(lines.next().unwrap_or_default()).parse().unwrap_or(Uri::from_static("/"));
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+        let (name, value) = (HeaderName::from_bytes(&line[..colon]), HeaderValue::from_bytes(&line[colon + 1..]));
+        if let (Ok(name), Ok(value)) = (name, value) {
+            headers.append(name, value);
+        }
+    }
+    let named = headers.keys().any(is_impersonation);
+    match Impersonation::of(&headers) {
+        // Nobody is taken for somebody by a header that is not there.
+        Ok(somebody) => assert!(somebody.is_none() || named, "{headers:?}"),
+        Err(_) => assert!(named, "{headers:?}"),
+    }
+    let _ = inspect(&headers);
+    let allowed = vec!["https://example.com".parse::<PageOrigin>().expect("an origin")];
+    for tls in [true, false] {
+        let guard = BrowserGuard::new(tls, Hosts::new(&["example.com".to_owned()]), allowed.clone());
+        let _ = (guard.check(&target, &headers), guard.check_site(&headers));
+    }
+    let listed = listed(&headers);
+    strip_hop_by_hop(&mut headers);
+    for name in listed.iter().chain([&CONNECTION, &TRANSFER_ENCODING, &UPGRADE]) {
+        assert!(!headers.contains_key(name), "{name} crosses: {headers:?}");
+    }
+}
+
+/// The names that `Connection` lists.
+fn listed(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok());
+    names.collect()
+}

@@ -1,0 +1,121 @@
+//! Requests, as clients send them.
+
+use kube_fanout::kube::{
+    Attributes, FieldSelector, FieldTable, GetOptions, Gvr, LabelSelector, ListOptions, ObjectKey, Offers, Operator,
+    Query, RequestInfo, Requirement, asks_for, check_timeout, negotiate, pretty, reaches_inside, router_accepts,
+};
+
+use super::{choice, text};
+
+/// A selector that is read is written so that it is read as the same, and matches what its terms do one by one.
+pub fn selectors(input: &[u8]) {
+    let text = text(input);
+    if let Ok(selector) = LabelSelector::parse(&text) {
+        let canonical = selector.to_string();
+        // Sorting may make it longer than what may be asked.
+        if let Ok(again) = LabelSelector::parse(&canonical) {
+            assert_eq!(again, selector, "{canonical:?}");
+            assert_eq!(again.to_string(), canonical);
+        } else {
+            assert!(canonical.len() > text.len(), "{canonical:?} is no selector");
+        }
+        for object in objects(&selector) {
+            let expected = one_by_one(&selector, &object);
+            assert_eq!(selector.matches(&object), expected, "{canonical:?} {object:?}");
+            assert!(!(expected && selector.is_impossible()), "{canonical:?}");
+        }
+    }
+    let Ok(selector) = FieldSelector::parse(&text) else { return };
+    let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+    let Ok(matcher) = selector.compile(&table) else { return };
+    let values = vec![""; table.fields.len()];
+    let object = Attributes::new::<&str, _>(&[], &values);
+    let (name, namespace) = (matcher.required_name(), matcher.required_namespace());
+    let own = ObjectKey::new(namespace.unwrap_or("a"), name.unwrap_or("b"));
+    let matches = matcher.matches(&own, &object);
+    assert!(!(matches && matcher.is_impossible()), "{text:?}");
+    if name.is_some_and(|name| name != "other") {
+        assert!(!matcher.matches(&ObjectKey::new(own.namespace(), "other"), &object), "{text:?}");
+    }
+    if matcher.is_empty() {
+        assert!(matches, "{text:?}");
+    }
+}
+
+/// Objects that have what a selector asks for, or not quite.
+fn objects(selector: &LabelSelector) -> Vec<Attributes> {
+    let mut keys: Vec<&str> = selector.requirements().iter().map(Requirement::key).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let value_of = |key: &str, nth: usize| {
+        let values = selector.requirements().iter().filter(|requirement| requirement.key() == key);
+        let values: Vec<&str> = values.flat_map(Requirement::values).map(|value| &**value).collect();
+        if values.is_empty() { "x".to_owned() } else { values[nth % values.len()].to_owned() }
+    };
+    let with = |nth: usize, skip: usize| {
+        let labels: Vec<_> = keys.iter().enumerate().filter(|(at, _)| skip == 0 || at % 2 == skip - 1).collect();
+        let labels: Vec<_> = labels.into_iter().map(|(_, key)| ((*key).to_owned(), value_of(key, nth))).collect();
+        Attributes::new::<String, &str>(&labels, &[])
+    };
+    (0..3).flat_map(|nth| (0..3).map(move |skip| (nth, skip))).map(|(nth, skip)| with(nth, skip)).collect()
+}
+
+/// One after the other, as the apiserver does.
+fn one_by_one(selector: &LabelSelector, object: &Attributes) -> bool {
+    selector.requirements().iter().all(|requirement| {
+        let values = requirement.values();
+        let number = |text: &str| text.parse::<i64>().ok();
+        match (requirement.operator(), object.label(requirement.key())) {
+            (Operator::Exists, value) => value.is_some(),
+            (Operator::DoesNotExist, value) => value.is_none(),
+            (Operator::NotIn | Operator::NotEquals, None) => true,
+            (Operator::NotIn | Operator::NotEquals, Some(value)) => !values.iter().any(|of| **of == *value),
+            (_, None) => false,
+            (Operator::GreaterThan, Some(value)) => number(value) > number(&values[0]),
+            (Operator::LessThan, Some(value)) => number(value).is_some_and(|value| Some(value) < number(&values[0])),
+            (_, Some(value)) => values.iter().any(|of| **of == *value),
+        }
+    })
+}
+
+const METHODS: [&str; 8] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"];
+
+/// A request line, `PATH?QUERY`, and behind a line break an `Accept` header.
+pub fn requests(input: &[u8]) {
+    let (first, rest) = choice(input);
+    let rest = text(rest);
+    let (target, accept) = rest.split_once('\n').unwrap_or((&rest, ""));
+    let (path, raw) = target.split_once('?').unwrap_or((target, ""));
+    let query = Query::parse(raw);
+    assert_eq!(query.raw(), raw);
+    let info = RequestInfo::parse(METHODS[first % METHODS.len()], path, &query);
+    let _ = reaches_inside(path, info.as_ref().ok());
+    if let Ok(info) = &info
+        && info.is_canonical
+    {
+        assert_eq!(info.path, path, "a canonical path is read as it is");
+        let again = RequestInfo::parse(METHODS[first % METHODS.len()], &info.path, &query).expect("it was read");
+        assert_eq!(again, *info);
+    }
+    options(&query);
+    for accept in [None, Some(accept)] {
+        for offers in [Offers::BUILTIN, Offers::CUSTOM, Offers::ERROR, Offers::BUILTIN.in_json()] {
+            let _ = (negotiate(accept, offers), negotiate(accept, offers.watching()), router_accepts(accept, offers));
+            let _ = pretty(&query, accept, accept, offers);
+        }
+        let _ = asks_for(accept, "Table", "meta.k8s.io", "v1");
+    }
+}
+
+fn options(query: &Query) {
+    let _ = (check_timeout(query), GetOptions::decode(query).map(|options| options.version_match()));
+    let Ok(options) = ListOptions::decode(query) else { return };
+    let options = options.defaulted();
+    let is_refused = options.validate(options.watch).is_err();
+    let (plan, start) = (options.list_plan(), options.watch_start());
+    if is_refused {
+        return;
+    }
+    // What is valid has a meaning, but for tokens and versions, which only their readers know.
+    let _ = (options.is_watch_list(), options.continue_from(), plan, start);
+}

@@ -1,0 +1,174 @@
+//! Watches and lists, as upstream sends them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kube_fanout::kube::{FieldTable, Gvr, MetaVersion, ResourceVersion};
+use kube_fanout::wire::{
+    BookmarkTemplate, Encoding, Envelope, FrameSplitter, JsonLayout, Lengths, ListMeta, Object, ObjectReader, Renderer,
+    Representation, WatchItem, WireError, websocket_payload,
+};
+
+use super::choice;
+
+/// Every encoding and layout that a feed can have.
+const FEEDS: [(Encoding, JsonLayout); 5] = [
+    (Encoding::Json, JsonLayout::BuiltIn),
+    (Encoding::Json, JsonLayout::Custom),
+    (Encoding::Protobuf, JsonLayout::BuiltIn),
+    (Encoding::Table, JsonLayout::BuiltIn),
+    (Encoding::Table, JsonLayout::Custom),
+];
+
+const FRAME_MAX: usize = 1 << 16;
+
+/// One feed: how it is read, and written.
+struct Feed {
+    reader: ObjectReader,
+    envelope: Envelope,
+}
+
+impl Feed {
+    fn of(choice: usize) -> Self {
+        let (encoding, layout) = FEEDS[choice % FEEDS.len()];
+        let (api_version, kind, fields) = match layout {
+            JsonLayout::BuiltIn => ("v1", "Pod", FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)),
+            JsonLayout::Custom => {
+                let fields = FieldTable::of_custom(&[".spec.color".to_owned()], true);
+                ("verify.kube-fanout.io/v1", "Sample", fields)
+            }
+        };
+        let reader = ObjectReader::new(encoding, layout, Arc::new(fields)).expecting(api_version, kind);
+        Self { reader, envelope: Envelope::new(encoding, api_version, kind, layout) }
+    }
+}
+
+/// Frames of a stream, and how it was left: whole, in the middle of a frame, or with one that is too large.
+fn split<'a>(encoding: Encoding, max: usize, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<Bytes>, &'static str) {
+    let (mut splitter, mut frames) = (FrameSplitter::new(encoding, max), Vec::new());
+    for chunk in chunks {
+        splitter.push(chunk);
+        loop {
+            match splitter.next_frame() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(_) => return (frames, "too large"),
+            }
+        }
+    }
+    (frames, if splitter.finish().is_ok() { "whole" } else { "torn" })
+}
+
+/// A stream that comes in any pieces has the same frames, whose bytes are the stream's.
+pub fn frames(input: &[u8]) {
+    let (first, stream) = choice(input);
+    let encoding = [Encoding::Json, Encoding::Protobuf][first % 2];
+    let max = [40, FRAME_MAX][first / 2 % 2];
+    let expected = split(encoding, max, [stream].into_iter());
+    let joined = expected.0.concat();
+    assert_eq!(stream.get(..joined.len()), Some(joined.as_slice()), "frames are the stream's own bytes");
+    assert!(expected.1 != "whole" || joined.len() == stream.len());
+    for size in [1, 2 + first / 4, 1 + stream.len() / 2] {
+        assert_eq!(split(encoding, max, stream.chunks(size)), expected, "in pieces of {size}");
+    }
+}
+
+/// A frame that is read is one that we would write; an object of it has another version when it is given one.
+pub fn events(input: &[u8]) {
+    let (first, frame) = choice(input);
+    let Feed { reader, envelope } = Feed::of(first);
+    let frame = Bytes::copy_from_slice(frame);
+    let _ = websocket_payload(envelope.encoding(), &frame);
+    let _ = reader.object(&frame);
+    match reader.watch_event(frame) {
+        Ok(WatchItem::Change { event_type, object, frame }) => {
+            assert_eq!(envelope.frame(event_type, object.body()), frame, "it is written as it came");
+            assert_eq!(envelope.frame_len(event_type, object.body().len()), frame.len());
+            for version in [7, object.rv.0, u64::MAX] {
+                let version = ResourceVersion(version);
+                let again = reader.watch_event(envelope.frame(event_type, &object.restamped(version)));
+                let Ok(WatchItem::Change { object: again, .. }) = again else { panic!("restamped: {again:?}") };
+                assert_eq!((&again.key, again.rv), (&object.key, version));
+                assert!(again.attributes == object.attributes);
+            }
+            if envelope.encoding() != Encoding::Table {
+                let whole = reader.object(&envelope.object(object.body())).expect("an object by itself");
+                assert_eq!((&whole.key, whole.rv), (&object.key, object.rv));
+            }
+            derived(&envelope, &object);
+        }
+        Ok(WatchItem::Bookmark { object, .. }) => {
+            let Ok(template) = BookmarkTemplate::from_object(&envelope, &object) else { return };
+            for (version, end) in [(ResourceVersion(5), true), (ResourceVersion(u64::MAX), false)] {
+                match reader.watch_event(template.frame(version, end)) {
+                    Ok(WatchItem::Bookmark { rv, initial_events_end, .. }) => {
+                        assert_eq!((rv, initial_events_end), (version, end));
+                    }
+                    other => panic!("a bookmark of ours: {other:?}"),
+                }
+            }
+        }
+        Ok(WatchItem::Error { .. }) | Err(_) => {}
+    }
+}
+
+/// What is derived of an object is an object of the same key and version, in its own encoding.
+fn derived(envelope: &Envelope, object: &Object) {
+    for representation in Representation::ALL {
+        let Some(renderer) = Renderer::derived(representation, envelope, 37) else { continue };
+        let Ok(body) = renderer.body(object.body()) else { continue };
+        let mut put = Vec::new();
+        renderer.put_body(object.body(), &mut put).expect("it was just derived");
+        assert_eq!(put, body, "{representation:?}");
+        let of_metadata = matches!(representation, Representation::Metadata(_, MetaVersion::V1));
+        let (api_version, kind) = if of_metadata {
+            ("meta.k8s.io/v1", "PartialObjectMetadata")
+        } else if representation == Representation::Object(Encoding::Json) {
+            (envelope.api_version(), envelope.kind())
+        } else {
+            continue;
+        };
+        let encoding = renderer.envelope().encoding();
+        let layout = renderer.envelope().shape();
+        let fields = Arc::new(FieldTable::default());
+        let reader = ObjectReader::new(encoding, layout, fields).expecting(api_version, kind);
+        let document = renderer.envelope().object(&body);
+        let read = match reader.object(&document) {
+            Ok(read) => read,
+            // JSON within protobuf, as of managed fields, goes on as Go writes it, which is not asked for UTF-8.
+            Err(WireError::NotUtf8) if envelope.encoding() == Encoding::Protobuf => continue,
+            Err(error) => panic!("{representation:?}: {error}: {}", document.escape_ascii()),
+        };
+        assert_eq!((&read.key, read.rv), (&object.key, object.rv), "{representation:?}");
+        assert!(read.attributes.labels().eq(object.attributes.labels()), "{representation:?}");
+    }
+}
+
+/// A page that is read has items of which the same page can be written.
+pub fn pages(input: &[u8]) {
+    let (first, page) = choice(input);
+    let Feed { reader, envelope } = Feed::of(first);
+    let Ok(page) = reader.list(&Bytes::copy_from_slice(page)) else { return };
+    if envelope.encoding() == Encoding::Table {
+        return;
+    }
+    let remaining = (!page.continue_token.is_empty()).then_some(3);
+    let meta =
+        ListMeta { resource_version: page.resource_version, continue_token: page.continue_token.clone(), remaining };
+    let list = envelope.with_list_kind(&page.kind).list(&meta);
+    let mut lengths = Lengths::default();
+    page.items.iter().for_each(|item| lengths.add(item.body().len()));
+    let items_len = list.items_len(lengths);
+    let mut written = list.head(page.items.len(), items_len).to_vec();
+    for (nth, item) in page.items.iter().enumerate() {
+        list.put_item(nth == 0, item.body(), &mut written);
+    }
+    written.extend_from_slice(&list.tail());
+    assert_eq!(written.len(), list.content_length(page.items.len(), items_len));
+    let again = reader.list(&written.into()).expect("a page of ours");
+    let told = |items: &[Object]| items.iter().map(|item| (item.key.clone(), item.rv, item.body().clone())).collect();
+    let (ours, theirs): (Vec<_>, Vec<_>) = (told(&again.items), told(&page.items));
+    assert_eq!(ours, theirs);
+    assert_eq!((again.resource_version, &again.continue_token), (page.resource_version, &page.continue_token));
+    assert_eq!(again.kind, page.kind);
+}
