@@ -1,9 +1,9 @@
 //! Proves that objects of a feed are derived exactly as upstream writes them (R-DERIVE-11).
 //!
 //! At first need every object is derived once, and some are compared with upstream's own bytes at the same version.
-//! From then on one object is compared every minute. A difference, or an object that cannot be derived, ends the
-//! derivation for the whole resource: readers get that representation from upstream, by a feed of its own or passed
-//! through.
+//! From then on one object is compared every minute, if anything has changed since the last one: a proxy at rest asks
+//! nothing. A difference, or an object that cannot be derived, ends the derivation for the whole resource: readers get
+//! that representation from upstream, by a feed of its own or passed through.
 //!
 //! Open watches of a representation that is refused end between two events. Their clients go on from the last version
 //! that they saw, in a feed that starts where the oldest of them was. The log says which field could not be derived.
@@ -11,11 +11,12 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::{Feeds, RenderingRefusal};
@@ -45,6 +46,15 @@ struct Known {
     /// The release that objects were compared with, and how many.
     release: Option<u32>,
     compared: usize,
+    /// The state that was compared last.
+    sampled: Option<StateMark>,
+}
+
+/// What has come to a feed so far: between two equal marks its objects have not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StateMark {
+    history: u64,
+    events: u64,
 }
 
 /// The result of a comparison with upstream.
@@ -64,7 +74,7 @@ enum Verdict {
 
 /// How many objects are compared before a derivation is used.
 const QUALIFYING_OBJECTS: usize = 20;
-/// The time between two samples.
+/// The time between two samples, a quarter more or less, so that proxies that begin together do not go on together.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
 /// The time between two samples until as many objects were compared as qualify, for there may not have been so many;
 /// and until it is clear which release upstream runs.
@@ -100,7 +110,7 @@ impl Qualifier {
             let decided = !self.upstream.feed.renderings.all().is_empty();
             tokio::select! {
                 _ = changes.changed() => {}
-                () = sleep_until(Instant::now() + wait), if decided => self.sample(&mut known).await,
+                () = sleep(wait.mul_f64(0.75 + 0.5 * fastrand::f64())), if decided => self.sample(&mut known).await,
             }
         }
     }
@@ -201,13 +211,20 @@ impl Qualifier {
         Ok(())
     }
 
-    /// Compares one object of each derivation, picked at random, and asks whether upstream's release is still the same.
+    /// Compares one object of each derivation, picked at random, and asks whether upstream's release is still the same:
+    /// each if it can have changed, and somebody watches.
     async fn sample(&self, known: &mut Known) {
-        if self.upstream.feed.readers() == 0 {
+        let mark = self.mark();
+        let has_changed = known.sampled != Some(mark);
+        if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
             return;
         }
         // If the release may be another, nothing is compared.
         let Ok(Some(_)) = self.release(known).await else { return };
+        if !has_changed {
+            return;
+        }
+        known.sampled = Some(mark);
         self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
         for renderer in self.upstream.feed.renderings.derived().into_iter().filter(includes_objects) {
@@ -230,6 +247,17 @@ impl Qualifier {
                 Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
             }
         }
+    }
+
+    fn mark(&self) -> StateMark {
+        let feed = &self.upstream.feed;
+        StateMark { history: feed.reader.history(), events: feed.counts.events.load(Ordering::Relaxed) }
+    }
+
+    /// Whether upstream may be of another release and our stream go on: not if the server at its other end was asked on
+    /// that connection, for then the stream would have ended.
+    fn may_be_upgraded(&self, known: &Known) -> bool {
+        known.other.is_some() || !self.written.is_certain()
     }
 
     /// The minor of upstream's release; `None` while it may be another than the one for which derivations were

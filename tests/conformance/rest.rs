@@ -9,10 +9,9 @@ use crate::bed::{self, Ask, Frame, Http, Plan, Proxy, Watch, eventually, rbac, s
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// What an open watch in JSON costs in any case, once a minute: whether its caller still may, and whether what is
-/// derived for it is what upstream writes.
+/// What an open watch costs in any case, once a minute: whether its caller still may.
 const REVIEWS: &str = "access_review";
-const OF_A_WATCH: [&str; 3] = [REVIEWS, "comparison", "discovery"];
+const OF_A_WATCH: [&str; 1] = [REVIEWS];
 /// A bookmark comes once a minute on each stream, whatever else happens.
 const BOOKMARK_BYTES_MAX: u64 = 200;
 
@@ -42,8 +41,9 @@ fn requests(costs: &Costs, of_watches: &[&str]) -> u64 {
 }
 
 /// What it has cost when it has asked for nothing for so long, and what the last of that time has cost.
+/// What is new is compared within six seconds, and not again.
 async fn rested(proxy: &Proxy, of_watches: &[&str]) -> (Costs, Costs) {
-    let quiet = Duration::from_secs(bed::number("REST_SECONDS", 4));
+    let quiet = Duration::from_secs(bed::number("REST_SECONDS", 8));
     let mut last = (Instant::now(), costs(proxy).await);
     eventually("nothing more is asked", async || {
         let now = costs(proxy).await;

@@ -44,7 +44,9 @@ pub fn body(answer: &Answer, exact: bool) -> Body {
     }
     let Ok(document) = serde_json::from_str::<Value>(&text) else { return plain(text) };
     let kind = document["kind"].as_str().unwrap_or_default();
-    let text = json_body(text, kind, &document["metadata"], exact);
+    // A definition may call its lists what it likes.
+    let is_versioned = document["items"].is_array() || kind.ends_with("List") || matches!(kind, "Status" | "Table");
+    let text = if is_versioned { json_body(text, &document["metadata"], exact) } else { text };
     if kind != "Table" {
         return plain(text);
     }
@@ -52,11 +54,7 @@ pub fn body(answer: &Answer, exact: bool) -> Body {
     Body { text, ages }
 }
 
-fn json_body(text: String, kind: &str, metadata: &Value, exact: bool) -> String {
-    if !kind.ends_with("List") && !matches!(kind, "Status" | "Table") {
-        return text;
-    }
-    let mut text = text;
+fn json_body(mut text: String, metadata: &Value, exact: bool) -> String {
     if let Some(token) = metadata["continue"].as_str().filter(|token| !token.is_empty()) {
         text = text.replacen(token, &continue_token(token, exact), 1);
     }

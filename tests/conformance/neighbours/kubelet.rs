@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use rustls::ServerConfig;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -28,10 +28,15 @@ pub struct Kubelet {
 }
 
 const LINES: &[u8] = &[b'z'; 16 << 10];
+const UNSENT_BYTES: u32 = 64 << 10;
 
 impl Kubelet {
     pub async fn start(plane: &Plane) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        // Without it the kernel of this one machine holds megabytes here for each log that nobody reads.
+        socket.set_send_buffer_size(UNSENT_BYTES).expect("a small buffer");
+        socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+        let listener = socket.listen(1024).expect("it listens");
         let port = listener.local_addr().expect("an address").port();
         let (tls, said) = (TlsAcceptor::from(Arc::new(tls())), Arc::<AtomicU64>::default());
         let counter = said.clone();
