@@ -149,11 +149,16 @@ impl DemoPage {
         }
         let next = if next.is_empty() { String::new() } else { format!(r#","continue":"{next}""#) };
         let metadata = format!(r#"{{"resourceVersion":"{revision}"{next}{remaining}}}"#);
-        let head = match form {
+        let mut head = match form {
             Form::Table => table::head(kind, &metadata, true),
             Form::Partial { .. } => list_head("PartialObjectMetadataList", "meta.k8s.io/v1", &metadata),
             Form::Plain => list_head(&kind.list_name(), &kind.api_version(), &metadata),
         };
+        // R-META-1: no other list without items has no list of them either.
+        if matches!(form, Form::Partial { .. }) && self.objects.is_empty() {
+            head.truncate(head.len() - 1);
+            return (head, b"null}\n".to_vec());
+        }
         (head, b"]}\n".to_vec())
     }
 }

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use crate::base::{Backoff, Waits};
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
@@ -79,8 +80,8 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(60);
 /// The time between two samples until as many objects were compared as qualify, for there may not have been so many;
 /// and until it is clear which release upstream runs.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
-/// The wait after a question failed.
-const RETRY: Duration = Duration::from_millis(500);
+/// The waits after questions that failed, while somebody waits for the verdict.
+const RETRY: Waits = Waits { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// How many objects are derived before other tasks run.
 const DERIVED_AT_A_TIME: usize = 64;
 /// How many objects of a second feed are compared in one go.
@@ -89,7 +90,7 @@ const SHADOWED_MAX: usize = 1_000;
 impl Qualifier {
     /// Qualifies what is wanted and samples what is derived, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        let mut known = Known::default();
+        let (mut known, mut retries) = (Known::default(), Backoff::new(RETRY));
         let mut changes = self.upstream.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
@@ -97,10 +98,18 @@ impl Qualifier {
             if known.release != self.upstream.feed.renderings.release() {
                 (known.release, known.compared) = (self.upstream.feed.renderings.release(), 0);
             }
+            let mut is_answered = true;
             for wanted in self.upstream.feed.renderings.wanted() {
-                if !self.qualify(wanted, &mut known).await {
-                    sleep(RETRY).await;
+                is_answered &= self.qualify(wanted, &mut known).await;
+            }
+            if is_answered {
+                retries = Backoff::new(RETRY);
+            } else {
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    () = sleep(retries.failed(Instant::now())) => {}
                 }
+                continue;
             }
             let derives = !self.upstream.feed.renderings.derived().is_empty();
             let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
@@ -445,7 +454,7 @@ mod tests {
             (refused(410), Verdict::Forgotten),
             (refused(403), Verdict::Unanswered),
             (refused(503), Verdict::Unanswered),
-            (Error::Timeout(RETRY), Verdict::Unanswered),
+            (Error::Timeout(SAMPLE_SOON), Verdict::Unanswered),
             (Error::TooLarge(1), Verdict::Unanswered),
             (Error::Unaskable("no path".to_owned()), Verdict::Unanswered),
             (Error::OtherDocument("/version".to_owned()), Verdict::Unanswered),
@@ -462,7 +471,7 @@ mod tests {
             (refused(404), true),
             (refused(401), false),
             (refused(500), false),
-            (Error::Timeout(RETRY), false),
+            (Error::Timeout(SAMPLE_SOON), false),
             (Error::Unaskable("no path".to_owned()), false),
             (Error::OtherRepresentation { asked: "json".to_owned(), answered: None }, false),
         ] {

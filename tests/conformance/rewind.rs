@@ -215,6 +215,9 @@ async fn report(proxy: &Proxy) {
     let said = log.lines().filter(|line| line.contains("went back")).count();
     say(&format!("{feeds} feeds went back; asked: doubt {doubt}, initial {initial}, position {position}; log: {said}"));
     assert_eq!(i64::try_from(said).expect("few"), feeds, "a line a feed");
+    let behind = log.lines().filter(|line| line.contains("upstream is behind our cache")).count();
+    say(&format!("upstream was found behind our cache {behind} times"));
+    assert!(behind <= 20, "{behind} lines: that was for each proof, for as long as it lasted");
     let maps =
         metrics.sum("kube_fanout_upstream_questions_total", &[("question", "doubt"), ("resource", "configmaps.v1")]);
     assert!(maps <= 1, "{maps} lists on a doubt");

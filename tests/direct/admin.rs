@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::Method;
+use kube_fanout::auth::AuthMode;
 use kube_fanout::demo;
 
 use crate::direct::{self, PODS};
@@ -40,6 +41,38 @@ async fn pages_are_read_and_nothing_else() {
     assert_eq!(app.admin("/debug/feeds").await.header("content-type"), Some("application/json"));
     assert_eq!(app.admin("/metrics").await.header("content-type"), Some("text/plain; version=0.0.4"));
     assert_eq!(app.admin("/readyz").await.header("content-type"), Some("text/plain; charset=utf-8"));
+}
+
+/// An operator is told of resources and namespaces, and of nobody's objects: these pages ask nobody who they are.
+#[tokio::test]
+async fn no_page_names_an_object_a_caller_or_a_selector() {
+    let up = demo::upstream().pods(3).run().await;
+    for name in ["walrus", "narwhal"] {
+        up.create_pod("default", name);
+    }
+    up.reviews().give("sesame", "zebediah");
+    up.reviews().allow("zebediah", "default");
+    let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    let caller = app.bearing("sesame");
+    let pods = "/api/v1/namespaces/default/pods";
+    let watch = caller.watch(pods).labels("animal!=gnu").initial_events().await;
+    watch.listed().await;
+    watch.reached(up.delete_pod("default", "narwhal")).await;
+    assert!(caller.get(&format!("{pods}/walrus?resourceVersion=0")).await.is_cached());
+    assert_eq!(caller.get("/api/v1/namespaces/hidden/pods").await.status, 403);
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost"] {
+        let shown = app.admin(path).await;
+        assert_eq!(shown.status, 200, "{path}");
+        for name in ["walrus", "narwhal", "zebediah", "sesame", "gnu", "hidden"] {
+            assert!(!shown.text().contains(name), "{path} names {name}: {}", shown.text());
+        }
+    }
+    // Whoever may only read a namespace is not shown them: on the serving address these paths are upstream's.
+    for path in ["/debug/feeds", "/debug/cost", "/metrics"] {
+        let (ours, theirs) = (caller.get(path).await, direct::straight(&up).get(path).await);
+        assert!(!ours.is_cached() && ours.status == theirs.status, "{path}: {} {}", ours.status, theirs.status);
+        assert!(!ours.text().contains("kube_fanout") && !ours.text().contains("pods.v1"), "{path}");
+    }
 }
 
 #[tokio::test]

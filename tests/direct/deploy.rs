@@ -102,6 +102,29 @@ fn a_central_proxy_reads_no_secrets_and_writes_nothing_but_reviews() {
     }
 }
 
+/// Whoever has the impersonator's token can be anybody: it can do nothing else, and is a central proxy's alone.
+#[test]
+fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alone() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rbac.yaml")).expect("text");
+    let (impersonator, own): (Vec<_>, Vec<_>) =
+        rules(&text).into_iter().partition(|(role, _)| role == "kube-fanout-impersonator");
+    assert!(!impersonator.is_empty() && !own.is_empty());
+    assert!(impersonator.iter().all(|(_, rule)| list(rule, "verbs") == ["impersonate"]), "{impersonator:?}");
+    assert!(own.iter().all(|(_, rule)| !list(rule, "verbs").contains(&"impersonate")), "{own:?}");
+    let is_binding = |document: &Value| document["kind"].as_str().is_some_and(|kind| kind.ends_with("Binding"));
+    let bindings = || documents(&text).filter(is_binding);
+    for binding in bindings() {
+        let (role, subjects) = (&binding["roleRef"]["name"], &binding["subjects"]);
+        assert_eq!(subjects.as_array().map(Vec::len), Some(1), "{binding}");
+        assert_eq!(&subjects[0]["name"], role, "each role is for the account of its name: {binding}");
+    }
+    assert!(bindings().count() >= 2);
+    for (name, text) in deployed() {
+        let names_it = text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains("impersonator"));
+        assert!(!names_it || name.ends_with("/rbac.yaml"), "{name}");
+    }
+}
+
 /// Its container may take so much, and feeds half of it unless a configuration says otherwise: src/config/memory.rs.
 #[test]
 fn the_sidecars_limit_leaves_room_beside_the_feeds() {

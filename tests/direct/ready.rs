@@ -29,6 +29,8 @@ async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive
         assert!(app.get(ANY).await.is_cached(), "whoever comes all the same is answered");
         up.faults().up().await;
         assert!(!is(200).await.contains("stream of"));
+        // Nothing is shown until the server at the other end of the new stream has said of which release it is.
+        direct::eventually("its state is shown", || async { app.get(ANY).await.is_cached() }).await;
     }
 }
 

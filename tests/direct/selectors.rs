@@ -217,6 +217,27 @@ async fn a_watch_whose_selector_is_dear_is_upstreams() {
     assert_eq!((named("key-149"), named("key-000")), (1, 1), "one of the two went upstream: {asked:?}");
 }
 
+/// What a list asks for is asked of each object: of many objects not everything can be asked here.
+#[tokio::test]
+async fn a_list_whose_selector_is_dear_for_so_many_objects_is_upstreams() {
+    let up = demo::upstream().pods(12_000).seed(24).remember_requests(true).run().await;
+    let app = direct::app(&up).run().await;
+    let keys = joined(1_500, |n| format!("%21{n:x}"));
+    let sets = joined(300, |n| format!("{n:x}"));
+    let dear = format!("{PODS}?labelSelector={keys},%21{}/long-name,app%20notin%20({sets})", "p".repeat(250));
+    assert!(app.get(&format!("{PODS}?labelSelector=%21a&limit=5")).await.is_cached());
+    let (ours, theirs) =
+        (app.get(&format!("{dear}&limit=5")).await, straight(&up).get(&format!("{dear}&limit=5")).await);
+    assert_alike("a dear list", &ours, &theirs);
+    assert!(!ours.is_cached() && ours.status == 200 && ours.items().len() == 5, "{}", ours.text());
+    let asked = direct::asked_by_proxies(&up, PODS);
+    assert_eq!(asked.iter().filter(|query| query.contains("long-name")).count(), 1, "it passed through");
+    let metrics = app.admin("/metrics").await.text();
+    let counted =
+        metrics.lines().find(|line| line.starts_with("kube_fanout_forwarded_total") && line.contains("dear_"));
+    assert!(counted.is_some_and(|line| line.ends_with(" 1")), "{counted:?}");
+}
+
 /// Ten thousand watches of one caller hold no more with long selectors.
 #[tokio::test]
 async fn a_watch_with_a_long_selector_takes_the_place_of_several() {

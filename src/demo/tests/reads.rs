@@ -197,6 +197,8 @@ async fn forms_are_negotiated() {
         (&json!("PartialObjectMetadataList"), &json!("PartialObjectMetadata"))
     );
     assert!(list["items"][0].get("spec").is_none());
+    let empty = Client::of(&up).accept(partial).get("/api/v1/namespaces/none/pods").await;
+    assert!(empty.text().ends_with("},\"items\":null}\n"), "{}", empty.text());
 
     let refused = Client::of(&up).accept("application/vnd.kubernetes.protobuf").get("/api/v1/pods").await;
     assert_eq!(refused.status, 406);
