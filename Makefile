@@ -153,9 +153,9 @@ corpus: ## Write the corpus of the fuzz targets anew, from a real apiserver
 	CORPUS_WRITE=1 $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture corpus::
 
 .PHONY: neighbours
-neighbours: ## Refused requests, unread logs, guessed tokens: the watches of others go on (SECONDS=60 UNREAD=1000)
+neighbours: ## Refused requests, unread logs, guessed tokens: the watches of others go on (SECONDS=60 UNREAD=400)
 	@tests/kube/build.sh
-	NEIGHBOURS_SECONDS=$(SECONDS) NEIGHBOURS_UNREAD=$(or $(UNREAD),1000) \
+	NEIGHBOURS_SECONDS=$(SECONDS) NEIGHBOURS_UNREAD=$(or $(UNREAD),400) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 neighbours::
 
 STEADY ?= 3600
