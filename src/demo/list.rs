@@ -154,7 +154,7 @@ impl DemoPage {
             Form::Partial { .. } => list_head("PartialObjectMetadataList", "meta.k8s.io/v1", &metadata),
             Form::Plain => list_head(&kind.list_name(), &kind.api_version(), &metadata),
         };
-        // R-META-1: no other list without items has no list of them either.
+        // Without items the apiserver writes `null` in metadata lists, and `[]` in all others (R-META-1).
         if matches!(form, Form::Partial { .. }) && self.objects.is_empty() {
             head.truncate(head.len() - 1);
             return (head, b"null}\n".to_vec());

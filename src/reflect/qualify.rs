@@ -102,15 +102,14 @@ impl Qualifier {
             for wanted in self.upstream.feed.renderings.wanted() {
                 is_answered &= self.qualify(wanted, &mut known).await;
             }
-            if is_answered {
-                retries = Backoff::new(RETRY);
-            } else {
+            if !is_answered {
                 tokio::select! {
                     _ = changes.changed() => {}
                     () = sleep(retries.failed(Instant::now())) => {}
                 }
                 continue;
             }
+            retries = Backoff::new(RETRY);
             let derives = !self.upstream.feed.renderings.derived().is_empty();
             let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
             let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
@@ -220,8 +219,8 @@ impl Qualifier {
         Ok(())
     }
 
-    /// Compares one object of each derivation, picked at random, and asks whether upstream's release is still the same:
-    /// each if it can have changed, and somebody watches.
+    /// Compares one object of each derivation, picked at random, if objects have changed since the last sample. Asks
+    /// whether upstream's release is still the same, if it can be another. Does nothing while nobody watches.
     async fn sample(&self, known: &mut Known) {
         let mark = self.mark();
         let has_changed = known.sampled != Some(mark);

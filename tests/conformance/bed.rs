@@ -21,6 +21,7 @@ mod proxy;
 mod raw;
 pub mod rbac;
 mod seed;
+mod times;
 mod watch;
 
 use std::any::Any;
@@ -43,6 +44,7 @@ pub use process::{Process, kube_fanout};
 pub use proxy::{Plan, Proxy};
 pub use raw::read_until_quiet;
 pub use seed::Seed;
+pub use times::Times;
 pub use watch::{Ended, Event, Watch, outline};
 
 /// The longest wait, unless a test states another. Nothing takes that long unless it is broken, even on a busy machine.

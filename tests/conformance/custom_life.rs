@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Answer, Ask, Ended, Event, Http, Pair, Plan, eventually, outline, say, unique, version_of};
+use crate::bed::{
+    self, Answer, Ask, Ended, Event, Http, Pair, Plan, Times, eventually, outline, say, unique, version_of,
+};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// Definitions that are made and changed to see how long it takes until that is served.
@@ -121,11 +123,6 @@ fn names(answer: &Answer) -> Vec<String> {
     items.iter().map(|item| item["metadata"]["name"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-fn summary(mut times: Vec<Duration>) -> String {
-    times.sort();
-    format!("p50 {:.2?}, max {:.2?} of {}", times[times.len() / 2], times[times.len() - 1], times.len())
-}
-
 #[tokio::test]
 async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_it_is_now() {
     let Some(pair) = Pair::new().await else { return };
@@ -161,8 +158,8 @@ async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_
         changed.push(since.elapsed());
     }
     assert!(created.iter().chain(&changed).all(|took| *took < Duration::from_secs(10)), "{created:?} {changed:?}");
-    say(&format!("from a definition's creation to its first cached answer: {}", summary(created)));
-    say(&format!("from a definition's change to an answer by it: {}", summary(changed)));
+    say(&format!("from a definition's creation to its first cached answer: {}", Times::of(created)));
+    say(&format!("from a definition's change to an answer by it: {}", Times::of(changed)));
 }
 
 #[tokio::test]
@@ -366,32 +363,13 @@ async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers
         eventually("the definition is gone", gone).await;
         defined.pair.same(Ask::get(&path)).await;
     }
-    let [directly, through] = took.map(Tail::of);
-    say(&format!(
-        "lists while a definition goes, {LISTING} clients: directly {directly:.2?}, through the proxy {through:.2?}"
-    ));
-    assert!(through.p99 < 5 * directly.p99 + WAITED_IN_VAIN, "{directly:?} {through:?}");
+    let [directly, through] = took.map(Times::of);
+    say(&format!("lists while a definition goes, {LISTING} clients: directly {directly}, through the proxy {through}"));
+    assert!(through.at(99) < 5 * directly.at(99) + WAITED_IN_VAIN, "{directly}; {through}");
 }
 
 /// Less than what was waited for once: three seconds, for a version that never came.
 const WAITED_IN_VAIN: Duration = Duration::from_secs(2);
-
-#[derive(Debug)]
-#[expect(dead_code, reason = "what is not judged is shown")]
-struct Tail {
-    p50: Duration,
-    p99: Duration,
-    max: Duration,
-    count: usize,
-}
-
-impl Tail {
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort();
-        let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-        Self { p50: at(50), p99: at(99), max: at(100), count: times.len() }
-    }
-}
 
 #[tokio::test]
 async fn a_conversion_that_fails_fails_as_upstream_says() {

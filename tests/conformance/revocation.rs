@@ -11,7 +11,7 @@ use futures_util::{StreamExt, future, stream};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::bed::{self, Ask, Ended, Event, Http, Watch, eventually, number, say};
+use crate::bed::{self, Ask, Ended, Event, Http, Times, Watch, eventually, number, say};
 use right::{Bench, Loss, Right};
 
 /// How long a broken watch is waited for, beyond its bound.
@@ -121,10 +121,7 @@ async fn let_in(caller: &Http, loss: Loss, ask: &Ask) -> Option<String> {
 }
 
 fn summary(outlived: &[Outlived]) -> String {
-    let mut lasted: Vec<_> = outlived.iter().map(|outlived| outlived.lasted).collect();
-    lasted.sort();
-    let at = |hundredth: usize| lasted[(lasted.len() * hundredth / 100).min(lasted.len() - 1)];
+    let lasted = Times::of(outlived.iter().map(|outlived| outlived.lasted).collect());
     let wrong = outlived.iter().filter(|outlived| !outlived.wrong.is_empty()).count();
-    let (p50, p99, max) = (at(50), at(99), at(100));
-    format!("{} trials, p50 {p50:.2?}, p99 {p99:.2?}, max {max:.2?}; {wrong} wrong", lasted.len())
+    format!("{lasted} trials; {wrong} wrong")
 }

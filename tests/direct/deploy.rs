@@ -8,15 +8,19 @@ fn documents(text: &str) -> impl Iterator<Item = Value> {
     text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML"))
 }
 
+/// The documents whose kind ends so: `Role` for roles of both scopes.
+fn of_kind<'a>(text: &'a str, end: &'a str) -> impl Iterator<Item = Value> + 'a {
+    documents(text).filter(move |document| document["kind"].as_str().is_some_and(|kind| kind.ends_with(end)))
+}
+
 /// The rules of all roles in a file of manifests: the name of the role, and the rule.
 fn rules(text: &str) -> Vec<(String, Value)> {
-    let roles = documents(text).filter(|document| document["kind"].as_str().is_some_and(|kind| kind.ends_with("Role")));
     let of = |role: Value| {
         let name = role["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let rules = role["rules"].as_array().cloned().unwrap_or_default();
         rules.into_iter().map(move |rule| (name.clone(), rule)).collect::<Vec<_>>()
     };
-    roles.flat_map(of).collect()
+    of_kind(text, "Role").flat_map(of).collect()
 }
 
 fn list<'a>(rule: &'a Value, key: &str) -> Vec<&'a str> {
@@ -111,14 +115,13 @@ fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alon
     assert!(!impersonator.is_empty() && !own.is_empty());
     assert!(impersonator.iter().all(|(_, rule)| list(rule, "verbs") == ["impersonate"]), "{impersonator:?}");
     assert!(own.iter().all(|(_, rule)| !list(rule, "verbs").contains(&"impersonate")), "{own:?}");
-    let is_binding = |document: &Value| document["kind"].as_str().is_some_and(|kind| kind.ends_with("Binding"));
-    let bindings = || documents(&text).filter(is_binding);
-    for binding in bindings() {
+    let bindings: Vec<_> = of_kind(&text, "Binding").collect();
+    assert!(bindings.len() >= 2);
+    for binding in bindings {
         let (role, subjects) = (&binding["roleRef"]["name"], &binding["subjects"]);
         assert_eq!(subjects.as_array().map(Vec::len), Some(1), "{binding}");
         assert_eq!(&subjects[0]["name"], role, "each role is for the account of its name: {binding}");
     }
-    assert!(bindings().count() >= 2);
     for (name, text) in deployed() {
         let names_it = text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains("impersonator"));
         assert!(!names_it || name.ends_with("/rbac.yaml"), "{name}");

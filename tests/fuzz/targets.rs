@@ -17,7 +17,7 @@ mod streams;
 /// A target, by its name.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them. Each has a folder of its name in the corpus, and a binary in `fuzz/`.
+/// All of them. Each has a folder of its name in the corpus.
 pub const TARGETS: [Target; 11] = [
     ("frames", streams::frames),
     ("events", streams::events),

@@ -1,5 +1,8 @@
+mod one_by_one;
+
 use super::super::SELECTOR_BYTES_MAX;
 use super::*;
+use one_by_one::one_by_one;
 use proptest::prelude::*;
 
 fn attributes(labels: &[(&str, &str)]) -> Attributes {
@@ -196,25 +199,6 @@ proptest! {
             prop_assert_eq!(again.expect("just compared").to_string(), canonical);
         }
     }
-}
-
-/// One after the other, as the apiserver does.
-fn one_by_one(selector: &LabelSelector, object: &Attributes) -> bool {
-    selector.requirements().iter().all(|requirement| {
-        let values = requirement.values();
-        let number = |text: &str| text.parse::<i64>().ok();
-        let bound = || number(&values[0]).expect("it was checked");
-        match (requirement.operator(), object.label(requirement.key())) {
-            (Operator::Exists, value) => value.is_some(),
-            (Operator::DoesNotExist, value) => value.is_none(),
-            (Operator::NotIn | Operator::NotEquals, None) => true,
-            (Operator::NotIn | Operator::NotEquals, Some(value)) => !values.iter().any(|of| **of == *value),
-            (_, None) => false,
-            (Operator::GreaterThan, Some(value)) => number(value).is_some_and(|value| value > bound()),
-            (Operator::LessThan, Some(value)) => number(value).is_some_and(|value| value < bound()),
-            (_, Some(value)) => values.iter().any(|of| **of == *value),
-        }
-    })
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! Requests, as clients send them.
 
+#[path = "../../../src/kube/labels/tests/one_by_one.rs"]
+mod one_by_one;
+
 use kube_fanout::kube::{
     Attributes, FieldSelector, FieldTable, GetOptions, Gvr, LabelSelector, ListOptions, ObjectKey, Offers, Operator,
     Query, RequestInfo, Requirement, asks_for, check_timeout, negotiate, pretty, reaches_inside, router_accepts,
 };
 
 use super::{choice, text};
+use one_by_one::one_by_one;
 
 /// A selector that is read is written so that it is read as the same, and matches what its terms do one by one.
 pub fn selectors(input: &[u8]) {
@@ -58,24 +62,6 @@ fn objects(selector: &LabelSelector) -> Vec<Attributes> {
         Attributes::new::<String, &str>(&labels, &[])
     };
     (0..3).flat_map(|nth| (0..3).map(move |skip| (nth, skip))).map(|(nth, skip)| with(nth, skip)).collect()
-}
-
-/// One after the other, as the apiserver does.
-fn one_by_one(selector: &LabelSelector, object: &Attributes) -> bool {
-    selector.requirements().iter().all(|requirement| {
-        let values = requirement.values();
-        let number = |text: &str| text.parse::<i64>().ok();
-        match (requirement.operator(), object.label(requirement.key())) {
-            (Operator::Exists, value) => value.is_some(),
-            (Operator::DoesNotExist, value) => value.is_none(),
-            (Operator::NotIn | Operator::NotEquals, None) => true,
-            (Operator::NotIn | Operator::NotEquals, Some(value)) => !values.iter().any(|of| **of == *value),
-            (_, None) => false,
-            (Operator::GreaterThan, Some(value)) => number(value) > number(&values[0]),
-            (Operator::LessThan, Some(value)) => number(value).is_some_and(|value| Some(value) < number(&values[0])),
-            (_, Some(value)) => values.iter().any(|of| **of == *value),
-        }
-    })
 }
 
 const METHODS: [&str; 8] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"];

@@ -1,0 +1,22 @@
+//! What a selector means, spelled out: these tests and the fuzz targets (tests/fuzz) compare the real matching with it.
+
+use super::{Attributes, LabelSelector, Operator};
+
+/// Whether all requirements are met, asked one after the other, as the apiserver asks them.
+pub(super) fn one_by_one(selector: &LabelSelector, object: &Attributes) -> bool {
+    selector.requirements().iter().all(|requirement| {
+        let values = requirement.values();
+        let number = |text: &str| text.parse::<i64>().ok();
+        let bound = || number(&values[0]).expect("it was checked");
+        match (requirement.operator(), object.label(requirement.key())) {
+            (Operator::Exists, value) => value.is_some(),
+            (Operator::DoesNotExist, value) => value.is_none(),
+            (Operator::NotIn | Operator::NotEquals, None) => true,
+            (Operator::NotIn | Operator::NotEquals, Some(value)) => !values.iter().any(|of| **of == *value),
+            (_, None) => false,
+            (Operator::GreaterThan, Some(value)) => number(value).is_some_and(|value| value > bound()),
+            (Operator::LessThan, Some(value)) => number(value).is_some_and(|value| value < bound()),
+            (_, Some(value)) => values.iter().any(|of| **of == *value),
+        }
+    })
+}
