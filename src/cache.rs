@@ -64,6 +64,7 @@ pub use reader::{CacheReader, OpenedWatch, Start, TooOld};
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
 pub use stats::CacheStats;
+pub use transaction::REST_FOLLOWS_WITHIN;
 pub use view::View;
 pub use witness::Witness;
 pub use writer::CacheWriter;

@@ -12,6 +12,7 @@
 
 mod archivist;
 mod body_writers;
+mod catch_up;
 mod continuity;
 mod failure;
 mod gap;

@@ -9,7 +9,11 @@ use crate::kube::{EventType, Gvr, ResourceVersion};
 /// Upstream sends the events of one transaction one by one, at one version, and does not say which is the last
 /// (R-VERSION-2). A client that is given that version as a position goes on behind all of it. So nobody is given it
 /// before the transaction is whole. Until then the newest position is the version before it, at which everything else
-/// has been applied. The transaction is whole when something later comes, or a bookmark.
+/// has been applied. The transaction is whole when something later comes, an event or a bookmark.
+///
+/// A bookmark at its very version is no such sign by itself. The apiserver sends bookmarks by the clock, at the version
+/// of the event that it sent last, and that may be one in the middle of a transaction (R-BOOKMARK-1). But the rest is on its way then,
+/// so the transaction is whole if nothing more of it comes within [`REST_FOLLOWS_WITHIN`].
 ///
 /// The apiserver itself writes one object in a transaction, so the first event is nearly always the last one, and
 /// nothing later may come for a minute. So a moment of silence is taken for an answer. It is not where there may well
@@ -24,10 +28,15 @@ pub(super) struct Transaction {
     /// The state before the transaction, at the version before its own, once somebody has asked for it.
     before: OnceLock<Snapshot>,
     has_more: bool,
+    /// A bookmark at its version has come, and no event of it since.
+    is_vouched: bool,
 }
 
 /// The events of one transaction are sent in one go: a first event that is alone for so long is the only one.
 const SILENCE: Duration = Duration::from_millis(10);
+/// The events behind a bookmark that came between them follow it within this time: upstream has them all, and is
+/// sending them.
+pub const REST_FOLLOWS_WITHIN: Duration = Duration::from_millis(200);
 
 impl Transaction {
     /// A bound on the time in which a version settles: twice as long.
@@ -37,7 +46,7 @@ impl Transaction {
     pub(super) fn new(event: &Arc<Event>, gvr: &Gvr, event_before: ResourceVersion) -> Self {
         let runs_out = &*gvr.resource == "events" && event.event_type == EventType::Deleted;
         let (events, before) = (vec![event.clone()], OnceLock::new());
-        Self { rv: event.rv, events, event_before, before, has_more: runs_out }
+        Self { rv: event.rv, events, event_before, before, has_more: runs_out, is_vouched: false }
     }
 
     pub(super) fn rv(&self) -> ResourceVersion {
@@ -63,10 +72,29 @@ impl Transaction {
     pub(super) fn goes_on(&mut self, event: &Arc<Event>) {
         self.events.push(event.clone());
         self.has_more = true;
+        self.is_vouched = false;
+    }
+
+    /// Notes a bookmark at its version.
+    pub(super) fn vouch(&mut self) {
+        self.is_vouched = true;
+    }
+
+    /// Notes that another stream tells it from its beginning: an earlier bookmark says nothing of that stream.
+    pub(super) fn told_again(&mut self) {
+        self.is_vouched = false;
+    }
+
+    pub(super) fn is_vouched(&self) -> bool {
+        self.is_vouched
     }
 
     /// How long upstream has to be silent until the version is taken to be whole; `None` if silence does not tell.
     pub(super) fn settles_after(&self) -> Option<Duration> {
-        (!self.has_more).then_some(SILENCE)
+        match (self.has_more, self.is_vouched) {
+            (false, _) => Some(SILENCE),
+            (true, true) => Some(REST_FOLLOWS_WITHIN),
+            (true, false) => None,
+        }
     }
 }

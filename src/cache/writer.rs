@@ -114,6 +114,9 @@ impl CacheWriter {
         let whole = {
             let mut timeline = self.shared.timeline.write();
             if let Some(known) = timeline.admit(&change)? {
+                if let Some(open) = timeline.open.as_mut().filter(|open| open.rv() == change.object.rv) {
+                    open.told_again();
+                }
                 return Ok(known);
             }
             let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
@@ -139,20 +142,24 @@ impl CacheWriter {
         self.shared.timeline.read().open.as_ref().and_then(Transaction::settles_after)
     }
 
-    /// Notes that no more events of the newest version will come.
+    /// Notes that no more events of the newest version will come. A bookmark at it is announced now.
     pub fn settle(&mut self) {
-        let mut wake = Vec::new();
         let (gone, whole) = {
             let mut timeline = self.shared.timeline.write();
-            let gone = timeline.open.take();
-            if gone.is_some() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel) {
-                timeline.ring.lanes.nudge(&mut wake);
-            }
-            (gone, timeline.whole())
+            (timeline.open.take(), timeline.whole())
         };
-        drop(gone);
-        self.shared.publish(|progress| progress.rv = whole);
-        wake_all(wake);
+        if let Some(gone) = gone {
+            self.announce(whole, gone.is_vouched(), true);
+        }
+    }
+
+    /// Notes upstream's bookmark at `rv`. If it is at the newest version, that is settled by [`Self::settle`] after a
+    /// silence, unless it is whole already.
+    pub fn bookmark(&mut self, rv: ResourceVersion) {
+        if let Some(open) = self.shared.timeline.write().open.as_mut().filter(|open| open.rv() == rv) {
+            return open.vouch();
+        }
+        self.advance(rv, true);
     }
 
     /// Notes that everything up to `rv` has been applied. With `announce` the readers are told, so that bookmarks cross
@@ -166,17 +173,23 @@ impl CacheWriter {
             timeline.ring.evict(&self.shared.config, now, self.shared.alternate_bytes());
             (timeline.whole(), gone)
         };
-        let is_waited_for = gone.is_some() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel);
-        drop(gone);
         self.shared.chunks.expire(now);
+        self.announce(whole, announce, gone.is_some());
+        drop(gone);
+        self.enforce_budget();
+    }
+
+    /// Publishes how far the feed is. Readers are woken by a bookmark, and if they wait for the version that has become
+    /// whole.
+    fn announce(&self, whole: ResourceVersion, is_bookmark: bool, has_become_whole: bool) {
+        let is_waited_for = has_become_whole && self.shared.waits_for_whole.swap(false, Ordering::AcqRel);
         self.shared.publish(|progress| {
             progress.rv = whole;
-            if announce {
+            if is_bookmark {
                 progress.bookmarks += 1;
             }
         });
-        self.enforce_budget();
-        if announce || is_waited_for {
+        if is_bookmark || is_waited_for {
             // The wakers are taken only now: whoever parks from here on has seen the bookmark, and everybody else is
             // woken.
             let mut wake = Vec::new();

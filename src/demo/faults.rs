@@ -96,6 +96,12 @@ impl Faults {
         self.order(Act::Bookmark);
     }
 
+    /// Sends a bookmark at the revision of the last event that was sent, on every open watch that has sent any: in the
+    /// middle of a transaction as well, as the apiserver does.
+    pub fn bookmark_at_last_event(&self) {
+        self.order(Act::BookmarkAtLast);
+    }
+
     fn order(&self, act: Act) {
         // Sending fails only if no watch is open, and then there is nothing to do.
         let _ = self.shared.faults.orders.send(FaultOrder { kind: self.kind, act });

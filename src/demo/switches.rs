@@ -34,6 +34,7 @@ pub(crate) struct FaultOrder {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
     Bookmark,
+    BookmarkAtLast,
     BreakFrame { after_bytes: usize },
     TearFrame { after_bytes: usize },
     Duplicate,

@@ -75,6 +75,8 @@ pub(crate) struct Watch {
     after: u64,
     columns_sent: bool,
     last_frame: Option<Bytes>,
+    /// The revision of the last event that was sent.
+    last_sent: Option<u64>,
     stall: watch::Receiver<Stall>,
     /// The last order to stall that this watch knows, and how many events it may still send by it.
     stalled: Stall,
@@ -110,6 +112,7 @@ impl Watch {
             after: 0,
             columns_sent: false,
             last_frame: None,
+            last_sent: None,
             stalled: Stall { after_events: None, ..*shared.faults.stall().borrow() },
             stall: shared.faults.stall(),
             kept_back: None,
@@ -247,6 +250,7 @@ impl Watch {
             }
             let Some(last) = lines.last() else { continue };
             self.last_frame = Some(last.clone());
+            self.last_sent = pulled.events.last().map(|event| event.rv);
             let chunk = if lines.len() == 1 { lines.swap_remove(0) } else { Bytes::from(lines.concat()) };
             return Some(self.end_if_unencodable(chunk));
         }
@@ -310,6 +314,10 @@ impl Watch {
         };
         Some(match order.act {
             Act::Bookmark => self.bookmark(),
+            Act::BookmarkAtLast => match self.last_sent {
+                Some(revision) if self.plan.bookmarks => self.bookmark_line(revision, false),
+                _ => Bytes::new(),
+            },
             Act::End => return None,
             Act::Reset => {
                 self.phase = Phase::Breaking;

@@ -31,11 +31,12 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{Change, FeedState, Snapshot};
+use crate::cache::{FeedState, Snapshot};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::upstream::{Cause, Error, Question};
-use crate::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
+use crate::wire::{Encoding, JsonLayout, ObjectReader};
 
+use super::catch_up::CatchUp;
 use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
 use super::initial_state::FeedClient;
@@ -68,8 +69,6 @@ const CATCH_UP_SECONDS: u64 = 3;
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 /// A proof that takes longer helps nobody.
 const PROOF_MAX: Duration = Duration::from_secs(10);
-/// How much a catch-up may gather. For more, a relist is the way.
-const CATCH_UP_BYTES_MAX: usize = 64 << 20;
 /// The wait after a question failed; longer after each that fails in a row.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
@@ -341,24 +340,10 @@ impl Prover {
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
         ));
         let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
-        let (mut changes, mut bytes) = (Vec::new(), 0);
-        let until = loop {
-            match stream.next(&self.upstream.reader).await? {
-                WatchItem::Change { .. } if bytes > CATCH_UP_BYTES_MAX => {
-                    return Err(Error::TooLarge(CATCH_UP_BYTES_MAX).into());
-                }
-                WatchItem::Change { event_type, object, frame } => {
-                    bytes += frame.len();
-                    changes.push(Change { event_type, object, frame: Some(frame) });
-                }
-                WatchItem::Bookmark { rv, .. } => break rv,
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-                }
-            }
-        };
+        let mut told = CatchUp::default();
+        let until = told.read(&mut stream, &self.upstream.reader).await?;
         // If the reflector is not watching now, it has no use for the proof.
-        if self.words.try_send(SideFinding::Proof(Proof { history, changes, until })).is_ok() {
+        if self.words.try_send(SideFinding::Proof(Proof { history, changes: told.changes, until })).is_ok() {
             // The reflector gets a moment to apply it, or the same would be asked again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }

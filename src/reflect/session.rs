@@ -50,7 +50,7 @@ pub(super) fn apply(
             if let Ok(template) = BookmarkTemplate::from_object(writer.envelope(), &object) {
                 writer.set_bookmark(template);
             }
-            writer.advance(rv, true);
+            writer.bookmark(rv);
             Ok(StreamStep::At(rv))
         }
         WatchItem::Error { event } => Ok(StreamStep::Refused(Box::new(status_of(&event)))),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::fixture::{POD, Pod, Seen, WakeCounter, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Settling, Snapshot, Start, View};
+use crate::cache::{Applied, CacheReader, CacheWriter, Pull, REST_FOLLOWS_WITHIN, Settling, Snapshot, Start, View};
 use crate::kube::EventType::{Added, Deleted};
 use crate::kube::{Gvr, ResourceVersion};
 
@@ -99,14 +99,48 @@ fn their_version_is_announced_when_a_later_one_comes() {
 }
 
 #[test]
-fn a_bookmark_vouches_for_their_version_and_an_older_one_does_not() {
-    for (bookmark, expected) in [(19, (19, 4, 19)), (20, (20, 2, 20)), (23, (23, 2, 23))] {
+fn a_later_bookmark_vouches_for_their_version_and_an_older_one_does_not() {
+    for (bookmark, expected) in [(19, (19, 4, 19)), (23, (23, 2, 23))] {
         let (mut writer, reader) = leased(10);
         revoke(&mut writer, &NAMES[..2]);
-        writer.advance(rv(bookmark), true);
+        writer.bookmark(rv(bookmark));
         let (version, objects, progress, _) = announced(&reader);
         assert_eq!((version, objects, progress), expected, "a bookmark at {bookmark}");
+        assert_eq!(reader.progress().bookmarks, 1);
     }
+}
+
+/// The apiserver sends bookmarks by the clock, and so between two of them too.
+#[test]
+fn a_bookmark_at_their_version_vouches_for_it_if_a_silence_follows() {
+    let (mut writer, reader) = leased(10);
+    revoke(&mut writer, &NAMES[..2]);
+    for (names, silence) in [(&NAMES[..0], Some(REST_FOLLOWS_WITHIN)), (&NAMES[2..3], None)] {
+        writer.bookmark(rv(20));
+        revoke(&mut writer, names);
+        assert_eq!(writer.settles_after(), silence, "and then {names:?}");
+        assert_eq!((announced(&reader).0, reader.progress().bookmarks), (19, 0), "and then {names:?}");
+    }
+    writer.bookmark(rv(20));
+    assert_eq!(reader.waits_for_whole(rv(20)), Settling::Soon);
+    assert_eq!(writer.take(deleted(&pod("p"), 20)), Ok(Applied::Duplicate));
+    assert_eq!(writer.settles_after(), None, "another stream tells them from the first");
+    writer.bookmark(rv(20));
+    writer.settle();
+    assert_eq!((announced(&reader).0, reader.progress().bookmarks), (20, 1), "the bookmark goes on to the readers");
+    writer.settle();
+    assert_eq!(reader.progress().bookmarks, 1);
+}
+
+#[test]
+fn a_bookmark_at_the_version_of_one_event_leaves_it_to_the_same_silence() {
+    let (mut writer, reader) = leased(10);
+    revoke(&mut writer, &NAMES[..1]);
+    let alone = writer.settles_after();
+    writer.bookmark(rv(20));
+    assert_eq!((announced(&reader).0, writer.settles_after()), (19, alone));
+    writer.settle();
+    assert_eq!((announced(&reader).0, reader.progress().bookmarks), (20, 1));
 }
 
 #[test]
@@ -295,10 +329,11 @@ fn the_list_contains_everything_at_its_own_version() {
 fn a_straggler_after_upstream_vouched_for_more_is_out_of_order() {
     let (mut writer, _reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
-    writer.advance(rv(20), true);
-    // A bookmark at the very version may overtake the rest of the transaction.
+    writer.bookmark(rv(20));
+    writer.settle();
+    // The rest of the transaction was later than it may be.
     revoke(&mut writer, &NAMES[2..3]);
-    writer.advance(rv(21), true);
+    writer.bookmark(rv(21));
     let error = writer.apply(deleted(&pod("s"), 20)).expect_err("21 was vouched for");
     assert_eq!((error.rv, error.progress, error.key.as_str()), (rv(20), rv(21), "a/s"));
 }

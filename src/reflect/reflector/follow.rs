@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use super::{Reflector, State};
 use crate::cache::{FeedEnd, FeedState, Witness};
@@ -74,14 +74,14 @@ impl Reflector {
             self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
         // Silence only means something once the stream has spoken.
-        let mut silence = None;
+        let mut settles_at: Option<Instant> = None;
         loop {
             let item = tokio::select! {
                 biased;
                 item = stream.next(&self.means.upstream.reader) => item,
-                () = sleep(silence.unwrap_or_default()), if silence.is_some() => {
+                () = sleep_until(settles_at.unwrap_or(opened)), if settles_at.is_some() => {
                     self.writer.settle();
-                    silence = None;
+                    settles_at = None;
                     continue;
                 }
                 Some(word) = self.words.recv() => {
@@ -116,7 +116,7 @@ impl Reflector {
                 Ok(reached) => at = at.max(reached),
                 Err(next) => return next,
             }
-            silence = self.writer.settles_after();
+            settles_at = self.writer.settles_after().map(|silence| Instant::now() + silence);
         }
     }
 

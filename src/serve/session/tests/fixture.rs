@@ -104,7 +104,7 @@ impl Stage {
 
     /// Upstream's bookmark.
     pub(super) fn bookmark(&mut self, rv: u64) {
-        self.writer.advance(ResourceVersion(rv), true);
+        self.writer.bookmark(ResourceVersion(rv));
     }
 
     /// What is known without a word of upstream's stream.

@@ -1,0 +1,110 @@
+//! Gathers what a short watch tells, until it is certain how far that goes.
+
+use super::stream::{Ended, WatchStream};
+use crate::cache::{Change, REST_FOLLOWS_WITHIN};
+use crate::kube::ResourceVersion;
+use crate::upstream::Error;
+use crate::wire::{ObjectReader, WatchItem};
+use tokio::time::timeout;
+
+/// How much may be gathered. For more, a relist is the way.
+const BYTES_MAX: usize = 64 << 20;
+
+/// What a short watch has told so far.
+#[derive(Debug, Default)]
+pub(super) struct CatchUp {
+    pub(super) changes: Vec<Change>,
+    bytes: usize,
+    /// The version of the last change, once a bookmark was there too. More of its transaction may follow (W17).
+    bookmark: Option<ResourceVersion>,
+}
+
+impl CatchUp {
+    /// Reads until everything up to a version has been told, and returns that version.
+    pub(super) async fn read(
+        &mut self,
+        stream: &mut WatchStream,
+        reader: &ObjectReader,
+    ) -> Result<ResourceVersion, Ended> {
+        loop {
+            let item = match self.bookmark {
+                None => stream.next(reader).await?,
+                Some(at) => match timeout(REST_FOLLOWS_WITHIN, stream.next(reader)).await {
+                    Ok(item) => item?,
+                    Err(_) => return Ok(at),
+                },
+            };
+            if let Some(until) = self.take(item)? {
+                return Ok(until);
+            }
+        }
+    }
+
+    /// Takes what comes next. Returns the version up to which everything has been told, once that is certain.
+    fn take(&mut self, item: WatchItem) -> Result<Option<ResourceVersion>, Error> {
+        match item {
+            WatchItem::Change { .. } if self.bytes > BYTES_MAX => Err(Error::TooLarge(BYTES_MAX)),
+            WatchItem::Change { event_type, object, frame } => {
+                let whole = self.bookmark.take().filter(|at| *at < object.rv);
+                if whole.is_none() {
+                    self.bytes += frame.len();
+                    self.changes.push(Change { event_type, object, frame: Some(frame) });
+                }
+                Ok(whole)
+            }
+            WatchItem::Bookmark { rv, .. } => {
+                let is_amid = self.changes.last().is_some_and(|last| last.object.rv == rv);
+                self.bookmark = is_amid.then_some(rv);
+                Ok((!is_amid).then_some(rv))
+            }
+            WatchItem::Error { event } => Err(Error::Refused(Box::new(super::session::status_of(&event)))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::wire::{Encoding, JsonLayout};
+
+    fn item(reader: &ObjectReader, kind: &str, name: &str, version: u64) -> WatchItem {
+        let metadata = format!(r#"{{"name":"{name}","namespace":"a","resourceVersion":"{version}"}}"#);
+        let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}}}"#);
+        let frame = format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
+        reader.watch_event(frame.into()).expect("it is well-formed")
+    }
+
+    /// What comes, how far it goes for certain, how far it goes if nothing follows, and the changes.
+    type Case = (&'static str, &'static [(&'static str, u64)], Option<u64>, Option<u64>, usize);
+
+    #[test]
+    fn it_goes_as_far_as_what_nothing_can_be_missing_of() {
+        const CHANGE: &str = "DELETED";
+        const MARK: &str = "BOOKMARK";
+        let cases: [Case; 9] = [
+            ("nothing yet", &[], None, None, 0),
+            ("a bookmark alone", &[(MARK, 20)], Some(20), None, 0),
+            ("changes before a bookmark", &[(CHANGE, 19), (CHANGE, 20), (MARK, 21)], Some(21), None, 2),
+            ("changes alone", &[(CHANGE, 19), (CHANGE, 20)], None, None, 2),
+            ("a bookmark at one change", &[(CHANGE, 20), (MARK, 20)], None, Some(20), 1),
+            ("a bookmark amid several", &[(CHANGE, 20), (CHANGE, 20), (MARK, 20), (CHANGE, 20)], None, None, 3),
+            ("a second bookmark", &[(CHANGE, 20), (MARK, 20), (CHANGE, 20), (MARK, 20)], None, Some(20), 2),
+            ("a later bookmark", &[(CHANGE, 20), (MARK, 20), (CHANGE, 20), (MARK, 22)], Some(22), None, 2),
+            ("a later change, which is left out", &[(CHANGE, 20), (MARK, 20), (CHANGE, 21)], Some(20), None, 1),
+        ];
+        let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());
+        for (what, items, certain, if_silent, changes) in cases {
+            let mut told = CatchUp::default();
+            let mut found = None;
+            for (n, (kind, version)) in items.iter().enumerate() {
+                assert_eq!(found, None, "{what}: it goes on");
+                found = told.take(item(&reader, kind, &format!("p{n}"), *version)).expect("no error");
+            }
+            assert_eq!(found, certain.map(ResourceVersion), "{what}");
+            assert_eq!(told.bookmark, if_silent.map(ResourceVersion), "{what}");
+            assert_eq!(told.changes.len(), changes, "{what}");
+        }
+    }
+}
