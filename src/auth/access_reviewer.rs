@@ -25,6 +25,7 @@ pub(super) struct AccessReviewer {
     questions: Questions,
     /// Decisions by what they were asked for: requests, leases, namespaces of leases.
     of_requests: Decisions,
+    of_long_requests: Decisions,
     of_leases: Decisions,
     of_namespaces: Decisions,
     /// How many questions one user's requests may cost, and how many those of all.
@@ -79,8 +80,12 @@ const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
 /// The size of a question without its texts.
 const QUESTION_BYTES: usize = 512;
-/// A question with more text is asked each time (apiserver's webhook authorizer has the same rule).
+/// A question with more text pushes out none of the others: those of requests have a memory of their own, and those of
+/// leases are asked each time, as the apiserver's webhook authorizer does with all of them. A review of 16 KiB costs
+/// upstream some five milliseconds.
 const QUESTION_TEXT_MAX: usize = 10_000;
+/// How many bytes such questions of requests may take.
+const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
 /// How long a request waits when all requests together ask for too much.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How many users are remembered before idle ones are forgotten.
@@ -93,6 +98,7 @@ impl AccessReviewer {
             reviews,
             questions: Questions::new(Topic::Access),
             of_requests: decisions(ages, DECISIONS_BYTES_MAX),
+            of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
             of_leases: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
             of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
@@ -133,11 +139,11 @@ impl AccessReviewer {
     ) -> Result<Decision, NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
         let ask = || self.ask(&question, asks);
-        if access.len_bytes() > QUESTION_TEXT_MAX {
-            return ask().await;
-        }
+        let is_long = access.len_bytes() > QUESTION_TEXT_MAX;
         match asks {
+            AccessPurpose::Request if is_long => remembered(&self.of_long_requests, &question, None, ask).await,
             AccessPurpose::Request => remembered(&self.of_requests, &question, None, ask).await,
+            _ if is_long => ask().await,
             AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
             AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
         }
@@ -150,13 +156,12 @@ impl AccessReviewer {
 
     /// Forgets the answers that a change may have made wrong.
     pub(super) fn forget(&self, affected: &Affected) {
-        let affected = affected.clone();
-        if self
-            .of_requests
-            .invalidate_entries_if(move |question, _| affected.contains(&question.user, &question.access))
-            .is_err()
-        {
-            self.of_requests.invalidate_all();
+        for decisions in [&self.of_requests, &self.of_long_requests] {
+            let affected = affected.clone();
+            let concerned = move |question: &Question, _: &Decision| affected.contains(&question.user, &question.access);
+            if decisions.invalidate_entries_if(concerned).is_err() {
+                decisions.invalidate_all();
+            }
         }
     }
 

@@ -114,3 +114,24 @@ async fn one_users_leases_do_not_delay_anothers() {
     // Where many are touched, they are asked about spread over a moment.
     assert!(took <= AT_ONCE + Duration::from_millis(600), "{took:?}");
 }
+
+/// What a selector costs upstream does not grow with how often it is asked for, however long it is.
+#[tokio::test(start_paused = true)]
+async fn a_long_question_of_requests_is_put_once_until_rights_change() {
+    let scene = scene();
+    let values = (0..2_500).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
+    let uri = format!("/api/v1/namespaces/t1/pods?labelSelector=app%20in%20({values})");
+    assert!(uri.len() > 12_000);
+    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    for put in [1, 1] {
+        scene.stub.asked();
+        for _ in 0..50 {
+            scene.gate.grant(&caller, &info(&uri)).await.expect("it is allowed");
+        }
+        let asked = scene.stub.asked();
+        assert_eq!(asked.iter().filter(|asked| asked.namespace.is_some()).count(), put);
+        scene.gate.policy_changed(&change("ada", "t1"));
+        // What is known is forgotten a moment later.
+        sleep(seconds(1)).await;
+    }
+}

@@ -4,7 +4,6 @@
 use super::super::go_text::{aggregate, quote};
 use super::validate::{key_problems, value_problems};
 use super::{Operator, Requirement};
-use std::collections::BTreeSet;
 
 /// All requirements of `text` in the order written, or the apiserver's error text.
 pub(super) fn requirements(text: &str) -> Result<Vec<Requirement>, String> {
@@ -127,12 +126,12 @@ impl<'a> Parser<'a> {
     fn requirement(&mut self) -> Result<Requirement, String> {
         let (key, existence) = self.key()?;
         if let Some(operator) = existence {
-            return checked(key, operator, BTreeSet::new());
+            return checked(key, operator, Vec::new());
         }
         let operator = self.operator()?;
         let values = match operator {
             Operator::In | Operator::NotIn => self.set()?,
-            _ => BTreeSet::from([self.exact_value()?]),
+            _ => vec![self.exact_value()?],
         };
         checked(key, operator, values)
     }
@@ -184,7 +183,7 @@ impl<'a> Parser<'a> {
     }
 
     /// `(a,b)`. An empty place stands for the empty value: `()`, `(,a)`, `(a,)`, `(a,,b)`.
-    fn set(&mut self) -> Result<BTreeSet<&'a str>, String> {
+    fn set(&mut self) -> Result<Vec<&'a str>, String> {
         match self.next() {
             Token::Open => {}
             other => return Err(format!("found '{}' expected: '('", other.text())),
@@ -197,19 +196,19 @@ impl<'a> Parser<'a> {
             }
             Token::Close => {
                 self.next();
-                Ok(BTreeSet::from([""]))
+                Ok(vec![""])
             }
             other => Err(format!("found '{}', expected: ',', ')' or identifier", other.text())),
         }
     }
 
     /// The inside of a set, up to but without its `)`.
-    fn set_values(&mut self) -> Result<BTreeSet<&'a str>, String> {
-        let mut values = BTreeSet::new();
+    fn set_values(&mut self) -> Result<Vec<&'a str>, String> {
+        let mut values = Vec::new();
         loop {
             match self.next() {
                 Token::Identifier(value) => {
-                    values.insert(value);
+                    values.push(value);
                     match self.peek() {
                         Token::Comma => {}
                         Token::Close => return Ok(values),
@@ -218,15 +217,15 @@ impl<'a> Parser<'a> {
                 }
                 Token::Comma => {
                     if values.is_empty() {
-                        values.insert("");
+                        values.push("");
                     }
                     match self.peek() {
                         Token::Close => {
-                            values.insert("");
+                            values.push("");
                             return Ok(values);
                         }
                         Token::Comma => {
-                            values.insert("");
+                            values.push("");
                         }
                         _ => {}
                     }
@@ -239,7 +238,9 @@ impl<'a> Parser<'a> {
 
 /// A requirement whose values are valid label values, and numbers where the operator compares numbers. The key was
 /// checked when it was read.
-fn checked(key: &str, operator: Operator, values: BTreeSet<&str>) -> Result<Requirement, String> {
+fn checked(key: &str, operator: Operator, mut values: Vec<&str>) -> Result<Requirement, String> {
+    values.sort_unstable();
+    values.dedup();
     let mut errors = Vec::new();
     if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
         for (index, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
