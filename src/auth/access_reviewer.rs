@@ -158,7 +158,8 @@ impl AccessReviewer {
     pub(super) fn forget(&self, affected: &Affected) {
         for decisions in [&self.of_requests, &self.of_long_requests] {
             let affected = affected.clone();
-            let concerned = move |question: &Question, _: &Decision| affected.contains(&question.user, &question.access);
+            let concerned =
+                move |question: &Question, _: &Decision| affected.contains(&question.user, &question.access);
             if decisions.invalidate_entries_if(concerned).is_err() {
                 decisions.invalidate_all();
             }

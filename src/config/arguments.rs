@@ -388,8 +388,15 @@ impl Serve {
         }
     }
 
-    /// A node's credentials read what its pods mount: every process on the node would.
+    /// A node's credentials read what its pods mount: every process on the node would. And whoever takes a node would
+    /// take the cluster with an impersonator's credential.
     fn check_node(&self, problems: &mut Problems) {
+        if self.serve.coverage.node.is_some() && self.delegated.impersonator.is_some() {
+            problems.add(
+                "delegated.impersonator: its credential may act as anybody, so it must not be on a node; the node's own \
+                 requests go on with the credentials of the proxy, and those with tokens as they are",
+            );
+        }
         let is_open = self.auth == AuthMode::None && self.serve.coverage.node.is_some();
         for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
             problems.add(format!(

@@ -149,7 +149,7 @@ pub(super) struct DelegatedSection {
     pub(super) client_ca: Option<PathBuf>,
     /// A kubeconfig whose identity may impersonate and nothing else. Requests of certificate holders that are
     /// passed through go with it; without it they are refused, unless the certificate is the proxy's own identity.
-    /// Tokens are passed on as they are
+    /// Tokens are passed on as they are. It could act as anybody, so with `node` the proxy does not start
     #[schemars(extend("x-example" = "/etc/kube-fanout/impersonator.kubeconfig"))]
     pub(super) impersonator: Option<PathBuf>,
     /// Authorities of proxies in front whose `X-Remote-User`, `-Uid`, `-Group` and `-Extra-*` are believed

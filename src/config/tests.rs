@@ -159,6 +159,14 @@ fn a_node_is_served_without_authentication_on_unix_sockets_alone() {
 }
 
 #[test]
+fn no_impersonator_is_on_a_node() {
+    let delegated = ["--auth", "delegated", "--impersonator-kubeconfig", "/k"];
+    let refused = serve(&[&["--node-name", "n7"], &delegated[..]].concat()).expect_err("a problem").to_string();
+    assert!(refused.contains("delegated.impersonator: its credential may act as anybody"), "{refused}");
+    assert!(serve(&delegated).is_ok());
+}
+
+#[test]
 fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
     let file = std::env::temp_dir().join(format!("kube-fanout-origins-{}", std::process::id()));
     let of = |list: &str| {

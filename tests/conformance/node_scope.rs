@@ -51,8 +51,7 @@ impl Node {
                 direct.create(&inside("pods"), pod(&format!("{node}-{n}"), node, node)).await;
             }
         }
-        let node = Plan::delegated(&bed).upstream(&bed.dir.join("node-n1.kubeconfig")).config("node: n1\n");
-        let proxy = node.start(&bed).await;
+        let proxy = Plan::node(&bed).start(&bed).await;
         // Its agents are known by its own certificate, as kubelets are.
         let through = proxy.client_of(&Authority::of(&bed).issue("system:node:n1", &["system:nodes"]));
         let node = Self { bed, proxy, direct, through, namespace };

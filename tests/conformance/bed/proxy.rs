@@ -24,6 +24,8 @@ pub struct Plan {
     kubeconfig: Option<PathBuf>,
     /// A bundle of CAs. With it `auth` is `delegated`, and callers show certificates from these CAs, or tokens.
     client_ca: Option<PathBuf>,
+    /// Whether the proxy may pass on what holders of certificates ask.
+    impersonates: bool,
     /// Whether the proxy has an admin address.
     admin: bool,
 }
@@ -45,6 +47,7 @@ impl Plan {
             config: None,
             kubeconfig: None,
             client_ca: None,
+            impersonates: true,
             admin: true,
         }
     }
@@ -79,6 +82,12 @@ impl Plan {
         Self { client_ca: Some(plane.ca()), ..Self::tls().upstream(&plane.dir.join("proxy.kubeconfig")) }
     }
 
+    /// On the node `n1`, with its credentials: the apiserver decides what callers may read.
+    pub fn node(plane: &Plane) -> Self {
+        let node = Self::delegated(plane).upstream(&plane.dir.join("node-n1.kubeconfig")).config("node: n1\n");
+        Self { impersonates: false, ..node }
+    }
+
     /// Accepts client certificates from the CAs in this bundle.
     pub fn client_ca(self, bundle: &Path) -> Self {
         Self { client_ca: Some(bundle.to_owned()), ..self }
@@ -101,7 +110,9 @@ impl Plan {
         }
         if let Some(bundle) = &self.client_ca {
             command.args(["--auth", "delegated", "--client-ca"]).arg(bundle);
-            command.arg("--impersonator-kubeconfig").arg(plane.dir.join("impersonator.kubeconfig"));
+            if self.impersonates {
+                command.arg("--impersonator-kubeconfig").arg(plane.dir.join("impersonator.kubeconfig"));
+            }
         }
         let create = |path: &PathBuf| File::create(path).expect("a file");
         let log_level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,kube_fanout=debug".to_owned());
