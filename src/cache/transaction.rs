@@ -12,8 +12,8 @@ use crate::kube::{EventType, Gvr, ResourceVersion};
 /// has been applied. The transaction is whole when something later comes, an event or a bookmark.
 ///
 /// A bookmark at its very version is no such sign by itself. The apiserver sends bookmarks by the clock, at the version
-/// of the event that it sent last, and that may be one in the middle of a transaction (R-BOOKMARK-1). But the rest is on
-/// its way then, so the transaction is whole if nothing more of it comes within [`REST_FOLLOWS_WITHIN`].
+/// of the event that it sent last, and that may be one in the middle of a transaction (R-BOOKMARK-1). But the rest is
+/// on its way then, so the transaction is whole if nothing more of it comes within [`REST_FOLLOWS_WITHIN`].
 ///
 /// The apiserver itself writes one object in a transaction, so the first event is nearly always the last one, and
 /// nothing later may come for a minute. So a moment of silence is taken for an answer. It is not where there may well

@@ -393,8 +393,8 @@ impl Serve {
     fn check_node(&self, problems: &mut Problems) {
         if self.serve.coverage.node.is_some() && self.delegated.impersonator.is_some() {
             problems.add(
-                "delegated.impersonator: its credential may act as anybody, so it must not be on a node; the node's own \
-                 requests go on with the credentials of the proxy, and those with tokens as they are",
+                "delegated.impersonator: its credential may act as anybody, so it must not be on a node; the node's \
+                 own requests go on with the credentials of the proxy, and those with tokens as they are",
             );
         }
         let is_open = self.auth == AuthMode::None && self.serve.coverage.node.is_some();
