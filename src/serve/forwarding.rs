@@ -25,6 +25,7 @@ use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, Whole};
 use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
 use super::metrics;
+use super::refusals::bad_timeout;
 use super::response_context::{AUDIT_ID, ResponseContext};
 use super::route::ForwardReason;
 use super::statuses::{not_granted, unavailable};
@@ -103,6 +104,9 @@ impl Forwarding {
         let acting_as = match self.acting_as(caller, request.headers(), info).await {
             Ok(acting_as) => acting_as,
             Err(status) => {
+                if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
+                    return context.status(&status);
+                }
                 let mut refused = context.status(&status);
                 refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
                 return refused;

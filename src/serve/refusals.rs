@@ -16,6 +16,15 @@ pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody
     context.status(&Status::from_code(403, why))
 }
 
+/// The answer to a bad `timeout=`, which comes before who sends the request and whom that is to be taken for
+/// (R-ORDER-1). What is long-running has none (R-TIMEOUT-2).
+pub(super) fn bad_timeout(info: &RequestInfo, query: &Query) -> Option<Status> {
+    const LONG_RUNNING: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
+    let is_long_running =
+        matches!(info.verb, Verb::Watch | Verb::Proxy) || LONG_RUNNING.contains(&info.subresource.as_str());
+    check_timeout(query).err().filter(|_| !is_long_running)
+}
+
 /// The answer to a caller that gets nothing. A bad `timeout` comes first, whoever sends it (R-ORDER-1).
 pub(super) fn turned_away(
     context: &ResponseContext,
@@ -24,11 +33,7 @@ pub(super) fn turned_away(
     query: &Query,
     refused: &NotGranted,
 ) -> Response<ReplyBody> {
-    let long_running = matches!(info.verb, Verb::Watch | Verb::Proxy);
-    let status = match check_timeout(query) {
-        Err(status) if !long_running => status,
-        _ => not_granted(refused, user, &Access::of(info)),
-    };
+    let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &Access::of(info)));
     metrics::refused(status.http_code());
     let mut response = context.status(&status);
     if let NotGranted::Denied(reason) = refused {
@@ -38,4 +43,30 @@ pub(super) fn turned_away(
         response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_timeout_comes_first_where_a_request_has_an_end() {
+        for (path, comes_first) in [
+            ("/api/v1/pods", true),
+            ("/api/v1/namespaces/a/pods/p", true),
+            ("/api/v1/namespaces/a/pods/p/status", true),
+            ("/version", true),
+            ("/api/v1/pods?watch=1", false),
+            ("/api/v1/namespaces/a/pods/p/log", false),
+            ("/api/v1/namespaces/a/pods/p/exec", false),
+            ("/api/v1/namespaces/a/services/s/proxy/x", false),
+        ] {
+            for (timeout, is_bad) in [("abc", true), ("1s", false), ("", false)] {
+                let (path, query) = path.split_once('?').unwrap_or((path, ""));
+                let query = Query::parse(&format!("{query}&timeout={timeout}"));
+                let info = RequestInfo::parse("GET", path, &query).expect("well-formed");
+                assert_eq!(bad_timeout(&info, &query).is_some(), is_bad && comes_first, "{path} {timeout}");
+            }
+        }
+    }
 }
