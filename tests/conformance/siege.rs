@@ -159,7 +159,8 @@ impl Latencies {
 
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "p50 {:.2} p99 {:.2} ms of {}", self.at(0.5), self.at(0.99), self.0.len())
+        let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| self.at(share));
+        write!(f, "p50 {p50:.2} p99 {p99:.2} max {max:.1} ms of {}", self.0.len())
     }
 }
 

@@ -8,12 +8,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::{ATTACKERS, Answers, Field, callers};
-use crate::bed::{self, Ask, Http, Identity, Protocol, say};
+use crate::bed::{self, Ask, Http, Identity, Protocol, Target, say};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
 /// Streams of one connection, below what the proxy allows.
 const STREAMS: u32 = 200;
+/// What the apiserver allows.
+const STREAMS_OF_THE_APISERVER: u32 = 100;
 /// A short answer lasts a minute at most, and its place is given back then.
 const PLACE_MAX: Duration = Duration::from_secs(75);
 
@@ -27,10 +29,10 @@ fn question(path: &str, token: &str) -> Fields {
 }
 
 /// Connections without any window: all that they ask for is answered, and nothing of it can be sent.
-async fn stuck(field: &Field, who: &Identity, path: &str) -> TlsStream<TcpStream> {
-    let mut io = field.proxy.target().by(who).connect("h2").await;
+async fn stuck(target: Target, streams: u32, who: &Identity, path: &str) -> TlsStream<TcpStream> {
+    let mut io = target.by(who).connect("h2").await;
     let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
-    for stream in 0..STREAMS {
+    for stream in 0..streams {
         bytes.extend(head(2 * stream + 1, &question(path, &who.token), true));
     }
     // It may be hung up on.
@@ -46,12 +48,27 @@ async fn answers_that_nobody_reads_cost_others_little() {
     let passed = format!("{}?limit=500&labelSelector=app&pretty=true", field.pods);
     let cached = format!("{}?resourceVersion=0", field.pods);
     let mut held = Vec::new();
-    for (what, path) in [("unread lists from memory", &cached), ("unread answers passed through", &passed)] {
+    // The same asked of the apiserver costs the proxy nothing, and the machine what the apiserver takes of it.
+    let mut at_the_apiserver = Vec::new();
+    let floor = field
+        .besiege("unread answers of the apiserver itself", Some(f64::INFINITY), async |_| {
+            let answers = Answers::default();
+            for who in attackers.iter().chain(&attackers) {
+                let target = field.bed.target();
+                at_the_apiserver.push(stuck(target, STREAMS_OF_THE_APISERVER, who, &passed).await);
+                answers.put("connections");
+            }
+            answers
+        })
+        .await;
+    drop(at_the_apiserver);
+    let kinds = [("unread lists from memory", &cached, None), ("unread answers passed through", &passed, Some(floor))];
+    for (what, path, floor) in kinds {
         field
-            .besiege(what, None, async |_| {
+            .besiege(what, floor, async |_| {
                 let answers = Answers::default();
                 for who in &attackers {
-                    held.push(stuck(&field, who, path).await);
+                    held.push(stuck(field.proxy.target(), STREAMS, who, path).await);
                     answers.put("connections");
                 }
                 answers
@@ -63,7 +80,7 @@ async fn answers_that_nobody_reads_cost_others_little() {
         http.ask(Ask { headers: http::HeaderMap::new(), ..Ask::get(path) }).await.status.as_u16()
     };
     for _ in 0..40 {
-        held.push(stuck(&field, &Identity::anonymous(), "/version").await);
+        held.push(stuck(field.proxy.target(), STREAMS, &Identity::anonymous(), "/version").await);
     }
     // Somebody else's requests find places all the same, whatever others hold.
     let mut ask = Ask::get("/api/v1/namespaces/default/secrets?limit=1");
