@@ -115,13 +115,16 @@ async fn grant(direct: &Http, name: &str, rights: &[Right]) {
     }
 }
 
+fn named(header: &str) -> HeaderName {
+    HeaderName::try_from(header).expect("a name")
+}
+
 /// Who somebody is then, or why it is nobody else.
 async fn told(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let mut ask = Ask::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
     for (name, value) in headers {
-        let name = HeaderName::try_from(*name).expect("a name");
-        ask.headers.append(name, HeaderValue::from_str(value).expect("a value"));
+        ask.headers.append(named(name), HeaderValue::from_str(value).expect("a value"));
     }
     let answer = http.ask(ask).await;
     let body = answer.value();
@@ -177,4 +180,23 @@ async fn where_there_are_no_constraints_nobody_is_taken_for_others_by_them() {
     let (differences, taking) = compare(&bed, &WANTED[..WANTED.len() - 2]).await;
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
     assert_eq!(taking, BTreeSet::from(["legacy", "legacy-ada"]));
+}
+
+/// The apiserver reads a path before it asks who somebody wants to be (R-ORDER-1).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_that_cannot_be_read_is_told_of_before_any_impersonation() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::delegated(&bed).start(&bed).await;
+    let holder = Authority::of(&bed).issue(&unique("holder"), &[]);
+    let direct = Http::new(bed.target().by(&holder), Protocol::H2);
+    let through = proxy.client_of(&holder);
+    let wanted: [&[(&str, &str)]; 4] = [&[], &[ADA], &[("impersonate-group", "g")], &[("impersonate-user", "")]];
+    for wanted in wanted {
+        let headers = wanted.iter().copied();
+        let ask = headers.fold(Ask::get("/apis/apps/v1/watch"), |ask, (name, value)| ask.header(named(name), value));
+        let (expected, came) = (direct.ask(ask.clone()).await, through.ask(ask).await);
+        assert_eq!(expected.status, 500, "{wanted:?}: {}", expected.text());
+        assert_eq!((came.status, came.text()), (expected.status, expected.text()), "{wanted:?}");
+    }
+    proxy.assert_sound();
 }
