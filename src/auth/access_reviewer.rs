@@ -4,6 +4,7 @@ use std::time::Duration;
 use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use moka::Expiry;
 use moka::future::Cache;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
@@ -86,6 +87,8 @@ const QUESTION_BYTES: usize = 512;
 const QUESTION_TEXT_MAX: usize = 10_000;
 /// How many bytes such questions of requests may take.
 const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
+/// Remembered questions that are looked at between two looks at what else is to be done.
+const LOOKED_AT: usize = 1_024;
 /// How long a request waits when all requests together ask for too much.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How many users are remembered before idle ones are forgotten.
@@ -139,11 +142,9 @@ impl AccessReviewer {
     ) -> Result<Decision, NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
         let ask = || self.ask(&question, asks);
-        let is_long = access.len_bytes() > QUESTION_TEXT_MAX;
         match asks {
-            AccessPurpose::Request if is_long => remembered(&self.of_long_requests, &question, None, ask).await,
-            AccessPurpose::Request => remembered(&self.of_requests, &question, None, ask).await,
-            _ if is_long => ask().await,
+            AccessPurpose::Request => remembered(self.of_requests(access), &question, None, ask).await,
+            _ if is_long(access) => ask().await,
             AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
             AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
         }
@@ -155,13 +156,30 @@ impl AccessReviewer {
     }
 
     /// Forgets the answers that a change may have made wrong.
-    pub(super) fn forget(&self, affected: &Affected) {
+    ///
+    /// They are removed one by one. `invalidate_entries_if` hides them until a scan has passed, and in a memory of more
+    /// entries than one batch its scans miss some, which come back.
+    pub(super) async fn forget(&self, affected: &Affected) {
         for decisions in [&self.of_requests, &self.of_long_requests] {
-            let affected = affected.clone();
-            let concerned =
-                move |question: &Question, _: &Decision| affected.contains(&question.user, &question.access);
-            if decisions.invalidate_entries_if(concerned).is_err() {
+            if matches!(affected, Affected::Everyone) {
                 decisions.invalidate_all();
+                continue;
+            }
+            let mut looked_at = decisions.iter();
+            loop {
+                // In parts: others wait for this thread.
+                let concerned: Vec<_> = looked_at
+                    .by_ref()
+                    .take(LOOKED_AT)
+                    .map(|(question, _)| (affected.contains(&question.user, &question.access), question))
+                    .collect();
+                if concerned.is_empty() {
+                    break;
+                }
+                for (_, question) in concerned.iter().filter(|(is_concerned, _)| *is_concerned) {
+                    decisions.invalidate(question.as_ref()).await;
+                }
+                yield_now().await;
             }
         }
     }
@@ -176,11 +194,16 @@ impl AccessReviewer {
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         let decision = Decision { asked, allowed };
         // Requests may use what a lease has found out, but not in place of something newer.
-        let is_older = |known: Decision| known.asked <= decision.asked;
-        if asks != AccessPurpose::Request && self.of_requests.get(question).await.is_some_and(is_older) {
-            self.of_requests.insert(question.clone(), decision.clone()).await;
+        let (of_requests, is_older) =
+            (self.of_requests(&question.access), |known: Decision| known.asked <= decision.asked);
+        if asks != AccessPurpose::Request && of_requests.get(question).await.is_some_and(is_older) {
+            of_requests.insert(question.clone(), decision.clone()).await;
         }
         Ok(decision)
+    }
+
+    fn of_requests(&self, access: &Access) -> &Decisions {
+        if is_long(access) { &self.of_long_requests } else { &self.of_requests }
     }
 
     /// Waits until the question may be put, or says that it may not.
@@ -217,12 +240,16 @@ impl AccessReviewer {
     }
 }
 
+fn is_long(access: &Access) -> bool {
+    access.len_bytes() > QUESTION_TEXT_MAX
+}
+
 fn decisions(ages: Ages, bytes_max: u64) -> Decisions {
     let weight = |question: &Question, _: &Decision| {
         let texts = question.access.len_bytes() + question.user.len_bytes();
         u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
     };
-    Cache::builder().max_capacity(bytes_max).weigher(weight).expire_after(ages).support_invalidation_closures().build()
+    Cache::builder().max_capacity(bytes_max).weigher(weight).expire_after(ages).build()
 }
 
 impl Dated for Decision {

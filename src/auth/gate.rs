@@ -338,7 +338,7 @@ async fn follow(changes: Arc<Changes>, authenticator: Arc<Authenticator>, leases
     let mut rounds = Rounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
-        authenticator.access_reviewer.forget(&affected);
+        authenticator.access_reviewer.forget(&affected).await;
         leases.doubt(&affected).await;
     }
 }

@@ -15,7 +15,7 @@ use kube_fanout::upstream::CredentialSource;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::direct::{
-    self, CONFIGMAPS, Client, Dir, Ended, PODS, Place, Protocol, configmap, eventually, in_time, within,
+    self, Answer, CONFIGMAPS, Client, Dir, Ended, PODS, Place, Protocol, configmap, eventually, in_time, within,
 };
 use crate::process::{Process, run_passing};
 
@@ -24,7 +24,8 @@ const GRACE: Duration = Duration::from_secs(4);
 /// Long enough for no test to.
 const LONG: &str = "10m";
 
-/// Short requests, each by a connection of its own, until it is told to stop.
+/// Short requests, until it is told to stop: of two workers by a connection for each, of two by one that they keep until
+/// they are told to leave it.
 struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
@@ -43,19 +44,19 @@ impl Load {
             let protocol = if number.is_multiple_of(2) { Protocol::Http1 } else { Protocol::Http2 };
             tokio::spawn(async move {
                 let (client, mut failed) = (Client::to(Place::Tcp(address)).over(protocol), Vec::new());
+                let mut kept = if number < 2 { None } else { Some(client.multiplexed().await) };
                 for request in 0..REQUESTS_MAX {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // One of them is a write.
-                    let asked = if request.is_multiple_of(10) {
-                        let name = format!("load-{number}-{request}");
-                        let body = configmap("default", &name, "x").to_string();
-                        let create = client.request(Method::POST, "/api/v1/namespaces/default/configmaps");
-                        create.header("content-type", "application/json").body(body).try_send().await
-                    } else {
-                        client.request(Method::GET, "/api/v1/pods?resourceVersion=0").try_send().await
-                    };
+                    let name = format!("load-{number}-{request}");
+                    let name = request.is_multiple_of(10).then_some(&*name);
+                    let mut asked = ask(kept.as_ref().unwrap_or(&client), name).await;
+                    if asked.is_err() && kept.is_some() {
+                        // As client-go does, once. What was not taken has not been done either: a write is none twice.
+                        kept = Some(client.multiplexed().await);
+                        asked = ask(kept.as_ref().unwrap_or(&client), name).await;
+                    }
                     match asked {
                         Ok(answer) if answer.status < 300 => drop(answered.fetch_add(1, Ordering::Relaxed)),
                         Ok(answer) => failed.push(format!("{}: {}", answer.status, answer.text())),
@@ -84,12 +85,23 @@ impl Load {
     }
 }
 
+/// Creates an object of this name, or lists.
+async fn ask(client: &Client, creates: Option<&str>) -> Result<Answer, String> {
+    let Some(name) = creates else {
+        return client.request(Method::GET, "/api/v1/pods?resourceVersion=0").try_send().await;
+    };
+    let create = client.request(Method::POST, "/api/v1/namespaces/default/configmaps");
+    create.header("content-type", "application/json").body(configmap("default", name, "x").to_string()).try_send().await
+}
+
 #[tokio::test]
 async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
     let up = demo::upstream().pods(3).run().await;
     let mut app = direct::app(&up).drain(GRACE).run().await;
     let from = up.revision();
     let early = join_all((0..6).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future())).await;
+    let load = Load::start(app.tcp_address());
+    load.goes_on(20).await;
     app.begin_stop();
     let ready = &app;
     eventually("not ready", || async { ready.admin("/readyz").await.status == 503 }).await;
@@ -99,6 +111,9 @@ async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
     assert_eq!(app.get("/api/v1/namespaces/default/configmaps/late").await.status, 200);
     let listed = app.get(CONFIGMAPS).await.items();
     assert!(listed.iter().any(|(key, _)| key == "default/late"), "{listed:?}");
+    load.goes_on(100).await;
+    let (_, failed) = load.stop().await;
+    assert!(failed.is_empty(), "{failed:?}");
     let late = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
     let late = join_all(late).await;
     let told = up.create_pod("default", "p");

@@ -3,6 +3,8 @@
 use tokio::time::sleep;
 
 use super::*;
+use crate::auth::access_reviewer::{AccessPurpose, AccessReviewer};
+use crate::kube::{Access, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 /// A crowd's questions take so long that its places are full for as long as a test lasts.
@@ -103,7 +105,7 @@ async fn one_users_leases_do_not_delay_anothers() {
     let scene = scene_with(AuthConfig { accesses_burst_per_user: 10_000, ..AuthConfig::default() });
     let watch = scene.watch("ada", PODS).await;
     let mut others = Vec::new();
-    for number in 0..3_000 {
+    for number in 0..600 {
         others.push(scene.watch("bob", &format!("{PODS}&labelSelector=a%3D{number}")).await);
     }
     scene.stub.slow("bob", SLOW);
@@ -134,4 +136,47 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
         // What is known is forgotten a moment later.
         sleep(seconds(1)).await;
     }
+}
+
+/// What was forgotten is gone, however many rights come and go at the same moment (A4).
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_loses_a_right_among_thousands_who_do_is_not_let_in_again() {
+    const LATER: usize = 200;
+    let plenty = 10_000_000;
+    let config = AuthConfig {
+        accesses: plenty,
+        accesses_per_user: plenty,
+        accesses_burst_per_user: plenty,
+        ..AuthConfig::default()
+    };
+    let stub = Arc::new(Stub::default());
+    let reviewer = Arc::new(AccessReviewer::new(Arc::new(stub.clone()), &config));
+    let access = Arc::new(Access::of(&info(PODS)));
+    let worker = |worker: usize| {
+        let (stub, reviewer, access) = (stub.clone(), reviewer.clone(), access.clone());
+        tokio::spawn(async move {
+            let (mut lost, mut let_in) = (Vec::<Arc<User>>::new(), 0);
+            for number in 0..600 {
+                let name = format!("user-{worker}-{number}");
+                let user = Arc::new(User { name: name.clone(), ..User::default() });
+                let asks = |user: Arc<User>| {
+                    let (reviewer, access) = (reviewer.clone(), access.clone());
+                    async move { reviewer.decide(&user, &access, AccessPurpose::Request).await }
+                };
+                asks(user.clone()).await.expect("it is allowed");
+                stub.deny(&name, "t1");
+                reviewer.forget(&change(&name, "t1")).await;
+                lost.push(user);
+                // A while later, and each once: whoever asks has the answer replaced.
+                if let Some(user) = lost.len().checked_sub(LATER).map(|one| lost[one].clone()) {
+                    let_in += usize::from(asks(user).await.is_ok());
+                }
+            }
+            let_in
+        })
+    };
+    let workers = (0..4).map(worker).collect::<Vec<_>>();
+    let let_in =
+        futures_util::future::join_all(workers).await.into_iter().map(|one| one.expect("no panic")).sum::<usize>();
+    assert_eq!(let_in, 0, "they were let in by what was forgotten");
 }
