@@ -37,13 +37,13 @@ const WORKERS: u32 = 4;
 const REQUESTS_MAX: u32 = 5_000;
 
 impl Load {
-    fn start(address: SocketAddr) -> Self {
+    fn start(client: &Client) -> Self {
         let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
         let worker = |number: u32| {
             let (stop, answered) = (stop.clone(), answered.clone());
-            let protocol = if number.is_multiple_of(2) { Protocol::Http1 } else { Protocol::Http2 };
+            let client = client.over(if number.is_multiple_of(2) { Protocol::Http1 } else { Protocol::Http2 });
             tokio::spawn(async move {
-                let (client, mut failed) = (Client::to(Place::Tcp(address)).over(protocol), Vec::new());
+                let mut failed = Vec::new();
                 let mut kept = if number < 2 { None } else { Some(client.multiplexed().await) };
                 for request in 0..REQUESTS_MAX {
                     if stop.load(Ordering::Relaxed) {
@@ -100,7 +100,7 @@ async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
     let mut app = direct::app(&up).drain(GRACE).run().await;
     let from = up.revision();
     let early = join_all((0..6).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future())).await;
-    let load = Load::start(app.tcp_address());
+    let load = Load::start(&app);
     load.goes_on(20).await;
     app.begin_stop();
     let ready = &app;
@@ -185,7 +185,7 @@ async fn a_port_is_given_over_to_a_process_beside_and_nobody_notices() {
     let arguments = ["--config", config.to_str().expect("text")];
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
     let mut first = Process::at(free, &dir, &up.url(), &arguments).await;
-    let load = Load::start(free);
+    let load = Load::start(&Client::to(Place::Tcp(free)));
     load.goes_on(50).await;
     for _ in 0..3 {
         let watch = first.client().watch(PODS).from(up.revision()).await;
@@ -211,7 +211,7 @@ async fn on_a_socket_that_a_parent_keeps_nobody_is_refused_between_two_processes
     let address = socket.local_addr().expect("bound");
     let mut process = Process::on(&socket, &dir, &up.url()).await;
     assert_eq!(process.client().url(), format!("http://{address}"));
-    let load = Load::start(address);
+    let load = Load::start(&Client::to(Place::Tcp(address)));
     load.goes_on(50).await;
     for _ in 0..2 {
         process.signal("TERM");
