@@ -1,7 +1,7 @@
 //! A watch-list whose proof is late is held until the proof comes. If it were refused, the client would come back and
 //! need the proof of a newer state (L5, W11; kubernetes#139766).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};
@@ -93,22 +93,3 @@ async fn a_drain_lets_go_of_those_who_are_held() {
     assert!(refused.header("retry-after").is_some());
     up.faults().unhush_watches();
 }
-
-/// It is held no longer than it would have lasted (`Freshness::WAIT_MAX` is the bound for those who do not say).
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_held_in_vain_is_told_to_come_again() {
-    let up = demo::upstream().pods(700).run().await;
-    let app = direct::app(&up).run().await;
-    let _heard = silenced(&up, &app).await;
-    let (asked, path) =
-        (Instant::now(), format!("{PODS}?watch=1&sendInitialEvents=true&timeoutSeconds=2{AND_THE_REST}"));
-    let refused = app.get(&path).await;
-    assert_eq!(refused.refusal(), (504, "Timeout".to_owned()), "{}", refused.text());
-    assert!(asked.elapsed() >= Duration::from_secs(2), "{:?}", asked.elapsed());
-    assert!(refused.json()["details"]["retryAfterSeconds"].as_u64().is_some(), "{}", refused.text());
-    up.faults().unhush_watches();
-    watch_list(&app).await.listed().await;
-}
-
-/// What a watch-list has to say besides (KEP-3157).
-const AND_THE_REST: &str = "&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
