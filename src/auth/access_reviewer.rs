@@ -7,6 +7,7 @@ use moka::future::Cache;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
+use super::changes::LOOKED_AT;
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
@@ -87,8 +88,6 @@ const QUESTION_BYTES: usize = 512;
 const QUESTION_TEXT_MAX: usize = 10_000;
 /// How many bytes such questions of requests may take.
 const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
-/// Remembered questions that are looked at between two looks at what else is to be done.
-const LOOKED_AT: usize = 1_024;
 /// How long a request waits when all requests together ask for too much.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How many users are remembered before idle ones are forgotten.
@@ -157,29 +156,21 @@ impl AccessReviewer {
 
     /// Forgets the answers that a change may have made wrong.
     ///
-    /// They are removed one by one. `invalidate_entries_if` hides them until a scan has passed, and in a memory of more
-    /// entries than one batch its scans miss some, which come back.
+    /// They are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were used
+    /// again until their time was over.
     pub(super) async fn forget(&self, affected: &Affected) {
         for decisions in [&self.of_requests, &self.of_long_requests] {
             if matches!(affected, Affected::Everyone) {
                 decisions.invalidate_all();
                 continue;
             }
-            let mut looked_at = decisions.iter();
-            loop {
-                // In parts: others wait for this thread.
-                let concerned: Vec<_> = looked_at
-                    .by_ref()
-                    .take(LOOKED_AT)
-                    .map(|(question, _)| (affected.contains(&question.user, &question.access), question))
-                    .collect();
-                if concerned.is_empty() {
-                    break;
+            for (count, (question, _)) in decisions.iter().enumerate() {
+                if count % LOOKED_AT == LOOKED_AT - 1 {
+                    yield_now().await;
                 }
-                for (_, question) in concerned.iter().filter(|(is_concerned, _)| *is_concerned) {
+                if affected.contains(&question.user, &question.access) {
                     decisions.invalidate(question.as_ref()).await;
                 }
-                yield_now().await;
             }
         }
     }
@@ -194,8 +185,8 @@ impl AccessReviewer {
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         let decision = Decision { asked, allowed };
         // Requests may use what a lease has found out, but not in place of something newer.
-        let (of_requests, is_older) =
-            (self.of_requests(&question.access), |known: Decision| known.asked <= decision.asked);
+        let of_requests = self.of_requests(&question.access);
+        let is_older = |known: Decision| known.asked <= decision.asked;
         if asks != AccessPurpose::Request && of_requests.get(question).await.is_some_and(is_older) {
             of_requests.insert(question.clone(), decision.clone()).await;
         }

@@ -28,6 +28,9 @@ pub(super) struct Rounds {
     rest_until: Instant,
 }
 
+/// How many leases or remembered answers are looked at for a change before other tasks have the thread.
+pub(super) const LOOKED_AT: usize = 1_024;
+
 /// The least time from one round to the next.
 const BEAT: Duration = Duration::from_millis(700);
 /// A random addition to the beat, drawn anew each time: a thousand proxies that have seen one change do not ask about

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::authenticator::{Authenticator, Identity, Trusted};
+use super::changes::LOOKED_AT;
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, now, token_reviewer};
@@ -129,8 +130,6 @@ const FIRST: f64 = 0.2;
 /// Leases that one round of changes may make ask at once; more are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
-/// Leases that are looked at between two looks at what else is to be done.
-const LOOKED_AT: usize = 1_024;
 
 impl Leases {
     /// The lease for a claim: one that is there, or a new one with its keeper.

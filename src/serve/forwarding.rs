@@ -103,7 +103,7 @@ impl Forwarding {
         let lane = lane_of(request.headers(), request.method(), info);
         let acting_as = match self.acting_as(caller, request.headers(), info).await {
             Ok(acting_as) => acting_as,
-            // Upstream says what it has to say about such a path before it looks at who sends it (R-ORDER-1).
+            // A path that cannot be read is upstream's to refuse. It does so before it asks who sends it (R-ORDER-1).
             Err(_) if info.is_none() => ActingAs::Nobody,
             Err(status) => {
                 if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
