@@ -87,9 +87,9 @@ impl Links {
 impl Link {
     pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
-            short: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
-            forwards: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
+            watches: Pool::new(&credentials, PoolProtocol::FOR_US)?,
+            short: Pool::new(&credentials, PoolProtocol::FOR_US)?,
+            forwards: Pool::new(&credentials, PoolProtocol::FOR_OTHERS)?,
             long: Pool::new(&credentials, PoolProtocol::Single)?,
             tunnels: Pool::new(&credentials, PoolProtocol::Once)?,
             caller_pools: CallerPools::new(&credentials)?,

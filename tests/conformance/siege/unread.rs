@@ -19,6 +19,8 @@ const STREAMS_OF_THE_APISERVER: u32 = 100;
 const IN_FLIGHT: &str = "apiserver_current_inflight_requests{request_kind=\"readOnly\"}";
 /// What an apiserver always has to do for itself.
 const AT_REST_MAX: f64 = 8.0;
+/// What the proxy holds of answers that it passes through and nobody reads, all together: 600 of them find places.
+const HELD_MAX: u64 = 300 << 20;
 /// A short answer lasts a minute at most, and its place is given back then.
 const PLACE_MAX: Duration = Duration::from_secs(75);
 
@@ -87,7 +89,11 @@ async fn answers_that_nobody_reads_cost_others_little() {
     drop(at_the_apiserver);
     // Until then it does not say in time whose a token is.
     bed::eventually("the apiserver has done with them", async || is_at_rest(&field).await.then_some(())).await;
+    let before = field.proxy.resident_bytes();
     beside("unread answers passed through", &passed, Some(floor)).await;
+    let grown = field.proxy.resident_bytes().saturating_sub(before);
+    say(&format!("they hold {} MiB", grown >> 20));
+    assert!(grown <= HELD_MAX, "unread answers that pass through hold {} MiB", grown >> 20);
     let anonymous = async |path: &str| {
         let http = Http::new(field.proxy.target().by(&Identity::anonymous()), Protocol::H1);
         http.ask(Ask { headers: http::HeaderMap::new(), ..Ask::get(path) }).await.status.as_u16()
