@@ -221,6 +221,27 @@ async fn what_makes_room_in_a_full_memory_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_beyond_a_limit_and_what_upstream_does_not_answer_is_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let file = dir.file("config", "limits: {watches: 1, watchesPerCaller: 1}");
+    let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
+    let client = process.client();
+    let watch = client.watch(PODS).initial_events().await;
+    watch.listed().await;
+    let refused = client.watch(PODS).initial_events().open().await.err().expect("there is one place");
+    assert_eq!(refused.status, 429);
+    up.faults().down().await;
+    let unanswered = client.get("/version").await.status;
+    assert!((502..=504).contains(&unanswered), "{unanswered}");
+    let text = process.metrics().await;
+    for code in [429, unanswered] {
+        let counted = metric(&text, "kube_fanout_refused_total", &format!("code=\"{code}\""));
+        assert!((counted - 1.0).abs() < 0.5, "{counted} of {code}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn looks_back_for_those_who_return_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     let from = up.revision();
