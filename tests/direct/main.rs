@@ -33,6 +33,7 @@ mod initial;
 mod lists;
 mod memory;
 mod metrics;
+mod monitoring;
 mod node;
 mod outage;
 mod pages;
