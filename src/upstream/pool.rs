@@ -89,6 +89,8 @@ struct Shard {
 #[derive(Debug)]
 pub(super) struct Slot {
     streams: Arc<AtomicU32>,
+    /// Which one of upstream's servers the connection is to.
+    endpoint: usize,
 }
 
 impl Pool {
@@ -151,7 +153,11 @@ impl Pool {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?.clone();
         shard.streams.fetch_add(1, Ordering::Relaxed);
-        Some((shard.connections, Slot { streams: shard.streams }))
+        Some(self.slot(shard))
+    }
+
+    fn slot(&self, Shard { connections, streams }: Shard) -> (Connections, Slot) {
+        (connections, Slot { streams, endpoint: self.credentials.endpoint })
     }
 
     fn place(&self) -> (Connections, Slot) {
@@ -166,7 +172,7 @@ impl Pool {
             _ => shards[0].clone(),
         });
         shard.streams.fetch_add(1, Ordering::Relaxed);
-        (shard.connections, Slot { streams: shard.streams })
+        self.slot(shard)
     }
 
     fn shard(&self) -> Result<Shard, CredentialError> {
@@ -239,7 +245,8 @@ impl ResponseBody {
     fn of(response: Response<Incoming>, slot: Slot, mut counter: CostCounter) -> Response<Self> {
         counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
-        let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
+        let multiplexes = response.version() == Version::HTTP_2;
+        let server = Server::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
         response.map(|incoming| Self { incoming, server, counter, _slot: slot })
     }
 

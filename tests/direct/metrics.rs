@@ -81,6 +81,9 @@ const OF_ITS_LOSS: [Metric; 1] = [("kube_fanout_audit_failing", "")];
 
 const WHERE_MEMORY_IS_SHORT: [Metric; 1] = [("kube_fanout_memory_made_room_total", "feed")];
 
+const OF_SEVERAL_SERVERS: [Metric; 2] =
+    [("kube_fanout_upstream_server_current", ""), ("kube_fanout_upstream_server_switches_total", "failed")];
+
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
         let moved = || async { metric(&process.metrics().await, name, label) > 0.0 };
@@ -255,6 +258,27 @@ async fn looks_back_for_those_who_return_are_counted() {
     move_up(&process, &OF_THOSE_WHO_RETURN).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn which_of_several_servers_is_used_is_told() {
+    let first = demo::upstream().run().await;
+    let second = first.beside();
+    let dir = Dir::new();
+    let file = dir.file("config", &format!("upstream: {{servers: ['{}', '{}']}}", first.url(), second.url()));
+    // The server of the kubeconfig is not used.
+    let arguments = ["--config", file.to_str().expect("a path")];
+    let process = Process::serve(&dir, "https://kubeconfig.invalid", &arguments).await;
+    let used = async |up: &RunningUpstream| {
+        let label = format!("server=\"{}\"", up.url());
+        metric(&process.metrics().await, "kube_fanout_upstream_server_current", &label) > 0.0
+    };
+    assert_eq!(process.client().get("/version").await.status, 200);
+    direct::eventually("the first is used", || used(&first)).await;
+    first.faults().down().await;
+    move_up(&process, &OF_SEVERAL_SERVERS).await;
+    direct::eventually("the second is used", || used(&second)).await;
+    assert_eq!(process.client().get("/version").await.status, 200);
+}
+
 #[test]
 fn what_is_documented_is_what_moves() {
     let names = monitoring::metrics().into_keys();
@@ -267,7 +291,13 @@ fn what_is_documented_is_what_moves() {
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)
+<<<<<<< HEAD
         .chain(&OF_ITS_LOSS);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count").to_owned()).collect();
+=======
+        .chain(&OF_ITS_LOSS)
+        .chain(&OF_SEVERAL_SERVERS);
+    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
+>>>>>>> 23d16d4 (feat(upstream): several servers of one cluster, one used at a time)
     assert_eq!(documented, moved);
 }
