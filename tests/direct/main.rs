@@ -20,6 +20,7 @@ mod deploy;
 mod discovery;
 mod doors;
 mod drain;
+mod endpoints;
 mod fanout;
 mod fleet;
 mod forward;
