@@ -291,13 +291,8 @@ fn what_is_documented_is_what_moves() {
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)
-<<<<<<< HEAD
-        .chain(&OF_ITS_LOSS);
-    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count").to_owned()).collect();
-=======
         .chain(&OF_ITS_LOSS)
         .chain(&OF_SEVERAL_SERVERS);
-    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
->>>>>>> 23d16d4 (feat(upstream): several servers of one cluster, one used at a time)
+    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count").to_owned()).collect();
     assert_eq!(documented, moved);
 }
