@@ -273,10 +273,7 @@ impl ServeArguments {
         let serve = Serve {
             allowed_origins: origins(&file.allowed_origins, problems),
             upstream,
-            endpoints: EndpointsConfig {
-                servers: servers(&file.upstream.servers, problems),
-                ..EndpointsConfig::default()
-            },
+            endpoints: endpoints(&file.upstream.servers, problems),
             listen,
             admin,
             healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
@@ -305,7 +302,7 @@ impl ServeArguments {
 }
 
 /// The servers of upstream, each once.
-fn servers(named: &[String], problems: &mut Problems) -> Vec<ServerUrl> {
+fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
     const KEY: &str = "upstream.servers";
     if named.len() > EndpointsConfig::SERVERS_MAX {
         problems.add(format!("{KEY}: more than {} are named", EndpointsConfig::SERVERS_MAX));
@@ -318,7 +315,7 @@ fn servers(named: &[String], problems: &mut Problems) -> Vec<ServerUrl> {
         }
         servers.push(server);
     }
-    servers
+    EndpointsConfig { servers, ..EndpointsConfig::default() }
 }
 
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {

@@ -205,7 +205,7 @@ async fn servers_that_nobody_can_talk_to_are_passed_over() {
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let untrusted = format!("https://{}", listener.local_address().expect("it is bound"));
     let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
-    // One whose certificate nobody vouches for, one that speaks no TLS, one that is not there, and one that is not ready.
+    // Nobody vouches for the certificate of the first, the next speaks no TLS, one is not there, and one is not ready.
     let plain = up.url().replace("http:", "https:");
     let unready = direct::stub(|_| async { Ok(direct::Stub::reply(500, "[-]etcd failed")) }).await;
     let servers = [untrusted, plain, "https://127.0.0.1:1".to_owned(), unready.url(), up.url()];
