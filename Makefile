@@ -143,6 +143,12 @@ verify: ## Does the proxy keep its promises while the apiserver is killed? Judge
 	VERIFY_SECONDS=$(SECONDS) VERIFY_SEED=$(SEED) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verify::nothing_is_broken
 
+SAMPLE ?=
+
+.PHONY: mutants
+mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9", or SAMPLE=4 SEED=n; five minutes)
+	@SAMPLE=$(SAMPLE) SEED=$(SEED) tests/mutants.sh $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
 	@fuzz/run.sh $(SECONDS) $(ARGS)
