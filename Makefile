@@ -149,6 +149,12 @@ SAMPLE ?=
 mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9", or SAMPLE=4 SEED=n; five minutes)
 	@SAMPLE=$(SAMPLE) SEED=$(SEED) tests/mutants.sh $(ARGS)
 
+.PHONY: faults
+faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the proxy (SECONDS=60 SEED=n)
+	@tests/kube/build.sh
+	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture faults::no_promise
+
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
 	@fuzz/run.sh $(SECONDS) $(ARGS)
