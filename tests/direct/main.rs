@@ -13,6 +13,7 @@ mod chaos;
 mod clock;
 mod cold;
 mod command;
+mod configurations;
 mod cost;
 mod current;
 mod cuts;
