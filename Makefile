@@ -236,6 +236,21 @@ image: ## An OCI layout in target/image: one static binary from scratch, not roo
 image-check: image ## Does the image start, with nothing but itself as root? (python3; root, or the tree as it is)
 	@python3 tests/image.py
 
+# The manifests of deploy/kustomize come of deploy/chart. Not part of `make check`, for Helm takes minutes to build.
+HELM := target/tools/bin/helm
+
+.PHONY: manifests
+manifests: $(HELM) ## Render deploy/chart into deploy/kustomize, and config/ into both (Helm, built once: minutes)
+	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh
+
+.PHONY: manifests-check
+manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the chart?
+	$(HELM) lint --strict deploy/chart
+	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh check
+
+$(HELM):
+	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1
+
 COUNT ?= 100
 
 .PHONY: transcoder

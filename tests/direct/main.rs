@@ -67,3 +67,4 @@ mod transactions;
 mod unread;
 mod upgrade;
 mod verify;
+mod workloads;
