@@ -84,7 +84,7 @@ pub struct Passing<'a> {
 /// A plan for which there is nothing of its protocol within this time takes any.
 const CHOOSY: Duration = Duration::from_millis(300);
 /// A plan that finds nothing at all within this time gives way to the next, and its kind comes again later.
-const PATIENCE: Duration = Duration::from_millis(1000);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The faults of one relay, in the order that the seed draws.
 #[derive(Debug)]
