@@ -34,7 +34,7 @@ fn times() -> EndpointTimes {
     }
 }
 
-fn in_front_of<const N: usize>(servers: [String; N]) -> Plan {
+fn in_front_of(servers: &[String]) -> Plan {
     let plan = direct::in_front_of(&servers[0]);
     plan.with(|config| {
         config.endpoints.servers = servers.iter().map(|url| url.parse().expect("a URL")).collect();
@@ -53,7 +53,7 @@ struct Zone {
 async fn zone(pods: usize, seed: u64) -> Zone {
     let first = demo::upstream().pods(pods).seed(seed).run().await;
     let (second, witness) = (first.beside(), first.beside());
-    let app = in_front_of([first.url(), second.url()]).run().await;
+    let app = in_front_of(&[first.url(), second.url()]).run().await;
     app.discovered().await;
     Zone { first, second, witness, app }
 }
@@ -192,7 +192,7 @@ async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time(
     let asked = Instant::now();
     // What cannot be proven in three seconds passes through.
     let promised = times().slow + times().answer_max + Duration::from_secs(3);
-    in_time(promised, "the second is used", async { while !proven().await {} }).await;
+    in_time(promised, "the second is used", Box::pin(async { while !proven().await {} })).await;
     assert!(asked.elapsed() >= times().slow, "the first was given its time: {:?}", asked.elapsed());
     assert!(second.counts().requests > 0);
     first.faults().thaw();
@@ -209,7 +209,7 @@ async fn servers_that_nobody_can_talk_to_are_passed_over() {
     let plain = up.url().replace("http:", "https:");
     let unready = direct::stub(|_| async { Ok(direct::Stub::reply(500, "[-]etcd failed")) }).await;
     let servers = [untrusted, plain, "https://127.0.0.1:1".to_owned(), unready.url(), up.url()];
-    let app = in_front_of(servers).run().await;
+    let app = in_front_of(&servers).run().await;
     let answers = || async { app.get(PODS).await.status == 200 };
     eventually("the last of them is used", answers).await;
     assert!(upstream.requests() == 0 && !unready.seen("/readyz").is_empty());
@@ -282,7 +282,7 @@ async fn a_write_that_the_first_server_breaks_off_is_not_sent_to_the_second() {
         }
     })
     .await;
-    let app = in_front_of([first.url(), up.url()]).run().await;
+    let app = in_front_of(&[first.url(), up.url()]).run().await;
     let written = app.request(Method::POST, "/elsewhere").body("x").send().await;
     assert_eq!((written.status, written.header("retry-after")), (502, None), "{}", written.text());
     assert_eq!(broken.load(Ordering::SeqCst), 1);
@@ -293,7 +293,7 @@ async fn a_write_that_the_first_server_breaks_off_is_not_sent_to_the_second() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_server_is_never_asked_whether_it_is_ready() {
     let up = demo::upstream().pods(5).run().await;
-    for app in [direct::app(&up).run().await, in_front_of([up.url()]).run().await] {
+    for app in [direct::app(&up).run().await, in_front_of(&[up.url()]).run().await] {
         app.discovered().await;
         app.get(PODS).await;
         up.faults().down().await;
