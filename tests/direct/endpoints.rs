@@ -14,7 +14,7 @@ use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use kube_fanout::upstream::EndpointTimes;
 use tokio::time::{Instant, sleep};
 
-use crate::direct::{self, App, History, Listening, PODS, Plan, Protocol, Watch, assert_same, eventually, in_time};
+use crate::direct::{self, App, History, Listening, PODS, Plan, Protocol, Watch, eventually, in_time};
 
 /// What only these tests ask for.
 const PASSED_THROUGH: &str = "/livez";
@@ -73,15 +73,6 @@ async fn watches(app: &App, from: u64) -> Vec<Watch> {
     join_all((0..9).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future())).await
 }
 
-async fn all_have(watches: &[Watch], history: &mut History, last: u64) {
-    join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    history.upto(last).await;
-    for watch in watches {
-        assert_same("a watch over both servers", &watch.events(), &history.all());
-        assert!(watch.is_open());
-    }
-}
-
 /// Returns when what passes through goes to this server.
 async fn is_used(app: &App, server: &RunningUpstream) {
     let arrived = || direct::asked_by_proxies(server, PASSED_THROUGH).len();
@@ -125,7 +116,7 @@ async fn when_the_first_server_dies_watches_go_on_at_the_second_and_nothing_is_l
     first.faults().down().await;
     is_used(&app, &second).await;
     let last = second.churn(30).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     // Whoever passes through is answered as well, and writes arrive.
     let created = app.request(Method::POST, "/api/v1/namespaces/default/configmaps");
     let created = created.body(r#"{"metadata": {"name": "written", "namespace": "default"}}"#);
@@ -150,7 +141,7 @@ async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_
     first.faults().up().await;
     is_used(&app, &first).await;
     let last = first.churn(20).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     assert_eq!([&first, &second].map(resumed), before, "what ran there goes on");
     // All is well, and nobody is asked any more.
     let asked = [&first, &second].map(asked_whether_ready);
@@ -160,7 +151,7 @@ async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_
     second.faults().end_watches();
     direct::followed(&first, "pods").await;
     let last = first.churn(10).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,7 +180,7 @@ async fn nothing_older_is_served_when_the_second_server_lags() {
     assert!(watches.iter().all(Watch::is_open));
     second.faults().lag(0, 0);
     second.faults().unhush_watches();
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -252,7 +243,7 @@ async fn while_no_server_is_there_the_cache_serves_and_whichever_comes_first_is_
     first.faults().up().await;
     is_used(&app, &first).await;
     let last = first.churn(10).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
 }
 
 async fn all_have_from(watches: &[Watch], last: u64) {
@@ -276,7 +267,7 @@ async fn servers_that_come_and_go_cost_a_bounded_number_of_questions() {
         server.faults().up().await;
     }
     let last = first.churn(10).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     // One look at both in each of the shortest pauses, if each look came as early as it may.
     let looks = began.elapsed().as_millis() / times().rounds.first.as_millis() + 4;
     let asked = [&first, &second].map(asked_whether_ready).iter().sum::<usize>();
