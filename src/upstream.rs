@@ -55,3 +55,5 @@ pub const BODY_BYTES_MAX: usize = 512 << 20;
 
 /// Names the proxies that a request has passed, so that one that is its own upstream notices (R-DOWNSTREAM-16).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");
+/// Says of an answer that a proxy has it from its memory.
+pub const SERVED: http::HeaderName = http::HeaderName::from_static("kube-fanout-served");

@@ -150,6 +150,14 @@ impl Status {
         self.code == 410 || matches!(self.reason.as_str(), "Expired" | "Gone")
     }
 
+    /// The server has not come as far as the version that was asked for: client-go's
+    /// `IsResourceVersionTooLarge`. An error within a watch may have lost its details.
+    pub fn is_too_large_version(&self) -> bool {
+        let causes = self.details.iter().flat_map(|details| &details.causes);
+        causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
+            || self.code == 504 && self.message.contains("Too large resource version")
+    }
+
     fn checked_kind(self) -> Result<Self, NotAStatus> {
         if matches!(self.kind.as_str(), "" | "Status") { Ok(self) } else { Err(NotAStatus::OtherKind(self.kind)) }
     }

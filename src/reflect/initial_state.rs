@@ -23,6 +23,18 @@ pub(super) struct InitialState {
     pub(super) stream: Option<Follow>,
     /// The servers that wrote it.
     pub(super) servers: Vec<Server>,
+    /// Whether it is how far a proxy's feed is, and not upstream's storage.
+    pub(super) is_from_memory: bool,
+}
+
+/// How far upstream is.
+#[derive(Debug)]
+pub(super) struct ToldPosition {
+    /// No write that was complete when this was asked is newer, as far as it is one of the resource.
+    pub(super) at: ResourceVersion,
+    /// The layout of this resource's bookmarks, if upstream shows it.
+    pub(super) template: Option<BookmarkTemplate>,
+    is_from_memory: bool,
 }
 
 /// The watch behind a state.
@@ -38,6 +50,7 @@ pub(super) struct Follow {
 pub(super) enum At {
     /// The most recent one.
     Current,
+    NotOlderThan(ResourceVersion),
     Exact(ResourceVersion),
 }
 
@@ -102,8 +115,9 @@ impl Lister<'_> {
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
                     stream.is_listed();
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
+                    let is_from_memory = stream.is_from_memory();
                     let stream = Some(Follow { stream, template: Some(template) });
-                    return Ok(InitialState { snapshot, stream, servers });
+                    return Ok(InitialState { snapshot, stream, servers, is_from_memory });
                 }
                 WatchItem::Bookmark { .. } => {}
                 WatchItem::Error { event } => {
@@ -146,22 +160,40 @@ impl Lister<'_> {
         }
     }
 
-    /// The version that upstream's storage has reached: no write that was complete when this was asked is newer.
-    pub(super) async fn position(&self) -> Result<ResourceVersion, Ended> {
-        Ok(self.position_and_bookmark().await?.0)
+    /// How far upstream's storage is, beside one who has come to this version. It is below that only if that is not
+    /// upstream's any more, or a server lags.
+    ///
+    /// A proxy says how far its feed is, and proves that nothing newer exists without moving it. Whoever has followed
+    /// another proxy may have come further with the same state. So such a one is asked to come as far, and if it does,
+    /// it has contradicted nothing.
+    pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, Ended> {
+        let told = self.position(At::Current).await?;
+        if told.at >= ours || !told.is_from_memory {
+            return Ok(told.at);
+        }
+        match self.position(At::NotOlderThan(ours)).await {
+            Ok(_) => Ok(ours),
+            Err(Ended::Failed(error)) if error.is_too_large_version() => Ok(told.at),
+            Err(ended) => Err(ended),
+        }
     }
 
-    /// That version, and the layout of this resource's bookmarks if upstream shows it. A streamed list of what cannot
-    /// exist is answered by one bookmark, and costs upstream no objects.
-    pub(super) async fn position_and_bookmark(&self) -> Result<(ResourceVersion, Option<BookmarkTemplate>), Ended> {
+    /// Asks how far upstream is. A streamed list of what cannot exist is answered by one bookmark, and costs upstream
+    /// no objects.
+    pub(super) async fn position(&self, at: At) -> Result<ToldPosition, Ended> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
-        let path = self.spec.key.url_of_nothing(NOTHING);
+        let least = match at {
+            At::NotOlderThan(rv) => format!("{NOTHING}&resourceVersion={rv}"),
+            At::Current | At::Exact(_) => NOTHING.to_owned(),
+        };
+        let path = self.spec.key.url_of_nothing(&least);
         let mut stream = match self.stream(Cause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
-                let first = self.spec.key.url(&page_query(At::Current, Some(1), ""));
-                return Ok((self.page(&first, &mut self.cache.stage()).await?.0.resource_version, None));
+                let first = self.spec.key.url(&page_query(at, Some(1), ""));
+                let (page, _, is_from_memory) = self.page(&first, &mut self.cache.stage()).await?;
+                return Ok(ToldPosition { at: page.resource_version, template: None, is_from_memory });
             }
             Err(error) => return Err(error.into()),
         };
@@ -169,7 +201,8 @@ impl Lister<'_> {
             match stream.next(self.reader).await? {
                 WatchItem::Bookmark { rv, object, .. } => {
                     let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
-                    return Ok((rv, Some(template.map_err(Error::Wire)?)));
+                    let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
+                    return Ok(ToldPosition { at: rv, template, is_from_memory });
                 }
                 WatchItem::Change { .. } => {}
                 WatchItem::Error { event } => {
@@ -201,7 +234,7 @@ impl Lister<'_> {
     /// Lists the most recent state while a watch from before it is open and read. Where lists are not streamed, this is
     /// how a list and its events meet although upstream forgets faster than it lists.
     async fn list_under_watch(&self) -> Result<InitialState, Ended> {
-        let from = self.position().await?;
+        let from = self.position(At::Current).await?.at;
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
         let follows = Cause::Watch.of(&self.spec.key.gvr);
         let mut stream = self.stream(follows, &self.spec.key.url(&query)).await?;
@@ -242,15 +275,17 @@ impl Lister<'_> {
     /// One object exactly as it was at `rv`, if it existed.
     pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
-        let (page, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
+        let (page, ..) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
         Ok(page.items.into_iter().find(|object| object.key == *key))
     }
 
     async fn pages(&self, at: At, limit: Option<usize>) -> Result<InitialState, Error> {
         let mut staged = self.cache.stage();
-        let (mut token, mut servers) = (String::new(), Vec::<Server>::new());
+        let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<Server>::new(), false);
         loop {
-            let (page, server) = self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
+            let (page, server, of_memory) =
+                self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
+            is_from_memory |= of_memory;
             if !servers.iter().any(|known| known.is(&server)) {
                 servers.push(server);
             }
@@ -259,7 +294,7 @@ impl Lister<'_> {
             }
             if page.continue_token.is_empty() {
                 let snapshot = staged.finish(page.resource_version);
-                return Ok(InitialState { snapshot, stream: None, servers });
+                return Ok(InitialState { snapshot, stream: None, servers, is_from_memory });
             }
             if page.continue_token == token {
                 return Err(Error::EndlessPages);
@@ -268,10 +303,11 @@ impl Lister<'_> {
         }
     }
 
-    /// Reads one page, which counts beside the objects that are read from it.
-    async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server), Error> {
+    /// Reads one page, which counts beside the objects that are read from it. Returns who wrote it, and whether that is
+    /// a proxy which had it in memory.
+    async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server, bool), Error> {
         let response = ask(self.client, self.cause, Question::Short, path, self.spec.key.encoding).await?;
-        let server = response.body().server().clone();
+        let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // The server is asked while its connection is certainly there. If it does not say its release now, whoever
         // needs that asks again.
@@ -281,12 +317,17 @@ impl Lister<'_> {
         let page = self.reader.list(&body)?;
         drop(body);
         staged.page_is_over();
-        Ok((page, server))
+        Ok((page, server, is_from_memory))
     }
 }
 
 fn over_budget(OverBudget: OverBudget) -> Error {
     Error::OverBudget
+}
+
+/// The query for a state of this version or later.
+pub(super) fn not_older_than(rv: ResourceVersion) -> String {
+    format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }
 
 fn page_query(at: At, limit: Option<usize>, token: &str) -> String {
@@ -295,6 +336,7 @@ fn page_query(at: At, limit: Option<usize>, token: &str) -> String {
     if token.is_empty() {
         match at {
             At::Current => {}
+            At::NotOlderThan(rv) => query.push(not_older_than(rv)),
             At::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
         }
     } else {
@@ -314,5 +356,7 @@ mod tests {
         assert_eq!(page_query(At::Current, None, ""), "");
         assert_eq!(page_query(exact, Some(500), ""), "limit=500&resourceVersion=7&resourceVersionMatch=Exact");
         assert_eq!(page_query(exact, Some(500), "abc"), "limit=500&continue=abc");
+        let later = page_query(At::NotOlderThan(ResourceVersion(7)), Some(1), "");
+        assert_eq!(later, "limit=1&resourceVersion=7&resourceVersionMatch=NotOlderThan");
     }
 }

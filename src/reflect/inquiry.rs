@@ -19,6 +19,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::continuity::{Finding, Reach, compare, places};
 use super::initial_state::{At, FeedClient, InitialState};
 use super::metrics::SideRequest;
+use super::stream::Ended;
+use crate::kube::ResourceVersion;
 
 /// The reason for an inquiry, in the order of urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -153,7 +155,7 @@ impl Inquirer {
         if why == InquiryReason::Reopened {
             let reached = self.upstream.feed.reader.progress().rv;
             self.upstream.metrics.asked(SideRequest::Position);
-            match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position()).await {
+            match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return InquiryOutcome::Reached,
                 Ok(Ok(at)) => {
                     tracing::info!(feed = %self.upstream.feed.spec.key, %at, %reached, "upstream seems to be behind");
@@ -169,7 +171,7 @@ impl Inquirer {
         let known = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, known.rv);
         let asked = Instant::now();
-        let initial = match self.upstream.lister(SideRequest::Doubt).current(&self.upstream.lists_only).await {
+        let initial = match self.current(known.rv).await {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -193,6 +195,21 @@ impl Inquirer {
             Finding::Same => InquiryOutcome::Continues,
             Finding::Other => InquiryOutcome::Other(listed),
             Finding::Later => InquiryOutcome::Unproven(why, listed),
+        }
+    }
+
+    /// The current state. A proxy's may be of a version below ours and still be ours: then one that is not is asked for
+    /// (`Lister::position_beside`).
+    async fn current(&self, ours: ResourceVersion) -> Result<InitialState, Ended> {
+        let lister = self.upstream.lister(SideRequest::Doubt);
+        let current = lister.current(&self.upstream.lists_only).await?;
+        if current.snapshot.rv >= ours || !current.is_from_memory {
+            return Ok(current);
+        }
+        match lister.list(At::NotOlderThan(ours)).await {
+            Ok(shown) => Ok(shown),
+            Err(error) if error.is_too_large_version() => Ok(current),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -67,6 +67,10 @@ pub(super) struct Chase {
 impl Chase {
     const TRIES_MAX: u32 = 3;
 
+    pub(super) fn target(&self) -> ResourceVersion {
+        self.target
+    }
+
     pub(super) fn aim(&mut self, target: ResourceVersion) {
         if target > self.target {
             *self = Self { target, tries: 0 };

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, OptionFuture};
@@ -40,7 +40,7 @@ use crate::wire::{Encoding, JsonLayout, ObjectReader};
 use super::catch_up::CatchUp;
 use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
-use super::initial_state::FeedClient;
+use super::initial_state::{At, FeedClient, not_older_than};
 use super::metrics::SideRequest;
 use super::positions::{Chase, Positions};
 use super::side_findings::{Proof, SideFinding};
@@ -51,6 +51,8 @@ pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<SideFinding>,
     last_equality: Mutex<Option<Instant>>,
+    /// Whether upstream is a proxy, by the last answer that tells. It comes further only when it is asked to.
+    behind_a_proxy: AtomicBool,
     unanswered: Failures,
     unproven: Failures,
 }
@@ -99,6 +101,7 @@ impl Prover {
             upstream,
             words,
             last_equality: Mutex::new(None),
+            behind_a_proxy: AtomicBool::new(false),
             unanswered: Failures::default(),
             unproven: Failures::default(),
         }
@@ -140,7 +143,7 @@ impl Prover {
             }
             chase.aim(*versions.borrow_and_update());
             if !chases && self.live() && chase.goes_on(&self.upstream.feed) {
-                chasing = Some(self.chase().boxed()).into();
+                chasing = Some(self.chase(chase.target()).boxed()).into();
                 chases = true;
             }
             tokio::select! {
@@ -190,7 +193,7 @@ impl Prover {
     async fn position(&self) -> Option<Position> {
         let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
         self.upstream.metrics.asked(SideRequest::Position);
-        match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position()).await {
+        match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position_beside(progress)).await {
             Ok(Ok(at)) if at >= progress => {
                 self.unanswered.succeeded();
                 let asked = if mutant(16) { Instant::now() } else { asked };
@@ -216,16 +219,16 @@ impl Prover {
         if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(position.at)).await.is_ok() {
             return Some(position.asked);
         }
-        timeout(PROOF_MAX, self.prove_by_asking()).await.unwrap_or_default()
+        timeout(PROOF_MAX, self.prove_by_asking(position)).await.unwrap_or_default()
     }
 
-    async fn prove_by_asking(&self) -> Option<Instant> {
+    async fn prove_by_asking(&self, position: Position) -> Option<Instant> {
         // While more of the newest version may come, what is held is no version's state. The stream behind it tells
         // then.
         let proven = if self.upstream.feed.reader.is_whole() && self.affords_equality() {
-            self.by_equality().await
+            self.by_equality(position).await
         } else if self.live() {
-            self.by_catching_up().await.map(|()| None)
+            self.by_catching_up(false).await.map(|()| None)
         } else {
             // The result of a catch-up is only of use to a reflector that is watching.
             tokio::time::sleep(RETRY).await;
@@ -244,9 +247,20 @@ impl Prover {
         }
     }
 
-    /// Moves the cache on for readers that have seen a later version elsewhere.
-    async fn chase(&self) {
-        match timeout(PROOF_MAX, self.by_catching_up()).await {
+    /// Moves the cache on for readers that have seen a later version elsewhere. They are told, as soon as it is known.
+    async fn chase(&self, target: ResourceVersion) {
+        let chasing = async {
+            if self.behind_a_proxy.load(Ordering::Relaxed) {
+                // It moves on as we do, and then announces that on our own stream.
+                self.upstream.metrics.asked(SideRequest::Position);
+                self.upstream.lister(SideRequest::Position).position(At::NotOlderThan(target)).await?;
+                if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(target)).await.is_ok() {
+                    return Ok(());
+                }
+            }
+            self.by_catching_up(true).await
+        };
+        match timeout(PROOF_MAX, chasing).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "catching up failed");
@@ -269,11 +283,14 @@ impl Prover {
     }
 
     /// Lists the versions of a small collection. The cache is proven when it has the same, now or soon.
-    async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
+    ///
+    /// A state that is not older than the position has all that was complete when that was asked. Upstream answers it
+    /// from its own cache, and a proxy without a proof of its own.
+    async fn by_equality(&self, position: Position) -> Result<Option<Instant>, Ended> {
         self.upstream.metrics.asked(SideRequest::Equality);
-        let (asked, before) = (Instant::now(), self.upstream.feed.reader.snapshot());
+        let before = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, before.rv);
-        let (rv, versions) = self.list("").await?;
+        let (rv, versions) = self.list(&not_older_than(position.at)).await?;
         let listed = || versions.iter().map(|(key, rv)| (key, *rv));
         if compare(places(&before), reach, listed(), rv) == Finding::Other {
             self.doubt();
@@ -296,7 +313,7 @@ impl Prover {
             }
         };
         match timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await {
-            Ok(true) => Ok(Some(asked)),
+            Ok(true) => Ok(Some(position.asked)),
             Ok(false) => {
                 self.doubt();
                 self.unproven.rest().await;
@@ -333,8 +350,9 @@ impl Prover {
         Ok((page.resource_version, versions))
     }
 
-    /// Watches from our own version until upstream says how far it goes. The events are handed to the reflector.
-    async fn by_catching_up(&self) -> Result<(), Ended> {
+    /// Watches from our own version until upstream says how far it goes. The events are handed to the reflector, which
+    /// tells its readers how far that is if it is `announced`.
+    async fn by_catching_up(&self, announced: bool) -> Result<(), Ended> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let spec = &self.upstream.feed.spec;
         let (history, from) = (self.upstream.feed.reader.history(), self.upstream.feed.reader.progress().rv);
@@ -342,10 +360,11 @@ impl Prover {
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
         ));
         let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
+        self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let mut told = CatchUp::default();
         let until = told.read(&mut stream, &self.upstream.reader).await?;
         // If the reflector is not watching now, it has no use for the proof.
-        if self.words.try_send(SideFinding::Proof(Proof { history, changes: told.changes, until })).is_ok() {
+        if self.words.try_send(SideFinding::Proof(Proof { history, changes: told.changes, until, announced })).is_ok() {
             // The reflector gets a moment to apply it, or the same would be asked again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }

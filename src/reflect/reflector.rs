@@ -217,11 +217,11 @@ impl Reflector {
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.means.upstream.metrics.asked(SideRequest::Position);
-        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position_and_bookmark()).await.ok()?;
+        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(At::Current)).await.ok()?;
         let failed =
             |error: &Ended| tracing::debug!(feed = %self.means.upstream.feed.spec.key, %error, "no position was told");
-        let (at, template) = told.inspect_err(failed).ok()?;
-        Some((Position { asked, at }, template))
+        let told = told.inspect_err(failed).ok()?;
+        Some((Position { asked, at: told.at }, told.template))
     }
 
     async fn initial(&mut self) -> Result<State, StepFailure> {
@@ -243,7 +243,7 @@ impl Reflector {
 
     /// Begins a history with the current state.
     fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
-        let InitialState { snapshot, stream, servers } = initial;
+        let InitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
         self.means.written.takes_in(&servers);
         self.writer.replace(snapshot);

@@ -33,6 +33,8 @@ pub(super) struct Proof {
     pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
+    /// Whether readers are told how far it is: somebody has asked for that.
+    pub(super) announced: bool,
 }
 
 /// Earlier events for the front of the history.

@@ -61,6 +61,11 @@ impl WatchStream {
         self.body.server()
     }
 
+    /// Whether upstream is a proxy, and answers this from its memory.
+    pub(super) fn is_from_memory(&self) -> bool {
+        self.body.is_from_memory()
+    }
+
     /// Notes that the state which the stream begins with is whole.
     pub(super) fn is_listed(&mut self) {
         self.body.is_listed();

@@ -26,7 +26,7 @@ use super::bounded_body::{BoundedBody, Whole};
 use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
 use super::metrics;
 use super::refusals::bad_timeout;
-use super::response_context::{AUDIT_ID, ResponseContext};
+use super::response_context::{AUDIT_ID, REASON, ResponseContext};
 use super::route::ForwardReason;
 use super::statuses::{not_granted, unavailable};
 use super::websocket;
@@ -89,8 +89,23 @@ impl Forwarding {
         Self { client, forwarder, gate, admission, coalesced, tasks, drain, body_max }
     }
 
-    /// Passes a request on, with its own bytes.
+    /// Passes a request on, with its own bytes. The answer says why.
     pub(super) async fn forward(
+        &self,
+        request: Request<Incoming>,
+        caller: &Caller,
+        info: Option<&RequestInfo>,
+        query: &Query,
+        context: &ResponseContext,
+        reason: ForwardReason,
+    ) -> Response<ReplyBody> {
+        metrics::forwarded(reason);
+        let mut response = self.carry(request, caller, info, query, context, reason).await;
+        response.headers_mut().insert(REASON, HeaderValue::from_static(reason.as_str()));
+        response
+    }
+
+    async fn carry(
         &self,
         mut request: Request<Incoming>,
         caller: &Caller,
@@ -99,7 +114,6 @@ impl Forwarding {
         context: &ResponseContext,
         reason: ForwardReason,
     ) -> Response<ReplyBody> {
-        metrics::forwarded(reason);
         let lane = lane_of(request.headers(), request.method(), info);
         let acting_as = match self.acting_as(caller, request.headers(), info).await {
             Ok(acting_as) => acting_as,

@@ -16,7 +16,7 @@ use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
 use super::reader::Reader;
 use super::refusals::{forbid, turned_away};
-use super::response_context::{AUDIT_ID, ResponseContext, SERVED, malformed, new_audit_id};
+use super::response_context::{AUDIT_ID, ResponseContext, malformed, new_audit_id};
 use super::route::{ForwardReason, Route, RouteInput, WatchRead, route};
 use super::serve_config::ServeConfig;
 use super::sources::Unready;
@@ -26,7 +26,7 @@ use crate::base::{DrainWatch, Tasks};
 use crate::feeds::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 use crate::net::{Peer, PeerAddress};
-use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation};
+use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 
 /// Accepts requests, and hands each to the part that answers it.

@@ -332,7 +332,14 @@ impl Reader {
         received: Instant,
     ) -> Result<Option<Status>, Unready> {
         let unproven = match read.start {
-            WatchStart::After(_) | WatchStart::FromCached => return Ok(None),
+            WatchStart::After(rv) => {
+                // Somebody has told that version already: another proxy, or the apiserver.
+                if feed.reader.progress().rv < rv {
+                    feed.freshness.want_version(rv);
+                }
+                return Ok(None);
+            }
+            WatchStart::FromCached => return Ok(None),
             WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
                 match self.sources.hold(feed, received, read.timeout_seconds).await {
                     HoldOutcome::Proven => return Ok(None),

@@ -16,10 +16,12 @@ use super::readable::{Extent, READABLE};
 use crate::base::Cut;
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::listing::{GzipList, ListBody, gzip};
+use crate::upstream::SERVED;
 use crate::wire::Encoding;
 
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-pub(super) const SERVED: HeaderName = HeaderName::from_static("kube-fanout-served");
+/// Says of an answer that was passed through why it was.
+pub(super) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
 pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
 
 /// How a request wants to be answered, kept beside the request.

@@ -360,7 +360,10 @@ impl WatchSession {
                 let announced = progress.bookmarks != self.seen_bookmarks;
                 self.seen_bookmarks = progress.bookmarks;
                 let due = self.bookmark_due();
-                if self.bookmarks && (due || announced) && progress.rv > self.told {
+                // What is due says the same again, as upstream's does: whoever hears nothing for long takes the stream
+                // for dead. A feed that has lost its own has nothing to vouch for.
+                let again = due && progress.rv == self.told && self.feed.reader.state() == FeedState::Live;
+                if self.bookmarks && (again || (due || announced) && progress.rv > self.told) {
                     self.told = progress.rv;
                     batch.push(self.bookmark(progress.rv)?);
                 }

@@ -107,6 +107,11 @@ impl Error {
         matches!(self, Self::Refused(status) if status.is_expired())
     }
 
+    /// Whether upstream says that it has not come as far as the version that was asked for.
+    pub fn is_too_large_version(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.is_too_large_version())
+    }
+
     /// The seconds after which upstream asked us to try again.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::peer::{Meeting, Server, UpstreamPeer};
-use super::{CredentialError, Error};
+use super::{CredentialError, Error, SERVED};
 
 /// A request body on its way upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
@@ -237,6 +237,7 @@ impl Drop for Slot {
 pub struct ResponseBody {
     incoming: Incoming,
     server: Server,
+    is_from_memory: bool,
     counter: CostCounter,
     _slot: Slot,
 }
@@ -247,12 +248,18 @@ impl ResponseBody {
         let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
         let multiplexes = response.version() == Version::HTTP_2;
         let server = Server::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
-        response.map(|incoming| Self { incoming, server, counter, _slot: slot })
+        let is_from_memory = response.headers().contains_key(SERVED);
+        response.map(|incoming| Self { incoming, server, is_from_memory, counter, _slot: slot })
     }
 
     /// Who answers.
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Whether upstream is a proxy, and has answered this from its memory.
+    pub fn is_from_memory(&self) -> bool {
+        self.is_from_memory
     }
 
     /// Notes that the state which a stream begins with has come, so that what follows is counted as events.

@@ -1,12 +1,13 @@
 //! What a request asks for: which objects, and of which version.
 
+use std::borrow::Cow;
+
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
 use super::record::{CallRecord, ReadVerb};
 use super::selection::Selection;
-use crate::kube::Query;
 
 /// A request as a server must understand it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ impl ParsedCall {
     /// `None` where the path names no collection or object, or a parameter is malformed: such requests are not judged.
     pub(super) fn parse(call: &CallRecord) -> Option<Self> {
         let target = Target::parse(&call.path)?;
-        let query = Query::parse(&call.query);
+        let query = Parameters::parse(&call.query);
         let first = |name| query.first(name).unwrap_or_default();
         let namespace = target.namespace;
         let (key, selection) = match (call.verb, target.name) {
@@ -93,7 +94,7 @@ impl ParsedCall {
     }
 }
 
-fn plan(verb: ReadVerb, query: &Query, limit: u64, token: Option<&Token>) -> Option<ReadPlan> {
+fn plan(verb: ReadVerb, query: &Parameters<'_>, limit: u64, token: Option<&Token>) -> Option<ReadPlan> {
     let first = |name| query.first(name).unwrap_or_default();
     let version = number(first("resourceVersion"))?;
     let fresh = match first("resourceVersion") {
@@ -119,6 +120,19 @@ fn plan(verb: ReadVerb, query: &Query, limit: u64, token: Option<&Token>) -> Opt
             Some(false) if version == 0 => Some(ReadPlan::Next(fresh)),
             _ => Some(ReadPlan::Behind(version)),
         },
+    }
+}
+
+/// The parameters of a query, decoded. The first one of a name counts.
+struct Parameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+impl<'a> Parameters<'a> {
+    fn parse(query: &'a str) -> Self {
+        Self(form_urlencoded::parse(query.as_bytes()).collect())
+    }
+
+    fn first(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(candidate, _)| candidate == name).map(|(_, value)| &**value)
     }
 }
 

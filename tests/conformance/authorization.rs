@@ -19,7 +19,7 @@ use fastrand::Rng;
 use futures_util::{StreamExt, stream};
 
 use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, Seed, eventually, rbac, say, unique};
-use crate::differential::compare::{Compared, Servers};
+use crate::differential::compare::{Compared, Seen, Servers};
 use crate::differential::probe::Probe;
 use crate::differential::verdict::{Counts, Verdict};
 use crate::differential::world::World;
@@ -44,9 +44,11 @@ const AS_GOOD: [(&str, IsSo); 2] = [
     (
         "who has impersonated before is told by the apiserver of the way that served it, and by us of the first",
         |told| {
-            let certain =
-                told.identity.certificate.is_some() && told.compared.expected.status == told.compared.told.status;
-            certain && told.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
+            let refused = |seen: &Seen| (400..500).contains(&seen.status);
+            told.identity.certificate.is_some()
+                && refused(&told.compared.expected)
+                && told.compared.expected.status == told.compared.told.status
+                && told.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
         },
     ),
     ("who is not known is told so, or of a bad timeout before that, in JSON, when YAML is asked for", |told| {

@@ -119,6 +119,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
             otherwise += differing(&before[at][path], &theirs);
         }
     }
+    assert!(compared > 2 * paths.len(), "{compared} objects of {} resources", paths.len());
     let (relists, renewals) = (questions("relist").await - asked[0], questions("renewal").await - asked[1]);
     say(&format!(
         "{} resources, {compared} objects compared in two forms: {otherwise} are written otherwise",

@@ -1,7 +1,7 @@
 //! `kube-fanout verify` on a real control plane. By what etcd holds, the apiserver keeps its promises, and so does the
 //! proxy in front of it, also while the apiserver is killed. `make verify` runs it for longer.
 
-use crate::bed::{self, Plan, Plane, Target, say};
+use crate::bed::{self, Plan, Plane, Seed, Target, say};
 
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
 const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
@@ -20,7 +20,8 @@ async fn verify(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
     if let Some(ca) = &target.ca {
         command.arg("--ca").arg(ca);
     }
-    command.args(["--seed", &bed::number("VERIFY_SEED", 1).to_string()]).args(more);
+    let drawn = Seed::new("VERIFY_SEED", |seed| format!("make verify SEED={seed}"));
+    command.args(["--seed", &drawn.first().to_string()]).args(more);
     let running = tokio::task::spawn_blocking(move || command.output().expect("the binary runs"));
     let output = running.await.expect("no panic");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -84,8 +85,8 @@ async fn nothing_is_broken_while_the_apiserver_is_killed_again_and_again() {
     proxy.assert_sound();
 }
 
-/// A command that kills the apiserver of a plane, starts it again and ends once it is ready: on a busy machine that takes
-/// longer than what a fault may still do behind its command. The one that it starts ends with the others.
+/// A command that kills the apiserver of a plane, starts it again and ends once it is ready: when others have the machine
+/// that takes longer than what a fault may do behind its command. The one that it starts ends with the others.
 fn killing(plane: &Plane) -> String {
     let (dir, binary, kubeconfig) = (plane.dir.display(), plane.binary.display(), plane.kubeconfig());
     let kubeconfig = kubeconfig.display();

@@ -16,12 +16,14 @@ fn asked(up: &RunningUpstream) -> u64 {
     up.counts().requests
 }
 
-async fn list_has(client: &Client, key: &str, rv: u64) {
+/// Returns whether it came from the cache.
+async fn list_has(client: &Client, key: &str, rv: u64) -> bool {
     let list = client.get(DEFAULT_PODS).await;
     assert_eq!(list.status, 200, "{}", list.text());
     let found = list.items().into_iter().find(|(item, _)| item == key);
     assert!(found.as_ref().is_some_and(|(_, at)| *at >= rv), "{key} @{rv} is missing at {}: {found:?}", list.rv());
     assert!(list.rv() >= rv);
+    list.is_cached()
 }
 
 async fn watch_list_has(client: &Client, key: &str, rv: u64) {
@@ -37,12 +39,13 @@ async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
     let app = direct::app(&up).run().await;
     app.discovered().await;
     app.get(DEFAULT_PODS).await;
-    let before = asked(&up);
+    let (before, mut cached) = (asked(&up), 0);
     for trial in 0..200 {
         let name = format!("p{}", trial % 5);
         let rv = up.update_pod("default", &name);
-        list_has(&app, &format!("default/{name}"), rv).await;
+        cached += u32::from(list_has(&app, &format!("default/{name}"), rv).await);
     }
+    assert!(cached >= 180, "{cached} of 200 from the cache");
     let questions = asked(&up) - before;
     assert!(questions <= 2 * 200 + 10, "{questions} questions for 200 reads");
 }
@@ -52,18 +55,20 @@ async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
     let up = demo::upstream().pods(100).seed(61).run().await;
     let app = direct::app(&up).run().await;
     let reads = async {
+        let mut cached = 0;
         for trial in 0..150 {
             let name = format!("mine-{}", trial % 5);
             let (rv, key) = (up.update_pod("default", &name), format!("default/{name}"));
             match trial % 3 {
                 0 => watch_list_has(&app, &key, rv).await,
-                1 => list_has(&app.over(direct::Protocol::Http2), &key, rv).await,
+                1 => cached += u32::from(list_has(&app.over(direct::Protocol::Http2), &key, rv).await),
                 _ => {
                     let object = app.get(&format!("{DEFAULT_PODS}/{name}")).await;
                     assert!(object.rv() >= rv, "{} < {rv}", object.rv());
                 }
             }
         }
+        assert!(cached >= 40, "{cached} of 50 lists from the cache");
     };
     Box::pin(direct::amid_churn(&up, reads)).await;
 }
@@ -84,7 +89,7 @@ async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
                 if trial % 4 == 3 {
                     watch_list_has(&client, &key, rv).await;
                 } else {
-                    list_has(&client, &key, rv).await;
+                    let _ = list_has(&client, &key, rv).await;
                 }
                 reads.fetch_add(1, Ordering::Relaxed);
             }

@@ -40,7 +40,7 @@ fn impatient() -> EndpointTimes {
     EndpointTimes { slow: Duration::from_millis(300), answer_max: Duration::from_millis(300), ..times() }
 }
 
-fn in_front_of(servers: &[String]) -> Plan {
+pub fn in_front_of(servers: &[String]) -> Plan {
     let plan = direct::in_front_of(&servers[0]);
     plan.with(|config| {
         config.endpoints.servers = servers.iter().map(|url| url.parse().expect("a URL")).collect();

@@ -78,4 +78,6 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
         }
     };
     tokio::join!(comer(1), comer(2));
+    // That it stopped, and began again for who came next.
+    assert!(up.counts().watch_lists.of("pods") > 20, "{:?}", up.counts());
 }

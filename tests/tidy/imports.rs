@@ -21,9 +21,9 @@ const BESIDE: [(&str, &[&str]); 5] = [
     ("demo", &["base", "kube", "net", "wire"]),
     // Nor does the instrument share any with what it measures.
     ("bench", &["base", "kube", "net", "probe", "wire"]),
-    ("probe", &["base", "kube"]),
-    // And what verifies shares less still: not even how frames and objects are read.
-    ("verify", &["base", "kube", "net", "probe"]),
+    ("probe", &["base"]),
+    // And what verifies shares less still: not even how requests, frames and objects are read.
+    ("verify", &["base", "net", "probe"]),
     ("main", &["app", "config"]),
 ];
 

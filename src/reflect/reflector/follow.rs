@@ -265,7 +265,7 @@ impl Reflector {
         for change in proof.changes {
             self.writer.take(change)?;
         }
-        self.writer.advance(proof.until, false);
+        self.writer.advance(proof.until, proof.announced);
         Ok(proof.until)
     }
 }

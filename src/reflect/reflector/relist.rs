@@ -61,7 +61,7 @@ impl Reflector {
             self.give_up(at, "a list cannot have come of what was told before");
             return Ok(self.starts_with(initial, asked));
         }
-        let InitialState { snapshot, stream, servers } = initial;
+        let InitialState { snapshot, stream, servers, .. } = initial;
         let until = snapshot.rv;
         self.means.written.takes_in(&servers);
         let mended = self.mend(recovered, until)?;

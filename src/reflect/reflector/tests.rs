@@ -39,7 +39,12 @@ fn hands() -> Hands {
     let means = Means { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
     let (_, heard) = mpsc::channel(1);
     let mut reflector = Reflector::new(means, writer, heard);
-    let initial = InitialState { snapshot: feed.reader.stage().finish(BASE), stream: None, servers: Vec::new() };
+    let initial = InitialState {
+        snapshot: feed.reader.stage().finish(BASE),
+        stream: None,
+        servers: Vec::new(),
+        is_from_memory: false,
+    };
     let begun = reflector.starts_with(initial, Instant::now());
     assert!(matches!(begun, State::Listed { at: BASE }));
     Hands { reflector, feed, reader, _held: (feeds, handle) }
@@ -207,12 +212,13 @@ async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
     let until = ResourceVersion(15);
     for (of, reached) in [(history + 1, 0), (history, 15)] {
         let changes = vec![change(&hands, 12)];
-        let proof = SideFinding::Proof(Proof { history: of, changes, until });
+        let proof = SideFinding::Proof(Proof { history: of, changes, until, announced: false });
         assert_eq!(hands.reflector.heard(proof).await.expect("it is in order").0, reached, "{of}");
     }
     assert_eq!((hands.feed.reader.progress().rv, hands.feed.reader.snapshot().len()), (until, 2));
     let between = vec![change(&hands, 13)];
-    let broken = hands.reflector.heard(SideFinding::Proof(Proof { history, changes: between, until })).await;
+    let broken =
+        hands.reflector.heard(SideFinding::Proof(Proof { history, changes: between, until, announced: false })).await;
     assert!(broken.is_err(), "its own stream is at 15");
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::backoff;
-use super::behaviour::{Behaviour, Role, WatchLength};
+use super::behaviour::{Role, WatchLength};
 use super::query::QueryText;
 use super::reading::{Answered, ClientReads, WatchFrom};
 use crate::verify::record::Op;

@@ -17,12 +17,13 @@ use super::verdict::{Circumstances, Verdict};
 use crate::bed::{Answer, Frame, Http, Identity, NoAnswer, Pair, Plane, Protocol, Target, claims, gunzip, normal};
 
 /// Headers that are not compared.
-const NOT_COMPARED: [(&str, &str); 6] = [
+const NOT_COMPARED: [(&str, &str); 7] = [
     ("date", "the moment of the answer"),
     ("content-length", "told beforehand or not: by the size of a buffer, and by the protocol between"),
     ("transfer-encoding", "the same"),
     ("connection", "of one hop: a connection of somebody unknown is not used again"),
     ("kube-fanout-served", "our own"),
+    ("kube-fanout-reason", "our own"),
     ("kube-fanout-stale-seconds", "our own"),
 ];
 

@@ -68,7 +68,7 @@ async fn a_negative_time_is_over_when_it_begins() {
 #[tokio::test(start_paused = true)]
 async fn no_time_is_too_long() {
     let stage = Stage::empty();
-    let mut client = stage.watch_after(10, lasting(i64::MAX));
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(i64::MAX) });
     assert_eq!(client.told(), NOTHING);
     pass(300 * 24 * 3600).await;
     assert_eq!(client.told(), NOTHING);

@@ -1,0 +1,94 @@
+//! A proxy whose upstream is a proxy: a leaf behind two zones, which are as far as their own feeds (F5, F11, L5, W10).
+
+use std::time::Duration;
+
+use kube_fanout::demo::{self, RunningUpstream};
+use serde_json::json;
+
+use crate::direct::{self, App, History, PODS, Watch, eventually, in_time};
+use crate::endpoints;
+
+/// Two zones of one upstream, and a leaf that prefers the first.
+struct Tree {
+    up: RunningUpstream,
+    first: App,
+    second: App,
+    leaf: App,
+    history: History,
+    /// A watch at the leaf, which has seen everything.
+    watch: Watch,
+}
+
+/// Both zones and the leaf follow pods, and are equally far.
+async fn tree(seed: u64) -> Tree {
+    let up = demo::upstream().pods(20).seed(seed).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let (first, second) = (direct::app(&up).run().await, direct::app(&up).run().await);
+    let leaf = endpoints::in_front_of(&[first.url(), second.url()]).run().await;
+    second.get(PODS).await;
+    let watch = leaf.watch(PODS).from(history.from).await;
+    let last = up.churn(10).await;
+    watch.reached(last).await;
+    second.reached("pods", last).await;
+    history.upto(last).await;
+    Tree { up, first, second, leaf, history, watch }
+}
+
+/// How far a proxy's feed of pods is.
+async fn reach(app: &App) -> u64 {
+    let feed = app.feed("pods").await.expect("a feed");
+    feed["resourceVersion"].as_str().and_then(|rv| rv.parse().ok()).expect("a version")
+}
+
+/// Has the leaf and the zone that it follows come further than the other zone, with the same state.
+async fn others_change(tree: &Tree) -> u64 {
+    let elsewhere = tree.up.put("nodes", json!({"metadata": {"name": "new"}}));
+    let newer = tree.leaf.get(&format!("{PODS}?resourceVersion={elsewhere}&resourceVersionMatch=NotOlderThan")).await;
+    assert_eq!((newer.status, newer.is_cached()), (200, true), "{}", newer.text());
+    assert!(newer.rv() >= elsewhere);
+    elsewhere
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_that_is_not_as_far_is_no_storage_that_went_back() {
+    let mut tree = tree(501).await;
+    let elsewhere = others_change(&tree).await;
+    assert!(reach(&tree.second).await < elsewhere, "nobody has told the second");
+    tree.first.begin_stop();
+    let asked = || async {
+        let list = tree.leaf.get(PODS).await;
+        list.status == 200 && list.is_cached() && list.rv() >= elsewhere
+    };
+    eventually("the leaf proves what it has by the second zone", asked).await;
+    let last = tree.up.churn(10).await;
+    tree.watch.reached(last).await;
+    let told = tree.watch.changes();
+    direct::assert_same("the leaf's watch", &told, &tree.history.upto(last).await.all());
+    assert!(tree.watch.is_open());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_comes_as_far_as_those_who_come_to_it() {
+    let tree = tree(502).await;
+    let elsewhere = others_change(&tree).await;
+    assert!(reach(&tree.second).await < elsewhere);
+    let watch = tree.second.watch(PODS).from(elsewhere).bookmarks().await;
+    let is_there = || async { reach(&tree.second).await >= elsewhere };
+    // Not once a minute: that is when upstream's own bookmark comes.
+    in_time(Duration::from_secs(3), "the zone is asked", eventually("it is as far", is_there)).await;
+    assert!(watch.is_open() && watch.changes().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_leaf_has_to_prove_is_proven_to_its_zone_once() {
+    let tree = tree(503).await;
+    let asked = |up: &RunningUpstream| direct::asked_by_proxies(up, PODS).len();
+    for n in 0..3 {
+        tree.up.put("nodes", json!({"metadata": {"name": format!("new-{n}")}}));
+        let before = asked(&tree.up);
+        let list = tree.leaf.get(PODS).await;
+        assert!(list.is_cached(), "{}: {}", list.status, list.text());
+        let questions = asked(&tree.up) - before;
+        assert!(questions <= 2, "a position and an equality of the zone's own: {questions}");
+    }
+}
