@@ -50,6 +50,7 @@ mod rewind;
 mod rolling;
 mod rotation;
 mod selectors;
+mod self_checks;
 mod shares;
 mod shutdown;
 mod silent;
