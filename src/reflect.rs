@@ -28,7 +28,6 @@ mod renew;
 mod self_check;
 mod session;
 mod side_findings;
-mod state_mark;
 mod stream;
 mod supervisor;
 #[cfg(all(test, feature = "demo"))]

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{FeedState, Snapshot};
+use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Cause, Error, Question, encoding_of};
@@ -29,7 +29,6 @@ use super::continuity::is_same;
 use super::initial_state::FeedClient;
 use super::metrics::{self, SideRequest};
 use super::side_findings::SideFinding;
-use super::state_mark::StateMark;
 
 /// Qualifies the representations of one feed, and keeps comparing them.
 pub(super) struct Qualifier {
@@ -215,7 +214,7 @@ impl Qualifier {
     /// Compares one object of each derivation, picked at random, if objects have changed since the last sample. Asks
     /// whether upstream's release is still the same, if it can be another. Does nothing while nobody watches.
     async fn sample(&self, known: &mut Known) {
-        let mark = StateMark::of(&self.upstream.feed);
+        let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
             return;

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cache::{FeedState, Snapshot};
+use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::Scope;
 use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 use crate::upstream::{Cause, Error};
@@ -41,7 +41,6 @@ use super::body_writers::BodyWriters;
 use super::initial_state::{FeedClient, ObjectThen};
 use super::metrics::{SelfCheckOutcome, SideRequest};
 use super::side_findings::{Divergence, SideFinding};
-use super::state_mark::StateMark;
 use super::versions::VersionPage;
 use bisect::Bisection;
 use compare::{Discrepancy, Part, contradictions};
@@ -115,12 +114,12 @@ impl SelfChecker {
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
             pending::<()>().await;
         }
-        let mut known = Known::since(StateMark::of(feed));
+        let mut known = Known::since(feed.reader.state_mark());
         // A fleet that starts together is spread over all of the time.
         let mut wait = every.mul_f64(fastrand::f64());
         loop {
             sleep(wait).await;
-            let mark = StateMark::of(feed);
+            let mark = feed.reader.state_mark();
             let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
                 self.round(mark, &mut known).await;
@@ -150,7 +149,7 @@ impl SelfChecker {
                 self.report(divergence, known).await;
                 SelfCheckOutcome::Different
             }
-            Ok(None) if StateMark::of(&self.upstream.feed).history != mark.history => SelfCheckOutcome::Skipped,
+            Ok(None) if self.upstream.feed.reader.history() != mark.history => SelfCheckOutcome::Skipped,
             Ok(None) => {
                 known.unanswered = 0;
                 SelfCheckOutcome::Same

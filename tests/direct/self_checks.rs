@@ -93,9 +93,10 @@ async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
     let last = up.update_pod("default", "changed");
     watch.reached(last).await;
     kept.reached("pods", last).await;
-    let compared = || async { sum(&read, "kube_fanout_self_checks_total", r#"outcome="same""#).await == 1 };
+    let compared = || async { sum(&read, "kube_fanout_self_checks_total", r#"outcome="same""#).await >= 1 };
     direct::eventually("it is compared", compared).await;
-    // The versions, and three objects in full. Whoever is at rest has had as much time as this takes.
+    // The versions, and three objects in full: twice, if the change was not known to be all of its version when it was
+    // compared. Whoever is at rest has had as much time as this takes.
     assert!((4..=8).contains(&asked(&read).await));
     assert_eq!(asked(&kept).await, 0);
 }
