@@ -88,7 +88,7 @@ async fn node_with_pods(bed: &Bed<Box<Plane>>) -> String {
 async fn the_pods_of_a_node_do_not_differ_either() {
     let Some(bed) = bed::own("self-checks").await else { return };
     let namespace = node_with_pods(&bed).await;
-    let proxy = Plan::node(&bed).config(OFTEN).start(&bed).await;
+    let proxy = Plan::node(&bed).config(&format!("node: n1\n{OFTEN}")).start(&bed).await;
     let through = proxy.client_of(&Authority::of(&bed).issue("system:node:n1", &["system:nodes"]));
     let direct = bed.direct();
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
