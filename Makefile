@@ -143,6 +143,18 @@ verify: ## Does the proxy keep its promises while the apiserver is killed? Judge
 	VERIFY_SECONDS=$(SECONDS) VERIFY_SEED=$(SEED) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verify::nothing_is_broken
 
+SAMPLE ?=
+
+.PHONY: mutants
+mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9", or SAMPLE=4 SEED=n; five minutes)
+	@SAMPLE=$(SAMPLE) SEED=$(SEED) tests/mutants.sh $(ARGS)
+
+.PHONY: faults
+faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the proxy (SECONDS=60 SEED=n)
+	@tests/kube/build.sh
+	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture faults::no_promise
+
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
 	@fuzz/run.sh $(SECONDS) $(ARGS)
@@ -223,6 +235,21 @@ image: ## An OCI layout in target/image: one static binary from scratch, not roo
 .PHONY: image-check
 image-check: image ## Does the image start, with nothing but itself as root? (python3; root, or the tree as it is)
 	@python3 tests/image.py
+
+# The manifests of deploy/kustomize come of deploy/chart. Not part of `make check`, for Helm takes minutes to build.
+HELM := target/tools/bin/helm
+
+.PHONY: manifests
+manifests: $(HELM) ## Render deploy/chart into deploy/kustomize, and config/ into both (Helm, built once: minutes)
+	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh
+
+.PHONY: manifests-check
+manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the chart?
+	$(HELM) lint --strict deploy/chart
+	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh check
+
+$(HELM):
+	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1
 
 COUNT ?= 100
 

@@ -43,7 +43,7 @@ pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
 use crate::serve::{self, Audit, Frontend};
-use crate::upstream::{Catalog, Client, CostLedger, CredentialError, Insistence};
+use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, Insistence};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
@@ -109,7 +109,8 @@ impl Bound {
             (config.admin.is_some() || config.metrics.is_some()).then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
         let costs = CostLedger::default();
-        let client = Client::connect(&config.upstream, costs.clone())?;
+        let endpoints = Endpoints::new(config.endpoints.clone());
+        let client = Client::connect_to(&config.upstream, endpoints, costs.clone())?;
         let tls = tls(&config)?;
         let listeners = listeners(&config, inherited, tls.as_ref())?;
         let ready = Ready::new();
@@ -124,6 +125,9 @@ impl Bound {
         });
         let ops = ops(&config, pages, &ready, &hosts)?;
         tasks.spawn("upstream credentials", client.clone().keep_up(config.look_every));
+        if client.endpoints().are_several() {
+            tasks.spawn("upstream servers", client.clone().keep_servers());
+        }
         if let Some(tls) = tls {
             tasks.spawn("listener certificate", tls.keep_up(config.look_every));
         }
@@ -351,6 +355,7 @@ fn describe() {
     auth::describe();
     reflect::describe();
     net::describe();
+    upstream::describe();
     base::describe();
 }
 

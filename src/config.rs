@@ -47,12 +47,14 @@ use crate::cache;
 use crate::net::{Address, ConnectionLimits};
 use crate::reflect;
 use crate::serve;
-use crate::upstream::CredentialSource;
+use crate::upstream::{CredentialSource, EndpointsConfig};
 
 /// Everything that `serve` runs with.
 #[derive(Debug, Clone)]
 pub struct Serve {
     pub upstream: CredentialSource,
+    /// The servers of upstream, in place of the one that the credentials name.
+    pub endpoints: EndpointsConfig,
     pub listen: Vec<Address>,
     pub admin: Option<Address>,
     /// Where `/healthz`, `/livez` and `/readyz` are for everybody who reaches it.
@@ -127,6 +129,7 @@ impl Serve {
         let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         Self {
             upstream,
+            endpoints: EndpointsConfig::default(),
             listen: vec![anywhere.clone()],
             admin: Some(anywhere),
             healthz: None,

@@ -2,7 +2,8 @@
 //!
 //! **Invariants.** Watches, short requests and tunnels never share a connection: a stream that is not read, or a GOAWAY
 //! for somebody's bad credential, must not end a watch (R-HTTP-2, R-HTTP-3). Redirects are never
-//! followed. A request that is not a read is sent at most once.
+//! followed. A request that is not a read is sent at most once. Of several servers one is used at a time; while it is
+//! well nothing is sent to another.
 
 mod acting_as;
 mod build;
@@ -11,6 +12,7 @@ mod client;
 mod cost;
 mod credentials;
 mod discovery;
+mod endpoints;
 mod error;
 mod forward;
 mod forward_pool;
@@ -18,12 +20,15 @@ mod identity_headers;
 mod link;
 #[cfg(test)]
 mod memory;
+mod metrics;
 mod peer;
 mod plugins;
 mod pool;
+mod readiness;
 mod release;
 mod review;
 mod secrecy;
+mod server_url;
 
 pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};
@@ -32,15 +37,18 @@ pub use client::{Client, Question};
 pub use cost::{Cause, Cost, CostLedger};
 pub use credentials::{CredentialError, CredentialSource};
 pub use discovery::{Catalog, Declaration, DeclaringResource, Documents, Insistence, Resource, ResourceOrigin};
+pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};
 pub use error::{Error, Unsendable};
 pub use forward::{Forwarder, strip_hop_by_hop};
 pub use forward_pool::ForwardPool;
 pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
+pub use metrics::describe;
 pub use peer::Server;
 pub use plugins::{PluginRunner, run_plugins_by};
 pub use pool::{ResponseBody, UpstreamBody};
 pub use review::{AccessVerdict, TokenVerdict};
+pub use server_url::{ServerUrl, ServerUrlError};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
 pub const BODY_BYTES_MAX: usize = 512 << 20;

@@ -40,7 +40,10 @@ pub(super) fn forwarder(
     costs: &CostLedger,
     tasks: &Tasks,
 ) -> Result<Forwarder, StartError> {
-    let connect = |path: &PathBuf| Client::connect(&CredentialSource::File(path.clone()), costs.clone());
+    let connect = |path: &PathBuf| {
+        let source = CredentialSource::File(path.clone());
+        Client::connect_to(&source, client.endpoints().clone(), costs.clone())
+    };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
         tasks.spawn("impersonator credentials", impersonator.clone().keep_up(config.look_every));

@@ -30,6 +30,8 @@ struct Rules {
     denied: HashSet<(String, String)>,
     slow: HashMap<String, Duration>,
     silent: bool,
+    /// What is asked is decided at once, however long the answer is on its way.
+    decides_first: bool,
     /// A namespace about which nobody answers.
     mute: Option<String>,
     asked: Vec<AskedQuestion>,
@@ -66,6 +68,11 @@ impl Stub {
     /// Nobody answers; or somebody does again.
     pub(super) fn silent(&self, silent: bool) {
         self.rules.lock().silent = silent;
+    }
+
+    /// What is asked is decided at once, and not when it is answered.
+    pub(super) fn decides_first(&self) {
+        self.rules.lock().decides_first = true;
     }
 
     /// About this namespace nobody answers.
@@ -110,12 +117,14 @@ impl Reviews for Arc<Stub> {
         Box::pin(async move {
             let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
             let (slow, silent) = stub.ask(&user, Some(&target.namespace));
+            let denied = |namespace: &str| stub.rules.lock().denied.contains(&(user.clone(), namespace.to_owned()));
+            let is_allowed = || !denied(&target.namespace) && !denied("*");
+            let first = is_allowed();
             sleep(slow).await;
             if silent {
                 return Err(Error::Timeout(slow));
             }
-            let denied = |namespace: &str| stub.rules.lock().denied.contains(&(user.clone(), namespace.to_owned()));
-            let allowed = !denied(&target.namespace) && !denied("*");
+            let allowed = if stub.rules.lock().decides_first { first } else { is_allowed() };
             Ok(AccessVerdict { allowed, reason: String::new() })
         })
     }

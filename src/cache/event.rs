@@ -5,7 +5,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::View;
-use crate::base::Account;
+use crate::base::{Account, mutant};
 use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Object, Refused, Renderer, Representation};
 
@@ -189,6 +189,7 @@ pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),
         (true, true) => Some(EventType::Modified),
+        (true, false) if mutant(17) => Some(EventType::Modified),
         (true, false) => Some(EventType::Deleted),
         (false, false) => None,
     }

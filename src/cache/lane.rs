@@ -7,6 +7,7 @@ use slab::Slab;
 
 use super::lane_key::LaneKey;
 use super::{Event, View};
+use crate::base::mutant;
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -75,7 +76,7 @@ impl Lane {
     pub(super) fn push(&self, event: &Arc<Event>, wake: &mut Vec<Waker>) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
-        if log.events.back().is_some_and(|last| last.seq == event.seq) {
+        if log.events.back().is_some_and(|last| last.seq == event.seq) && !mutant(7) {
             return;
         }
         if log.events.len() >= self.events_max
@@ -129,7 +130,7 @@ impl Lane {
         batch: &mut Vec<Arc<Event>>,
     ) -> LaneRead {
         let mut log = self.log.lock();
-        if log.closed || next < log.lost {
+        if log.closed || (next < log.lost && !mutant(5)) {
             return LaneRead::Expired;
         }
         if next < log.from {
@@ -194,6 +195,12 @@ impl Lane {
 
     pub(super) fn has_readers(&self) -> bool {
         !self.log.lock().readers.is_empty()
+    }
+
+    /// Whether a reader has not come to the end.
+    pub(super) fn is_behind(&self) -> bool {
+        let log = self.log.lock();
+        log.readers.len() > log.parked.len()
     }
 
     /// Runs `read` over the events that are held.

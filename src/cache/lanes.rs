@@ -6,6 +6,7 @@ use super::Event;
 use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
+use crate::base::mutant;
 
 /// The lanes of one feed. They find the readers that an event concerns in a few look-ups, however many readers there
 /// are.
@@ -43,7 +44,7 @@ impl Lanes {
         let (narrow, events_max) = (&mut self.narrow, self.narrow_events_max);
         let fresh = || {
             *narrow += 1;
-            Arc::new(Lane::new(key.clone(), next_seq, events_max))
+            Arc::new(Lane::new(key.clone(), if mutant(26) { 0 } else { next_seq }, events_max))
         };
         match &key.namespace {
             None => self.everywhere.open(&key.term, fresh),

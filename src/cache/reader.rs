@@ -16,7 +16,7 @@ use super::stats::CacheStats;
 use super::timeline::Timeline;
 use super::transaction::Transaction;
 use super::{ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
-use crate::base::{Account, Cut};
+use crate::base::{Account, Cut, mutant};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
 
@@ -249,6 +249,7 @@ impl CacheReader {
                 }
                 // While `rv` is not whole, nobody was told more than came here, and the rest is still to be told.
                 let skip = if timeline.is_open(rv) { timeline.whole() } else { rv };
+                let skip = if mutant(8) { ResourceVersion::default() } else { skip };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }
             Start::Current => {
@@ -354,6 +355,11 @@ impl CacheReader {
         let mut wake = Vec::new();
         self.shared.timeline.read().ring.lanes.nudge(&mut wake);
         wake.into_iter().for_each(std::task::Waker::wake);
+    }
+
+    /// Whether somebody who follows all events has not come to the last one.
+    pub fn is_somebody_behind(&self) -> bool {
+        self.shared.timeline.read().ring.lanes.all.is_behind()
     }
 
     /// The events in the ring.

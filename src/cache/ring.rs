@@ -8,7 +8,7 @@ use super::budget::Accounts;
 use super::lanes::Lanes;
 use super::prehistory::RingRoom;
 use super::{CacheConfig, Event, Prehistory, View};
-use crate::base::Charge;
+use crate::base::{Charge, mutant};
 use crate::kube::{ObjectKey, ResourceVersion};
 
 /// A feed's recent events, oldest first, and the lanes that readers follow them in. Bounded in number, bytes and age.
@@ -46,7 +46,8 @@ impl Ring {
     /// Begins anew behind a list of that version. The lanes of the old history are closed already.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.lanes.reopen(self.next_seq);
-        (self.floor, self.known) = (rv, rv);
+        let floor = if mutant(1) { ResourceVersion(rv.0.saturating_sub(1)) } else { rv };
+        (self.floor, self.known) = (floor, floor);
         self.empty();
     }
 
@@ -169,7 +170,7 @@ impl Ring {
 
     fn evict_one(&mut self, oldest: &Event) {
         self.lanes.evict(oldest);
-        self.floor = oldest.rv;
+        self.floor = if mutant(9) { ResourceVersion(oldest.rv.0.saturating_sub(1)) } else { oldest.rv };
         self.events -= 1;
         self.bytes -= oldest.charge();
         self.charge.set(self.events * Event::OVERHEAD_BYTES);

@@ -5,6 +5,7 @@ use imbl::OrdMap;
 
 use super::chunks::ChunkIndex;
 use super::{Chunk, Chunker, Event, View};
+use crate::base::mutant;
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
@@ -147,7 +148,10 @@ impl Snapshot {
             // One object: from its key to the key right behind it.
             (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),
             // A namespace: '0' is the character after '/'.
-            (None, Some(namespace)) if namespaced => (format!("{namespace}/"), Some(format!("{namespace}0"))),
+            (None, Some(namespace)) if namespaced => {
+                let end = if mutant(25) { "" } else { "/" };
+                (format!("{namespace}{end}"), Some(format!("{namespace}0")))
+            }
             _ => (String::new(), None),
         };
         let low = match start {

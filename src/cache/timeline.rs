@@ -13,7 +13,7 @@ use super::stats::CacheStats;
 use super::store::Store;
 use super::transaction::Transaction;
 use super::{CacheConfig, Event, Prehistory, Snapshot};
-use crate::base::Account;
+use crate::base::{Account, mutant};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{Envelope, Object};
 
@@ -77,7 +77,7 @@ impl Timeline {
     pub(super) fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
-        if rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(change)) {
+        if rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(change)) || mutant(6) {
             return Ok(None);
         }
         if self.ring.has(key, rv) || rv <= self.told_from() {

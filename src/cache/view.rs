@@ -1,3 +1,4 @@
+use crate::base::mutant;
 use crate::kube::{ObjectKey, Selector};
 use crate::wire::Object;
 
@@ -106,7 +107,11 @@ impl View {
     }
 
     pub fn matches(&self, object: &Object) -> bool {
-        self.namespace.as_deref().is_none_or(|namespace| object.key.namespace() == namespace)
+        let is_in = |namespace: &str| match object.key.namespace() {
+            longer if mutant(25) => longer.starts_with(namespace),
+            exact => exact == namespace,
+        };
+        self.namespace.as_deref().is_none_or(is_in)
             && (self.selector.is_everything() || self.selector.matches(&object.key, &object.attributes))
     }
 }

@@ -11,7 +11,7 @@ use crate::auth::{AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
 use crate::serve::{AuditDestination, Consistency};
-use crate::upstream::CredentialSource;
+use crate::upstream::{CredentialSource, EndpointsConfig, ServerUrl};
 
 /// One upstream Kubernetes watch, thousands of unmodified clients.
 ///
@@ -273,6 +273,7 @@ impl ServeArguments {
         let serve = Serve {
             allowed_origins: origins(&file.allowed_origins, problems),
             upstream,
+            endpoints: endpoints(&file.upstream.servers, problems),
             listen,
             admin,
             healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
@@ -298,6 +299,23 @@ impl ServeArguments {
         serve.check(problems);
         Some(serve)
     }
+}
+
+/// The servers of upstream, each once.
+fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
+    const KEY: &str = "upstream.servers";
+    if named.len() > EndpointsConfig::SERVERS_MAX {
+        problems.add(format!("{KEY}: more than {} are named", EndpointsConfig::SERVERS_MAX));
+    }
+    let mut servers: Vec<ServerUrl> = Vec::new();
+    for text in named {
+        let Some(server) = problems.check(KEY, text.parse::<ServerUrl>()) else { continue };
+        if servers.contains(&server) {
+            problems.add(format!("{KEY}: {server} is named twice"));
+        }
+        servers.push(server);
+    }
+    EndpointsConfig { servers, ..EndpointsConfig::default() }
 }
 
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {

@@ -115,6 +115,14 @@ pub(super) struct UpstreamSection {
     /// Plugins have the limit of open files that the proxy was started with
     #[schemars(extend("x-example" = "/etc/kube-fanout/kubeconfig", "x-default" = "the pod's service account"))]
     pub(super) kubeconfig: Option<PathBuf>,
+    /// Servers of one cluster, in the order of preference, in place of the `server` that the kubeconfig names; the same
+    /// credentials, authorities and `tls-server-name` are for each of them. One is used at a time: see [Several
+    /// servers](#several-servers). Empty: the kubeconfig's
+    #[schemars(extend(
+        "x-type" = "list of URLs",
+        "x-bounds" = "`https://`, or `http://` to a loopback address; 8 at most"
+    ))]
+    pub(super) servers: Vec<String>,
 }
 
 /// The certificate of the TCP listeners.

@@ -180,6 +180,29 @@ fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
     std::fs::remove_file(&file).expect("removed");
 }
 
+#[test]
+fn servers_of_upstream_are_urls_each_once_and_every_wrong_one_is_a_problem() {
+    let file = std::env::temp_dir().join(format!("kube-fanout-servers-{}", std::process::id()));
+    let of = |list: &str| {
+        std::fs::write(&file, format!("upstream: {{servers: [{list}]}}\n")).expect("written");
+        serve(&["--kubeconfig", "/k", "--config", file.to_str().expect("a path")])
+    };
+    let named = of(r#""https://10.0.0.1:6443", "http://127.0.0.1:8001""#).expect("valid").endpoints.servers;
+    assert_eq!(
+        named.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["https://10.0.0.1:6443", "http://127.0.0.1:8001"]
+    );
+    assert!(of("").expect("valid").endpoints.servers.is_empty(), "the kubeconfig's");
+    let refused = of(r#""a:6443", "http://10.0.0.1:8080", "https://a", "https://a/""#).expect_err("problems");
+    assert_eq!(refused.iter().count(), 3, "{refused}");
+    for part in ["\"a:6443\" is no URL", "http://10.0.0.1:8080/: without TLS", "https://a is named twice"] {
+        assert!(refused.to_string().contains(part), "{part} is missing in {refused}");
+    }
+    let many: Vec<_> = (0..9).map(|n| format!("https://s{n}")).collect();
+    assert!(of(&many.join(", ")).expect_err("a problem").to_string().contains("more than 8"));
+    std::fs::remove_file(&file).expect("removed");
+}
+
 /// Who may say that it is somebody else must not be everybody (R-MODE-2).
 #[test]
 fn clients_and_front_proxies_have_authorities_of_their_own() {

@@ -154,6 +154,17 @@ impl Faults {
         *self.shared.faults.behind.lock() = (times, revision);
     }
 
+    /// Begins watches of any version with the state of `revision`, as a server does whose watch cache is so far behind.
+    /// What has happened since is not told to them. Consistent reads are as they were.
+    pub fn cache_lags(&self, revision: u64) {
+        *self.shared.faults.cached_at.lock() = Some(revision);
+    }
+
+    /// Tells the next `times` deletions without their objects, each on one watch.
+    pub fn hollow_deletions(&self, times: u64) {
+        self.shared.faults.hollow_deletions.store(times, Ordering::Relaxed);
+    }
+
     /// Copies what the storage holds now, to be restored later.
     pub fn backup(&self) -> Backup {
         self.shared.store.backup()

@@ -25,7 +25,7 @@ use super::switches::RequestKind;
 use super::table::IncludeObject;
 use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};
-use crate::kube::{GetOptions, ListOptions, Query, ResourceVersion, WatchStart};
+use crate::kube::{GetOptions, ListOptions, Query, ResourceVersion, VersionMatch, WatchStart};
 
 /// Bytes that the body of a request may have.
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
@@ -238,7 +238,9 @@ async fn read_body(body: Incoming) -> Result<Bytes, DemoStatus> {
 
 fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
     Ok(match options.watch_start()? {
-        WatchStart::State { at, end_bookmark } => WatchOrigin::Initial { rv: list::least(at), mark_end: end_bookmark },
+        WatchStart::State { at, end_bookmark } => {
+            WatchOrigin::Initial { rv: list::least(at), any: at == VersionMatch::Any, mark_end: end_bookmark }
+        }
         WatchStart::FromCurrent | WatchStart::FromCached => WatchOrigin::Now,
         WatchStart::After(ResourceVersion(rv)) => WatchOrigin::After(rv),
     })

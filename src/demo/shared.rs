@@ -1,6 +1,7 @@
 //! The state that all parts of one running upstream share.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Method, Uri};
@@ -36,7 +37,8 @@ pub(crate) struct Settings {
 
 #[derive(Debug)]
 pub(crate) struct DemoState {
-    pub(crate) store: ObjectStore,
+    /// Several servers may have one storage.
+    pub(crate) store: Arc<ObjectStore>,
     pub(crate) settings: Settings,
     pub(crate) faults: Switches,
     pub(crate) reviews: ReviewAnswers,
@@ -52,7 +54,7 @@ pub(crate) struct DemoState {
 }
 
 impl DemoState {
-    pub(crate) fn new(store: ObjectStore, settings: Settings) -> Self {
+    pub(crate) fn new(store: Arc<ObjectStore>, settings: Settings) -> Self {
         Self {
             store,
             settings,

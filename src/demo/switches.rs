@@ -75,6 +75,10 @@ pub(crate) struct Switches {
     pub(super) lists_outlast: AtomicU64,
     /// How many more streamed lists of a selection end with an old version, and with which.
     pub(super) behind: Mutex<(usize, u64)>,
+    /// The version of the state that reads of any version get, if that is not the current one.
+    pub(super) cached_at: Mutex<Option<u64>>,
+    /// How many more deletions are told without their objects.
+    pub(super) hollow_deletions: AtomicU64,
     /// The minor versions that questions for the version are answered with, in turn; empty for the demo's own.
     pub(super) releases: Mutex<VecDeque<u32>>,
     /// Revisions whose events are never told.
@@ -93,6 +97,8 @@ impl Switches {
             lists_waiting: watch::Sender::new(0),
             lists_outlast: AtomicU64::new(0),
             behind: Mutex::default(),
+            cached_at: Mutex::default(),
+            hollow_deletions: AtomicU64::new(0),
             releases: Mutex::default(),
             lost: Mutex::default(),
             freeze: Freeze::default(),
@@ -137,6 +143,17 @@ impl Switches {
         }
         *left -= 1;
         *old
+    }
+
+    /// Returns the version of the state that a read of any version gets, if that is not the current one.
+    pub(crate) fn cached_at(&self) -> Option<u64> {
+        *self.cached_at.lock()
+    }
+
+    /// Returns whether the next deletion is told without its object, and counts it.
+    pub(crate) fn is_next_deletion_hollow(&self) -> bool {
+        let less = |left: u64| left.checked_sub(1);
+        self.hollow_deletions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
     /// Returns the minor version to answer the next question for the version with, if it is not the demo's own.

@@ -168,7 +168,7 @@ impl Upstream {
             store
         });
         let store = seeding.await.map_err(io::Error::other)?;
-        let shared = Arc::new(DemoState::new(store, self.settings));
+        let shared = Arc::new(DemoState::new(Arc::new(store), self.settings));
         let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
         Ok(RunningUpstream { address, shared, population, rate: self.rate })
     }
@@ -186,6 +186,25 @@ pub struct RunningUpstream {
 impl RunningUpstream {
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Starts another server of the same storage, on a free loopback port: with connections, counts, reviews and faults
+    /// of its own. Faults that concern the storage concern both.
+    ///
+    /// # Panics
+    /// If there is no free port.
+    #[must_use]
+    pub fn beside(&self) -> Self {
+        let listening = Port::hold(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).and_then(|port| {
+            let listener = port.listen()?;
+            Ok((port, listener))
+        });
+        let (port, listener) = listening.unwrap_or_else(|error| panic!("the demo upstream cannot listen: {error}"));
+        let shared = Arc::new(DemoState::new(self.shared.store.clone(), self.shared.settings.clone()));
+        let beside = Self { address: port.address, shared, population: self.population.clone(), rate: self.rate };
+        beside.shared.bound.send_replace(true);
+        drop(beside.shared.tasks.spawn(accept(port, listener, beside.shared.clone())));
+        beside
     }
 
     /// Returns `http://127.0.0.1:PORT`, without a slash at the end.

@@ -44,8 +44,9 @@ pub(crate) struct WatchPlan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum WatchOrigin {
-    /// All objects at a revision of at least `rv`, then a bookmark that marks their end if `mark_end` is set.
-    Initial { rv: u64, mark_end: bool },
+    /// All objects at a revision of at least `rv`, of a cache that may be behind if `any` is set, then a bookmark that
+    /// marks their end if `mark_end` is set.
+    Initial { rv: u64, any: bool, mark_end: bool },
     /// Events after this revision.
     After(u64),
     /// Events from now on.
@@ -171,11 +172,14 @@ impl Watch {
             return None;
         }
         match self.plan.start {
-            WatchOrigin::Initial { rv, .. } => {
+            WatchOrigin::Initial { rv, any, .. } => {
                 if let Err(status) = store.reach(rv, self.shared.settings.future_wait).await {
                     return Some(self.fail(&status));
                 }
-                let (objects, revision, next) = store.now(kind);
+                let (mut objects, mut revision, next) = store.now(kind);
+                if let Some(old) = self.shared.faults.cached_at().filter(|_| any) {
+                    (objects, revision) = (store.at(kind, old).unwrap_or_default(), old);
+                }
                 // Only a list of a selection may end with an old version: the proxy asks for a selection that matches
                 // nothing where it wants only the version.
                 let selective = self.plan.selector.is_selective();
@@ -247,7 +251,9 @@ impl Watch {
                 if let Some(as_type) = seen_as(&self.plan.selector, event)
                     && let Some(object) = event.subject(as_type)
                 {
-                    lines.push(self.line(as_type, object, event.rv, Some(event)));
+                    let is_hollow = as_type == StoreEventType::Deleted && self.shared.faults.is_next_deletion_hollow();
+                    let line = self.line(as_type, object, event.rv, Some(event));
+                    lines.push(if is_hollow { as_type.frame(b"null") } else { line });
                 }
             }
             let Some(last) = lines.last() else { continue };

@@ -26,7 +26,7 @@ use super::metrics::{ConnectionFailure, OpenConnection};
 use super::places::{ConnectionPlace, Places};
 use super::wake_set::WakeSet;
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
-use crate::base::{Cut, DrainWatch, Tasks, UnderWay};
+use crate::base::{Cut, DrainWatch, Tasks, UnderWay, mutant};
 
 /// The limits of one connection (R-LIMIT-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -353,7 +353,7 @@ async fn old_age(age_max: Duration) {
 /// beside a `Transfer-Encoding` that the codec has dropped (RFC 9112 §6.3), or as a protocol that it wanted to change
 /// to.
 fn is_last(headers: &HeaderMap) -> bool {
-    headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)
+    (headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)) && !mutant(24)
 }
 
 /// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::base::mutant;
 use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
 use crate::feeds::{Feed, FeedSpec};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
@@ -96,7 +97,8 @@ impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request that is both the list and the watch behind it.
     async fn watch_list(&self) -> Result<InitialState, Ended> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        let mut stream = self.stream(self.cause, &self.spec.key.url(query)).await?;
+        let any = if mutant(10) { "&resourceVersion=0" } else { "" };
+        let mut stream = self.stream(self.cause, &self.spec.key.url(&format!("{query}{any}"))).await?;
         let mut staged = self.cache.stage();
         loop {
             match stream.next(self.reader).await? {

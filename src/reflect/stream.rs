@@ -5,6 +5,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
+use crate::base::mutant;
 use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
 
@@ -99,9 +100,9 @@ impl WatchStream {
         if let Some(item) = self.ahead.pop_front() {
             return Ok(Some(item));
         }
-        match self.splitter.next_frame()? {
-            Some(frame) => Ok(Some(reader.watch_event(frame)?)),
-            None => Ok(None),
+        match self.splitter.next_frame()?.map(|frame| reader.watch_event(frame)) {
+            Some(Err(_)) if mutant(3) => Ok(None),
+            item => Ok(item.transpose()?),
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::admission::AdmissionPlace;
-use crate::base::Tasks;
+use crate::base::{Tasks, mutant};
 use crate::upstream::{ActingAs, Error};
 
 /// An answer of upstream that several requests share.
@@ -86,7 +86,12 @@ impl Coalesced {
             return turn.await.ok();
         }
         let under_way = UnderWay { waiting: self.waiting.clone(), key, tasks: tasks.clone(), ask };
-        Some(question(&under_way.ask, 1).await)
+        let answer = question(&under_way.ask, 1).await;
+        if mutant(19) {
+            let later = take(&under_way.waiting, &under_way.key).unwrap_or_default();
+            later.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
+        }
+        Some(answer)
     }
 }
 

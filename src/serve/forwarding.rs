@@ -31,7 +31,7 @@ use super::route::ForwardReason;
 use super::statuses::{not_granted, unavailable};
 use super::websocket;
 use crate::auth::{Caller, Gate, Impersonation};
-use crate::base::{Cut, DrainWatch, Tasks};
+use crate::base::{Cut, DrainWatch, Tasks, mutant};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::listing::Shed;
 use crate::upstream::{ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
@@ -266,7 +266,7 @@ impl Forwarding {
             // (R-THREAT-9).
             return context.status(&Status::from_code(502, REDIRECTED));
         }
-        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS && !mutant(23) {
             return self.passed(response, true, Arc::new(place), context);
         }
         let upstream = hyper::upgrade::on(&mut response);

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::Admission;
-use super::audit::{Audit, AuditRecord, Decision};
+use super::audit::{Audit, AuditRecord, Decision, Ours};
 use super::body::ReplyBody;
 use super::coverage::Coverage;
 use super::forwarding::Forwarding;
@@ -84,7 +84,10 @@ impl Frontend {
     /// Answers one request.
     pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<Incoming>) -> Response<ReplyBody> {
         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
-        let finish = |response: Response<_>| if without_body { response.map(ReplyBody::of_head) } else { response };
+        let finish = |response: Response<_>| {
+            count_refusal(&response);
+            if without_body { response.map(ReplyBody::of_head) } else { response }
+        };
         let received = Instant::now();
         let readable = readable::take(&mut request);
         let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
@@ -167,7 +170,6 @@ impl Frontend {
     ) -> Result<(), Box<Response<ReplyBody>>> {
         self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
         if let Err(ambiguous) = inspect(request.headers()) {
-            metrics::refused(400);
             // What follows on the connection can be read in two ways as well, but for HTTP/2, which frames it.
             peer.connection.turn_away();
             return Err(Box::new(context.status(&Status::bad_request(ambiguous.to_string()))));
@@ -297,14 +299,10 @@ impl Frontend {
                 if request.context.extent == Some(Extent::Some) =>
             {
                 let why = "what may be read of this collection cannot be told yet";
-                metrics::refused(503);
                 request.context.status(&unavailable(why))
             }
             Unready::Forward(reason) => self.pass(request, reason).await,
-            Unready::Refuse(status) => {
-                metrics::refused(status.http_code());
-                request.context.status(&status)
-            }
+            Unready::Refuse(status) => request.context.status(&status),
         }
     }
 }
@@ -314,10 +312,16 @@ fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Respons
     match &context.record {
         Some(record) if !record.answered(&response) => {
             metrics::records("refused", 1);
-            metrics::refused(503);
             context.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
         }
         _ => response,
+    }
+}
+
+/// Counts an answer that is an error of ours, wherever it was made.
+fn count_refusal(response: &Response<ReplyBody>) {
+    if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
+        metrics::refused(status.http_code());
     }
 }
 

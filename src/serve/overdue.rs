@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::auth::GrantStatus;
-use crate::base::{Cut, DrainWatch, until};
+use crate::base::{Cut, DrainWatch, mutant, until};
 use crate::cache::PinTerms;
 
 /// How much time is given to clients that do not read.
@@ -220,6 +220,7 @@ impl Watchdog {
             is_draining: self.overdue.0.is_draining.load(Ordering::Acquire),
         };
         match case.verdict() {
+            Verdict::Cut(_) if mutant(15) => {}
             Verdict::Cut(why) => self.cut.cut(why),
             Verdict::Later(_) if self.is_awaited_at_the_end.swap(true, Ordering::AcqRel) => {}
             Verdict::Later(at) => self.overdue.put(at, self),

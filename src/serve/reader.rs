@@ -233,7 +233,6 @@ impl Reader {
             return Err(Unready::Forward(ForwardReason::DearSelector));
         }
         let refused = Status::bad_request(TOO_DEAR);
-        metrics::refused(refused.http_code());
         Ok(request.context.status(&refused))
     }
 

@@ -5,14 +5,12 @@ use http::{Response, StatusCode};
 
 use super::audit::Decision;
 use super::body::ReplyBody;
-use super::metrics;
 use super::response_context::ResponseContext;
 use super::statuses::not_granted;
 use crate::auth::NotGranted;
 use crate::kube::{Access, Query, RequestInfo, Status, Verb, check_timeout};
 
 pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody> {
-    metrics::refused(403);
     context.status(&Status::from_code(403, why))
 }
 
@@ -34,7 +32,6 @@ pub(super) fn turned_away(
     refused: &NotGranted,
 ) -> Response<ReplyBody> {
     let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &Access::of(info)));
-    metrics::refused(status.http_code());
     let mut response = context.status(&status);
     if let NotGranted::Denied(reason) = refused {
         response.extensions_mut().insert(Decision::Denied(reason.clone()));

@@ -28,6 +28,7 @@ use super::overdue::Watchdog;
 use super::statuses::revoked;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
+use crate::base::mutant;
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
 use crate::kube::{EventType, ResourceVersion, Status};
@@ -269,7 +270,8 @@ impl WatchSession {
         }
         self.told = initial.snapshot.rv;
         if initial.end_bookmark {
-            batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
+            let at = if mutant(18) { 0 } else { batch.len() };
+            batch.insert(at, reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
             frames += 1;
         }
         self.phase = Phase::Live;
@@ -281,6 +283,10 @@ impl WatchSession {
         loop {
             if self.turn(cx, room, batch)? {
                 return Ok(());
+            }
+            if mutant(4) && self.bookmarks && self.feed.reader.progress().rv > self.told {
+                self.told = self.feed.reader.progress().rv;
+                batch.push(self.bookmark(self.told)?);
             }
             let pull = self.pull(room, Some(cx.waker()), batch);
             if pull != Pull::Stopped(Stop::LooksSpent) && batch.is_empty() && !self.is_settled() {

@@ -11,7 +11,7 @@ use super::coverage::Coverage;
 use super::route::ForwardReason;
 use super::serve_config::{Consistency, ServeConfig};
 use crate::auth::Permit;
-use crate::base::DrainWatch;
+use crate::base::{DrainWatch, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState};
 use crate::feeds::{
     FeedHandle, FeedKey, FeedSpec, Feeds, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable,
@@ -153,7 +153,8 @@ impl Sources {
     async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, Unready> {
         let leased = self.feeds.handle(spec, need.resume);
         let feed = leased.map_err(|why| Unready::Forward(why.into()))?;
-        match feed.reader.synced(self.sync_deadline(need)).await {
+        let deadline = if mutant(13) { need.received } else { self.sync_deadline(need) };
+        match feed.reader.synced(deadline).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // A second try would end the same way.
             FeedState::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
@@ -251,14 +252,16 @@ impl Sources {
 
     async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion) {
         if feed.reader.progress().rv < rv {
-            feed.freshness.want_version(rv);
+            if !mutant(11) {
+                feed.freshness.want_version(rv);
+            }
             feed.reader.reached(rv).await;
         }
     }
 
     async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
         let live = feed.reader.state() == FeedState::Live;
-        if self.consistency == Consistency::Bounded && live {
+        if (self.consistency == Consistency::Bounded || mutant(12)) && live {
             return Ok(());
         }
         let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;

@@ -94,7 +94,7 @@ impl CallerPools {
     }
 
     fn fresh(&self, place: OwnedSemaphorePermit) -> Result<Pools, CredentialError> {
-        let short = Pool::new(&self.credentials, PoolProtocol::Multiplexed)?;
+        let short = Pool::new(&self.credentials, PoolProtocol::FOR_OTHERS)?;
         let long = Pool::keeping(&self.credentials, PoolProtocol::Single, IDLE_STREAMS_MAX)?;
         Ok(Pools { short, long, _place: place })
     }

@@ -1,16 +1,17 @@
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, USER_AGENT};
-use http::uri::PathAndQuery;
-use http::{Method, Request, Response, Uri};
+use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::acting_as::CredentialId;
 use super::credentials::put_all;
+use super::endpoints::{Endpoints, EndpointsConfig, RequestOrigin};
 use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
 use super::pool::{Outgoing, ResponseBody, UpstreamBody};
@@ -18,7 +19,7 @@ use super::{BODY_BYTES_MAX, Cause, CostLedger, CredentialError, CredentialSource
 use crate::kube::{Payer, Status};
 use crate::wire::Encoding;
 
-/// Talks to one apiserver with our own credentials. Cloning shares the connections.
+/// Talks to upstream with our own credentials. Cloning shares the connections.
 #[derive(Clone, Debug)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -28,7 +29,6 @@ pub struct Client {
 struct Shared {
     links: Links,
     costs: CostLedger,
-    base: Uri,
     instance: String,
     /// Counts the answers received, for tasks that wait until upstream can be reached again.
     answered: watch::Sender<u64>,
@@ -47,19 +47,24 @@ pub enum Question {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Reads the credentials. No request is sent yet. What requests cost is counted in `costs`.
+    /// Reads the credentials, for the server that they name. No request is sent yet. What requests cost is counted in
+    /// `costs`.
     pub fn connect(source: &CredentialSource, costs: CostLedger) -> Result<Self, CredentialError> {
-        Ok(Self::of(Links::load(source)?, costs))
+        Self::connect_to(source, Endpoints::new(EndpointsConfig::default()), costs)
+    }
+
+    /// The same for whichever of these servers is used.
+    pub fn connect_to(
+        source: &CredentialSource,
+        endpoints: Endpoints,
+        costs: CostLedger,
+    ) -> Result<Self, CredentialError> {
+        Ok(Self::of(Links::load(source, endpoints)?, costs))
     }
 
     pub(super) fn of(links: Links, costs: CostLedger) -> Self {
-        let shared = Shared {
-            base: links.current().credentials.base.clone(),
-            links,
-            costs,
-            instance: format!("{:016x}", fastrand::u64(..)),
-            answered: watch::Sender::new(0),
-        };
+        let shared =
+            Shared { links, costs, instance: format!("{:016x}", fastrand::u64(..)), answered: watch::Sender::new(0) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -74,9 +79,9 @@ impl Client {
         self.shared.links.changes()
     }
 
-    /// The address of upstream, for messages to people.
-    pub fn url(&self) -> &Uri {
-        &self.shared.base
+    /// The servers that upstream has.
+    pub fn endpoints(&self) -> &Endpoints {
+        &self.shared.links.endpoints
     }
 
     /// A name of this process, for recognizing its own requests.
@@ -119,12 +124,28 @@ impl Client {
         body: Bytes,
     ) -> Result<Response<ResponseBody>, Error> {
         let counter = self.shared.costs.counter(cause, kind == Question::Watch);
-        let (request, link) = self.prepared(path_and_query, request, body).await?;
+        let link = self.shared.links.current();
+        let request = self.prepared(&link, path_and_query, request, body).await?;
         let pool = match kind {
             Question::Watch => &link.watches,
             Question::Short => &link.short,
         };
-        self.taken(pool.send(Outgoing { request, counter })).await
+        let (at, sending) = (link.credentials.endpoint, pin!(pool.send(Outgoing { request, counter })));
+        let answer = self.taken(self.endpoints().heed(at, RequestOrigin::Ours, sending)).await;
+        if answer.as_ref().is_err_and(|error| error.code().is_some_and(|code| code >= 500)) {
+            self.endpoints().raise(at);
+        }
+        answer
+    }
+
+    /// Sends a GET of ours to one of the servers, on a connection that is not used again. Returns the code of the
+    /// answer.
+    pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, Error> {
+        let link = self.shared.links.at(endpoint);
+        let request = Request::builder().method(Method::GET);
+        let request = self.prepared(&link, path, request, Bytes::new()).await?;
+        let counter = self.shared.costs.counter(Cause::Readiness, false);
+        Ok(link.tunnels.send(Outgoing { request, counter }).await?.status().as_u16())
     }
 
     /// Sends a GET of ours on the connection to `server`, as long as that connection is in use.
@@ -136,7 +157,8 @@ impl Client {
         accept: &str,
     ) -> Result<Response<ResponseBody>, Error> {
         let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
-        let (request, link) = self.prepared(path_and_query, request, Bytes::new()).await?;
+        let link = self.shared.links.at(server.endpoint);
+        let request = self.prepared(&link, path_and_query, request, Bytes::new()).await?;
         let outgoing = Outgoing { request, counter: self.shared.costs.counter(cause, false) };
         let sending = async {
             match link.watches.send_beside(server, outgoing).await {
@@ -151,22 +173,22 @@ impl Client {
         self.taken(sending).await
     }
 
-    /// Makes a request with our credentials; returns it with the link whose connections belong to them.
+    /// Makes a request with the credentials of a link.
     async fn prepared(
         &self,
+        link: &Link,
         path_and_query: &str,
         request: http::request::Builder,
         body: Bytes,
-    ) -> Result<(Request<UpstreamBody>, Arc<Link>), Error> {
+    ) -> Result<Request<UpstreamBody>, Error> {
         let mut request = request
-            .uri(self.uri(path_and_query)?)
+            .uri(link.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
             .header(super::HOPS, self.instance())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
             .map_err(|error| Error::Unaskable(error.to_string()))?;
-        let link = self.shared.links.current();
         put_all(request.headers_mut(), link.credentials.headers().await?);
-        Ok((request, link))
+        Ok(request)
     }
 
     /// Waits for the answer; anything but a success is read and returned as [`Error::Refused`].
@@ -246,8 +268,8 @@ impl Client {
         lane: super::ForwardPool,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
-        self.readdress(&mut request)?;
         let link = self.shared.links.current();
+        link.readdress(&mut request)?;
         let ours = link.credentials.headers().await?;
         put_ours(request.headers_mut(), ours).map_err(|Nested| Unsendable::Nested)?;
         let pool = match lane {
@@ -255,20 +277,13 @@ impl Client {
             super::ForwardPool::Stream => &link.long,
             super::ForwardPool::Tunnel => &link.tunnels,
         };
-        pool.send(self.forwarded(lane, request)).await
+        let sending = pin!(pool.send(self.forwarded(lane, request)));
+        self.endpoints().heed(link.credentials.endpoint, RequestOrigin::Caller, sending).await
     }
 
     fn forwarded(&self, lane: super::ForwardPool, request: Request<UpstreamBody>) -> Outgoing {
         let is_stream = lane != super::ForwardPool::Short;
         Outgoing { request, counter: self.shared.costs.counter(Cause::PassedThrough, is_stream) }
-    }
-
-    /// Points a request at upstream.
-    fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
-        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        // Without a prefix the path stays as it is, and need not be parsed again.
-        *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
-        Ok(())
     }
 
     /// Sends a caller's request with the credential that it carries, on connections that only that credential uses.
@@ -279,34 +294,22 @@ impl Client {
         lane: super::ForwardPool,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
-        self.readdress(&mut request)?;
-        let (link, outgoing) = (self.shared.links.current(), self.forwarded(lane, request));
-        match credential {
-            Some(credential) => link.caller_pools.send(credential, lane, outgoing).await,
-            None => link.caller_pools.send_once(outgoing).await,
-        }
+        let link = self.shared.links.current();
+        link.readdress(&mut request)?;
+        let outgoing = self.forwarded(lane, request);
+        let sending = pin!(async {
+            match credential {
+                Some(credential) => link.caller_pools.send(credential, lane, outgoing).await,
+                None => link.caller_pools.send_once(outgoing).await,
+            }
+        });
+        self.endpoints().heed(link.credentials.endpoint, RequestOrigin::Caller, sending).await
     }
 
     pub(super) fn note_answer(&self) {
         if self.shared.answered.receiver_count() > 0 {
             self.shared.answered.send_modify(|answers| *answers = answers.wrapping_add(1));
         }
-    }
-
-    fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
-        let joined = format!("{}{path_and_query}", self.prefix());
-        self.at(joined.parse().map_err(|error| Error::Unaskable(format!("{joined}: {error}")))?)
-    }
-
-    fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
-        let mut parts = self.shared.base.clone().into_parts();
-        parts.path_and_query = Some(path_and_query);
-        Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
-    }
-
-    /// The path prefix of upstream's address, without a slash at its end; mostly empty.
-    fn prefix(&self) -> &str {
-        self.shared.base.path().trim_end_matches('/')
     }
 }
 
@@ -357,37 +360,4 @@ fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
         status.set_retry_after(seconds);
     }
     status
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn readdressed(base: &'static str, asked: &'static str) -> String {
-        let client = Client::connect(&CredentialSource::Anonymous(Uri::from_static(base)), CostLedger::default())
-            .expect("nothing is asked");
-        let mut request = Request::new(());
-        *request.uri_mut() = Uri::from_static(asked);
-        client.readdress(&mut request).expect("an address");
-        request.uri().to_string()
-    }
-
-    #[tokio::test]
-    async fn paths_are_upstreams_whatever_the_request_names() {
-        for (asked, path) in [
-            ("/api/v1/pods?limit=5", "/api/v1/pods?limit=5"),
-            ("/a%2Fb//c;d?x=%zz&y", "/a%2Fb//c;d?x=%zz&y"),
-            ("http://elsewhere:1/api?a=b", "/api?a=b"),
-            ("http://elsewhere:1", "/"),
-            ("http://elsewhere:1?a=b", "/?a=b"),
-            ("elsewhere:1", "/"),
-        ] {
-            for base in ["http://up:8080", "http://up:8080/"] {
-                assert_eq!(readdressed(base, asked), format!("http://up:8080{path}"), "{asked}");
-            }
-        }
-        for base in ["http://up:8080/k8s/c1", "http://up:8080/k8s/c1/"] {
-            assert_eq!(readdressed(base, "/api/v1/pods?limit=5"), "http://up:8080/k8s/c1/api/v1/pods?limit=5");
-        }
-    }
 }

@@ -30,6 +30,8 @@ pub enum Cause {
     TokenReview,
     /// Who we are (`SelfSubjectReview`).
     SelfReview,
+    /// Whether one of several servers is ready, when another may have failed.
+    Readiness,
     /// What callers ask and upstream answers.
     PassedThrough,
 }
@@ -71,7 +73,7 @@ pub(super) struct CostCounter {
 }
 
 impl Cause {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::List,
         Self::Watch,
         Self::Proof,
@@ -84,6 +86,7 @@ impl Cause {
         Self::AccessReview,
         Self::TokenReview,
         Self::SelfReview,
+        Self::Readiness,
         Self::PassedThrough,
     ];
 
@@ -101,6 +104,7 @@ impl Cause {
             Self::AccessReview => "access_review",
             Self::TokenReview => "token_review",
             Self::SelfReview => "self_review",
+            Self::Readiness => "readiness",
             Self::PassedThrough => "passed_through",
         }
     }

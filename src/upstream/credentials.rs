@@ -92,6 +92,8 @@ type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Fail
 #[derive(Clone)]
 pub(super) struct UpstreamCredentials {
     pub(super) base: Uri,
+    /// Which one of upstream's servers that is.
+    pub(super) endpoint: usize,
     pub(super) tls: rustls::ClientConfig,
     /// The same without a client certificate.
     anonymous_tls: rustls::ClientConfig,
@@ -105,7 +107,27 @@ pub(super) struct UpstreamCredentials {
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
+    /// Reads the credentials for the server that they name.
     pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
+        let credentials = Self::read(source)?;
+        // Anonymous sends no credentials that could leak, and no configuration can name it.
+        if !matches!(source, CredentialSource::Anonymous(_)) && !is_private(&credentials.base) {
+            return Err(CredentialError::Plaintext(credentials.base));
+        }
+        Ok(credentials)
+    }
+
+    /// Reads the credentials for each of these servers of one cluster, whichever server they name.
+    pub(super) fn load_for<'a>(
+        source: &CredentialSource,
+        servers: impl Iterator<Item = &'a Uri>,
+    ) -> Result<Vec<Self>, CredentialError> {
+        let read = Self::read(source)?;
+        let at = |(endpoint, base): (usize, &Uri)| Self { base: base.clone(), endpoint, ..read.clone() };
+        Ok(servers.enumerate().map(at).collect())
+    }
+
+    fn read(source: &CredentialSource) -> Result<Self, CredentialError> {
         let config = match source {
             CredentialSource::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
@@ -125,10 +147,6 @@ impl UpstreamCredentials {
         };
         if config.accept_invalid_certs {
             return Err(CredentialError::Insecure);
-        }
-        // Anonymous sends no credentials that could leak, and no configuration can name it.
-        if !matches!(source, CredentialSource::Anonymous(_)) && !is_private(&config.cluster_url) {
-            return Err(CredentialError::Plaintext(config.cluster_url));
         }
         Self::from_config(&config)
     }
@@ -152,7 +170,7 @@ impl UpstreamCredentials {
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
-        Ok(Self { base, tls, anonymous_tls, server_name, headers, said: Arc::default() })
+        Ok(Self { base, endpoint: 0, tls, anonymous_tls, server_name, headers, said: Arc::default() })
     }
 
     /// The headers that identify us: the current token, refreshed when due, and configured extras.
@@ -189,7 +207,7 @@ impl UpstreamCredentials {
 }
 
 /// Whether the traffic to a server is protected from others: TLS, or it does not leave this machine.
-fn is_private(server: &Uri) -> bool {
+pub(super) fn is_private(server: &Uri) -> bool {
     let host = server.host().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse();
     let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(is_loopback);

@@ -8,6 +8,7 @@ use super::acting_as::ActingAs;
 use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
 use super::pool::{ResponseBody, UpstreamBody};
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
+use crate::base::mutant;
 
 /// Passes callers' requests on to upstream.
 #[derive(Debug)]
@@ -35,10 +36,9 @@ impl Forwarder {
         &self,
         acting_as: &ActingAs,
         lane: ForwardPool,
-        mut request: Request<UpstreamBody>,
+        request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
-        cross(lane, &mut request);
-        apply_identity(acting_as, request.headers_mut())?;
+        let request = leaving(acting_as, lane, request)?;
         let mut response = match acting_as {
             ActingAs::Ours => self.ours.send(lane, request).await?,
             ActingAs::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
@@ -54,6 +54,23 @@ impl Forwarder {
         }
         Ok(response)
     }
+}
+
+/// The request with the headers that it has upstream. What its sender lists as hop-by-hop goes first, or it could name
+/// the identity (R-IDENTITY-1).
+fn leaving(
+    acting_as: &ActingAs,
+    lane: ForwardPool,
+    mut request: Request<UpstreamBody>,
+) -> Result<Request<UpstreamBody>, Unsendable> {
+    if mutant(22) {
+        apply_identity(acting_as, request.headers_mut())?;
+        cross(lane, &mut request);
+        return Ok(request);
+    }
+    cross(lane, &mut request);
+    apply_identity(acting_as, request.headers_mut())?;
+    Ok(request)
 }
 
 /// Removes the headers that must not cross from one connection to the next.

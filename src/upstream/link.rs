@@ -1,15 +1,17 @@
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use http::Uri;
+use http::uri::PathAndQuery;
+use http::{Request, Uri};
 
 use super::caller_pools::CallerPools;
 use super::credentials::UpstreamCredentials;
+use super::endpoints::Endpoints;
 use super::pool::{Pool, PoolProtocol};
-use super::{CredentialError, CredentialSource};
+use super::{CredentialError, CredentialSource, Error, ServerUrl};
 use crate::base::{LoadError, Reloaded};
 
-/// Credentials, and the connections that were made with them.
+/// Credentials, and the connections to one server that were made with them.
 ///
 /// When the files of the credentials change there is a new link, which requests use from then on. Requests that run on
 /// the old one go on, and its connections close after them.
@@ -29,15 +31,19 @@ pub(super) struct Link {
     pub(super) caller_pools: CallerPools,
 }
 
-/// The link as the credentials are now.
+/// The links to all servers of upstream, as the credentials are now.
 #[derive(Debug, Clone)]
 pub(super) struct Links {
-    current: Reloaded<Link>,
+    links: Reloaded<LinkSet>,
+    pub(super) endpoints: Endpoints,
 }
+
+/// A link for each server; there is one at least.
+type LinkSet = Vec<Arc<Link>>;
 
 /// Notifies of new credentials.
 #[derive(Debug)]
-pub struct CredentialChanges(Reloaded<Link>);
+pub struct CredentialChanges(Reloaded<LinkSet>);
 
 impl CredentialChanges {
     /// Completes when the credentials have changed since the last call. Credentials that are in no file never change.
@@ -47,63 +53,144 @@ impl CredentialChanges {
 }
 
 impl Links {
-    pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
+    pub(super) fn load(source: &CredentialSource, endpoints: Endpoints) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            return Ok(Self::fixed(Link::new(UpstreamCredentials::load(source)?)?));
+            let links = Reloaded::fixed(links(credentials(source, &endpoints)?)?);
+            return Ok(Self { links, endpoints });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
+        let to = endpoints.clone();
         // kube-client reads the files once more. Should they have changed in between, the next look finds that out.
         let read = move |_: &[Vec<u8>]| {
-            let credentials = UpstreamCredentials::load(&read)?;
-            stay_at(&upstream, &credentials.base)?;
-            Link::new(credentials)
+            let credentials = credentials(&read, &to)?;
+            stay_at(&upstream, &credentials)?;
+            links(credentials)
         };
-        let current = Reloaded::load_listed("upstream_credentials", move || listed.files(), read);
-        let current = current.map_err(|error| match error {
+        let loaded = Reloaded::load_listed("upstream_credentials", move || listed.files(), read);
+        let links = loaded.map_err(|error| match error {
             LoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
             LoadError::Content(error) => error,
         })?;
-        Ok(Self { current })
+        Ok(Self { links, endpoints })
     }
 
     /// A link that never changes.
+    #[cfg(test)]
     pub(super) fn fixed(link: Link) -> Self {
-        Self { current: Reloaded::fixed(link) }
+        let endpoints = Endpoints::new(super::EndpointsConfig::default());
+        Self { links: Reloaded::fixed(vec![Arc::new(link)]), endpoints }
     }
 
-    pub(super) fn current(&self) -> std::sync::Arc<Link> {
-        self.current.current()
+    /// The link to the server that is used.
+    pub(super) fn current(&self) -> Arc<Link> {
+        self.at(self.endpoints.current())
+    }
+
+    /// The link to one of the servers.
+    pub(super) fn at(&self, endpoint: usize) -> Arc<Link> {
+        self.links.current()[endpoint].clone()
     }
 
     pub(super) fn changes(&self) -> CredentialChanges {
-        CredentialChanges(self.current.clone())
+        CredentialChanges(self.links.clone())
     }
 
     pub(super) async fn keep_up(self, every: Duration) {
-        self.current.keep_up(every).await;
+        self.links.keep_up(every).await;
     }
+}
+
+/// The credentials for each server: those that are configured, or else the one that the credentials name.
+fn credentials(source: &CredentialSource, endpoints: &Endpoints) -> Result<Vec<UpstreamCredentials>, CredentialError> {
+    match endpoints.servers() {
+        [] => Ok(vec![UpstreamCredentials::load(source)?]),
+        servers => UpstreamCredentials::load_for(source, servers.iter().map(ServerUrl::uri)),
+    }
+}
+
+fn links(credentials: Vec<UpstreamCredentials>) -> Result<LinkSet, CredentialError> {
+    credentials.into_iter().map(|credentials| Link::new(credentials).map(Arc::new)).collect()
 }
 
 impl Link {
     pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
-            short: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
-            forwards: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
+            watches: Pool::new(&credentials, PoolProtocol::FOR_US)?,
+            short: Pool::new(&credentials, PoolProtocol::FOR_US)?,
+            forwards: Pool::new(&credentials, PoolProtocol::FOR_OTHERS)?,
             long: Pool::new(&credentials, PoolProtocol::Single)?,
             tunnels: Pool::new(&credentials, PoolProtocol::Once)?,
             caller_pools: CallerPools::new(&credentials)?,
             credentials,
         })
     }
+
+    /// Points a request at the server.
+    pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        // Without a prefix the path stays as it is, and need not be parsed again.
+        *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
+        Ok(())
+    }
+
+    /// Where the server has this.
+    pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
+        let joined = format!("{}{path_and_query}", self.prefix());
+        self.at(joined.parse().map_err(|error| Error::Unaskable(format!("{joined}: {error}")))?)
+    }
+
+    fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
+        let mut parts = self.credentials.base.clone().into_parts();
+        parts.path_and_query = Some(path_and_query);
+        Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
+    }
+
+    /// The path prefix of the server's address, without a slash at its end; mostly empty.
+    fn prefix(&self) -> &str {
+        self.credentials.base.path().trim_end_matches('/')
+    }
 }
 
 /// Refuses another address than the first: it may be another cluster, where the versions that feeds and clients hold
 /// mean something else.
-fn stay_at(upstream: &OnceLock<Uri>, named: &Uri) -> Result<(), CredentialError> {
+fn stay_at(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
+    let [UpstreamCredentials { base: named, .. }, ..] = credentials else { return Ok(()) };
     let first = upstream.get_or_init(|| named.clone());
     if first == named {
         return Ok(());
     }
     Err(CredentialError::Elsewhere { first: first.clone(), named: named.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readdressed(base: &'static str, asked: &'static str) -> String {
+        let source = CredentialSource::Anonymous(Uri::from_static(base));
+        let link = Link::new(UpstreamCredentials::load(&source).expect("nothing to read")).expect("nothing is asked");
+        let mut request = Request::new(());
+        *request.uri_mut() = Uri::from_static(asked);
+        link.readdress(&mut request).expect("an address");
+        request.uri().to_string()
+    }
+
+    #[tokio::test]
+    async fn paths_are_upstreams_whatever_the_request_names() {
+        for (asked, path) in [
+            ("/api/v1/pods?limit=5", "/api/v1/pods?limit=5"),
+            ("/a%2Fb//c;d?x=%zz&y", "/a%2Fb//c;d?x=%zz&y"),
+            ("http://elsewhere:1/api?a=b", "/api?a=b"),
+            ("http://elsewhere:1", "/"),
+            ("http://elsewhere:1?a=b", "/?a=b"),
+            ("elsewhere:1", "/"),
+        ] {
+            for base in ["http://up:8080", "http://up:8080/"] {
+                assert_eq!(readdressed(base, asked), format!("http://up:8080{path}"), "{asked}");
+            }
+        }
+        for base in ["http://up:8080/k8s/c1", "http://up:8080/k8s/c1/"] {
+            assert_eq!(readdressed(base, "/api/v1/pods?limit=5"), "http://up:8080/k8s/c1/api/v1/pods?limit=5");
+        }
+    }
 }

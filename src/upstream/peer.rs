@@ -20,6 +20,8 @@ pub struct Server {
     peer: Arc<UpstreamPeer>,
     /// How many connections it was met on.
     pub(super) streams: Arc<AtomicU32>,
+    /// At which one of upstream's addresses it is.
+    pub(super) endpoint: usize,
     /// It can be asked while it answers something else.
     multiplexes: bool,
 }
@@ -53,8 +55,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 const REST: Duration = Duration::from_millis(250);
 
 impl Server {
-    pub(super) fn new(peer: Arc<UpstreamPeer>, streams: Arc<AtomicU32>, multiplexes: bool) -> Self {
-        Self { peer, streams, multiplexes }
+    pub(super) fn new(peer: Arc<UpstreamPeer>, streams: Arc<AtomicU32>, endpoint: usize, multiplexes: bool) -> Self {
+        Self { peer, streams, endpoint, multiplexes }
     }
 
     /// What it says that it is, if it was asked and did.
@@ -170,7 +172,7 @@ impl Server {
     /// One that was not asked yet.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
-        Self::new(Arc::default(), Arc::default(), true)
+        Self::new(Arc::default(), Arc::default(), 0, true)
     }
 }
 
@@ -288,13 +290,13 @@ mod tests {
         let by = Server::silent();
         let (connection, gone) = (Arc::new(()), Server::silent());
         let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
-        let alive = Server::new(Arc::new(peer), Arc::default(), true);
+        let alive = Server::new(Arc::new(peer), Arc::default(), 0, true);
         alive.answered(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));
         gone.answered(&by, Some(build("v1.36.1")));
         assert_eq!((gone.writes_as(&by), gone.is_mute()), (Some(false), true), "nobody knows what it was");
         // Without streams that share a connection there is no better way.
-        let single = || Server::new(Arc::default(), Arc::default(), false);
+        let single = || Server::new(Arc::default(), Arc::default(), 0, false);
         let (asked, other) = (single(), single());
         asked.answered(&other, Some(build("v1.36.1")));
         assert_eq!((asked.writes_as(&by), asked.is_certain()), (Some(true), false));

@@ -42,14 +42,25 @@ type Connections = legacy::Client<Meeting<HttpsConnector<HttpConnector>>, Upstre
 /// Which protocol a pool speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolProtocol {
-    /// HTTP/2 where upstream offers it: many requests a connection.
-    Multiplexed,
+    /// HTTP/2 where upstream offers it: many requests a connection. Of each answer so many bytes are taken before they
+    /// are read.
+    Multiplexed { stream_window: u32 },
     /// HTTP/1.1: one request a connection at a time.
     Single,
     /// The same, and a connection is not used twice.
     Once,
 }
 
+impl PoolProtocol {
+    /// We read what we ask for.
+    pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20 };
+    /// Others may never read their answers, and what has been taken of them is in no budget: with 1 MiB each, 600 of
+    /// them took 600 MiB, and the time to clear so much memory.
+    pub(super) const FOR_OTHERS: Self = Self::Multiplexed { stream_window: UNREAD_BYTES };
+}
+
+/// What is taken of an answer of somebody else before it is read.
+const UNREAD_BYTES: u32 = 256 << 10;
 /// Connections that one pool keeps for the next request.
 const IDLE_CONNECTIONS_MAX: usize = 64;
 
@@ -78,6 +89,8 @@ struct Shard {
 #[derive(Debug)]
 pub(super) struct Slot {
     streams: Arc<AtomicU32>,
+    /// Which one of upstream's servers the connection is to.
+    endpoint: usize,
 }
 
 impl Pool {
@@ -86,12 +99,8 @@ impl Pool {
     /// client-go's numbers: ping after 30 s of silence, give up 15 s later (R-CLIENT-3).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
-    const STREAM_WINDOW: u32 = 1 << 20;
-    const UNREAD_BYTES: usize = 256 << 10;
     /// What a stream over HTTP/1.1 may hold back for a client that does not read; a response head must fit in too.
     const BUFFER_BYTES_MAX: usize = 128 << 10;
-    /// Room for every stream: however many are not read, the others go on.
-    const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX;
 
     pub(super) fn new(credentials: &UpstreamCredentials, protocol: PoolProtocol) -> Result<Self, CredentialError> {
         let idle_max = if protocol == PoolProtocol::Once { 0 } else { IDLE_CONNECTIONS_MAX };
@@ -152,14 +161,18 @@ impl Pool {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?.clone();
         shard.streams.fetch_add(1, Ordering::Relaxed);
-        Some((shard.connections, Slot { streams: shard.streams }))
+        Some(self.slot(shard))
+    }
+
+    fn slot(&self, Shard { connections, streams }: Shard) -> (Connections, Slot) {
+        (connections, Slot { streams, endpoint: self.credentials.endpoint })
     }
 
     fn place(&self) -> (Connections, Slot) {
         let mut shards = self.shards.lock();
         let free = shards.iter().find(|shard| shard.streams.load(Ordering::Relaxed) < Self::STREAMS_MAX).cloned();
         let shard = free.unwrap_or_else(|| match (self.protocol, self.shard()) {
-            (PoolProtocol::Multiplexed, Ok(shard)) => {
+            (PoolProtocol::Multiplexed { .. }, Ok(shard)) => {
                 shards.push(shard.clone());
                 shard
             }
@@ -167,7 +180,7 @@ impl Pool {
             _ => shards[0].clone(),
         });
         shard.streams.fetch_add(1, Ordering::Relaxed);
-        (shard.connections, Slot { streams: shard.streams })
+        self.slot(shard)
     }
 
     fn shard(&self) -> Result<Shard, CredentialError> {
@@ -176,19 +189,23 @@ impl Pool {
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(Self::PING_AFTER));
         tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
-        if self.protocol != PoolProtocol::Multiplexed {
-            // Streams of others, which they may not read: what the kernel takes for each is bounded as well.
-            tcp.set_recv_buffer_size(Some(Self::UNREAD_BYTES));
-        }
+        let stream_window = match self.protocol {
+            PoolProtocol::Multiplexed { stream_window } => Some(stream_window),
+            PoolProtocol::Single | PoolProtocol::Once => {
+                // Streams of others, which they may not read: what the kernel takes for each is bounded as well.
+                tcp.set_recv_buffer_size(Some(UNREAD_BYTES as usize));
+                None
+            }
+        };
         let mut tls = HttpsConnectorBuilder::new().with_tls_config(self.credentials.tls.clone()).https_or_http();
         if let Some(name) = &self.credentials.server_name {
             let name =
                 name.clone().try_into().map_err(|_| CredentialError::Tls(format!("bad tls-server-name {name:?}")))?;
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
-        let connector = match self.protocol {
-            PoolProtocol::Multiplexed => tls.enable_all_versions().wrap_connector(tcp),
-            PoolProtocol::Single | PoolProtocol::Once => tls.enable_http1().wrap_connector(tcp),
+        let connector = match stream_window {
+            Some(_) => tls.enable_all_versions().wrap_connector(tcp),
+            None => tls.enable_http1().wrap_connector(tcp),
         };
         let connections = legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -197,8 +214,9 @@ impl Pool {
             .http1_max_buf_size(Self::BUFFER_BYTES_MAX)
             .http2_keep_alive_interval(Self::PING_AFTER)
             .http2_keep_alive_timeout(Self::PING_TIMEOUT)
-            .http2_initial_stream_window_size(Self::STREAM_WINDOW)
-            .http2_initial_connection_window_size(Self::CONNECTION_WINDOW)
+            .http2_initial_stream_window_size(stream_window)
+            // Room for every stream: however many are not read, the others go on.
+            .http2_initial_connection_window_size(stream_window.map(|window| window * Self::STREAMS_MAX))
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(self.idle_max)
@@ -226,7 +244,8 @@ impl ResponseBody {
     fn of(response: Response<Incoming>, slot: Slot, mut counter: CostCounter) -> Response<Self> {
         counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
-        let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
+        let multiplexes = response.version() == Version::HTTP_2;
+        let server = Server::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
         response.map(|incoming| Self { incoming, server, counter, _slot: slot })
     }
 

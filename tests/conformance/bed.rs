@@ -40,7 +40,7 @@ pub use identity::{Account, Identity};
 pub use pair::{Pair, assert_same};
 pub use plane::{BULK_PODS, Plane};
 pub use planter::Planter;
-pub use process::{Process, kube_fanout};
+pub use process::{Process, cpu_seconds_of_ended, kube_fanout};
 pub use proxy::{Plan, Proxy};
 pub use raw::read_until_quiet;
 pub use seed::Seed;

@@ -1,43 +1,98 @@
-//! A central proxy that has the rights of deploy/rbac.yaml and no others.
+//! The manifests of deploy/ on a real control plane: it takes every one of them, and proxies run with the rights that
+//! they give and no others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Bed, Http, Identity, Plan, Plane, Protocol, eventually, say};
+use crate::bed::{self, Account, Ask, Bed, Http, Identity, Plan, Plane, Protocol, eventually, say};
 
 const NAMESPACE: &str = "kube-fanout";
 /// Every service account may read these, by a role that Kubernetes comes with.
 const ANYBODYS: &str = "clustertrustbundles";
+/// The kind that only clusters with Prometheus' operator have.
+const OPTIONAL: &str = "ServiceMonitor";
 
-/// Creates what is in deploy/rbac.yaml; the names of resources that the proxy may list, by their group.
-async fn give_rights(direct: &Http) -> BTreeMap<String, Vec<String>> {
-    let text = fs::read_to_string(bed::repository().join("deploy/rbac.yaml")).expect("the file is there");
+fn documents(text: &str) -> Vec<Value> {
+    text.split("\n---\n").map(|document| serde_saphyr::from_str(document).expect("YAML")).collect()
+}
+
+fn manifest(name: &str) -> Vec<Value> {
+    documents(&fs::read_to_string(bed::repository().join("deploy").join(name)).expect("the file is there"))
+}
+
+/// What `kubectl kustomize` makes of a folder in deploy/kustomize.
+fn rendered(plane: &Plane, folder: &str) -> Vec<Value> {
+    let path = bed::repository().join("deploy/kustomize").join(folder);
+    let path = path.to_str().expect("a path");
+    let output = bed::kubectl(plane, &plane.target(), &["kustomize", path]).output().expect("kubectl runs");
+    assert!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
+    documents(&String::from_utf8(output.stdout).expect("text"))
+}
+
+/// The path of an object. `None` if its kind is not served here.
+async fn path_of(direct: &Http, object: &Value) -> Option<String> {
+    let (version, kind) = (object["apiVersion"].as_str().expect("a version"), &object["kind"]);
+    let prefix = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };
+    let answer = direct.get(&prefix).await;
+    if answer.status == 404 {
+        return None;
+    }
+    let served = answer.value();
+    let of_kind = |resource: &&Value| {
+        resource["kind"] == *kind && resource["name"].as_str().is_some_and(|name| !name.contains('/'))
+    };
+    let resource = served["resources"].as_array().expect("resources").iter().find(of_kind)?;
+    let (plural, name) = (resource["name"].as_str()?, object["metadata"]["name"].as_str().expect("a name"));
+    let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+    let inside = if resource["namespaced"] == true { format!("/namespaces/{namespace}") } else { String::new() };
+    Some(format!("{prefix}{inside}/{plural}/{name}"))
+}
+
+/// Applies objects as `kubectl apply --server-side --validate=strict` does. An unknown field is an error, and so is a
+/// warning: what the namespace's pod security would refuse is one. The kinds that were taken.
+async fn apply(direct: &Http, objects: &[Value], query: &str) -> BTreeSet<String> {
+    let mut taken = BTreeSet::new();
+    for object in objects {
+        let kind = object["kind"].as_str().expect("a kind");
+        let Some(path) = path_of(direct, object).await else {
+            assert_eq!(kind, OPTIONAL, "it is not served");
+            say(&format!("not applied: {kind}, whose definition is not in this cluster"));
+            continue;
+        };
+        let path = format!("{path}?fieldManager=deploy&force=true&fieldValidation=Strict{query}");
+        let ask = Ask::get(&path).with(Method::PATCH, "application/apply-patch+yaml", object.to_string());
+        let answer = direct.ask(ask).await;
+        assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.text());
+        assert_eq!(answer.header("warning"), "", "{path}");
+        taken.insert(kind.to_owned());
+    }
+    taken
+}
+
+/// Names of resources that roles let a proxy list, by their group.
+fn listed(objects: &[Value]) -> BTreeMap<String, Vec<String>> {
     let mut listed = BTreeMap::<String, Vec<String>>::new();
-    for document in text.split("\n---\n") {
-        let object: Value = serde_saphyr::from_str(document).expect("YAML");
-        let kind = object["kind"].as_str().expect("a kind").to_lowercase();
-        direct.create(&format!("/apis/rbac.authorization.k8s.io/v1/{kind}s"), object.clone()).await;
-        for rule in object["rules"].as_array().into_iter().flatten() {
-            let all = |key: &str| {
-                let names = rule[key].as_array().into_iter().flatten().filter_map(Value::as_str);
-                names.map(str::to_owned).collect::<Vec<_>>()
-            };
-            if all("verbs").contains(&"list".to_owned()) {
-                for group in all("apiGroups") {
-                    listed.entry(group).or_default().extend(all("resources"));
-                }
+    for rule in objects.iter().flat_map(|object| object["rules"].as_array().into_iter().flatten()) {
+        let all = |key: &str| {
+            let names = rule[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+            names.map(str::to_owned).collect::<Vec<_>>()
+        };
+        if all("verbs").contains(&"list".to_owned()) {
+            for group in all("apiGroups") {
+                listed.entry(group).or_default().extend(all("resources"));
             }
         }
     }
     listed
 }
 
-/// A service account's token, and a kubeconfig with it.
+/// The token of a service account that was applied, and a kubeconfig with it.
 async fn account(bed: &Bed<Box<Plane>>, name: &str) -> (Identity, std::path::PathBuf) {
     let direct = bed.direct();
-    let account = bed::Account::create(&direct, NAMESPACE, name).await;
+    let account = Account { namespace: NAMESPACE.to_owned(), name: name.to_owned(), uid: String::new() };
     let identity = account.token(&direct).await;
     let path = bed.file(&format!("{name}.kubeconfig"));
     let cluster = json!({"server": bed.url(), "certificate-authority": bed.ca()});
@@ -71,15 +126,40 @@ async fn served(direct: &Http) -> Vec<(String, String, String)> {
     found
 }
 
+/// An account's own client, once the apiserver knows its rights.
+async fn itself(bed: &Bed<Box<Plane>>, identity: &Identity) -> Http {
+    let itself = Http::new(bed.target().by(identity), Protocol::H2);
+    eventually("the rights count", async || (itself.get("/api/v1/pods").await.status == 200).then_some(())).await;
+    itself
+}
+
+/// What reaches into pods, services and nodes, what is secret, and what a proxy never asks for.
+async fn may_do_nothing_else(itself: &Http) {
+    let inside = format!("/api/v1/namespaces/{NAMESPACE}");
+    for path in [
+        format!("{inside}/pods/p/exec?command=id"),
+        format!("{inside}/pods/p/log"),
+        format!("{inside}/pods/p/proxy/"),
+        format!("{inside}/pods/p/portforward"),
+        format!("{inside}/services/s/proxy/"),
+        "/api/v1/nodes/n/proxy/pods".to_owned(),
+        format!("{inside}/secrets"),
+        format!("{inside}/secrets/s"),
+        format!("{inside}/pods/p"),
+    ] {
+        assert_eq!(itself.get(&path).await.status, 403, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     let Some(bed) = bed::own("deploy").await else { return };
     let direct = bed.direct();
-    direct.create("/api/v1/namespaces", json!({"metadata": {"name": NAMESPACE}})).await;
-    let listed = give_rights(&direct).await;
+    let objects = rendered(&bed, "example");
+    apply(&direct, &objects, "").await;
+    let listed = listed(&objects);
     let (identity, kubeconfig) = account(&bed, "kube-fanout").await;
-    let itself = Http::new(bed.target().by(&identity), Protocol::H2);
-    eventually("the rights count", async || (itself.get("/api/v1/pods").await.status == 200).then_some(())).await;
+    let itself = itself(&bed, &identity).await;
     let proxy = Plan::delegated(&bed).upstream(&kubeconfig).start(&bed).await;
     let admin = proxy.client();
     let (mut held, mut passed) = (0, Vec::new());
@@ -98,18 +178,62 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     let watched = async || (proxy.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(());
     eventually("changes of RBAC are heard", watched).await;
     drop(open);
-    let inside = format!("/api/v1/namespaces/{NAMESPACE}");
-    for path in [
-        format!("{inside}/pods/p/exec?command=id"),
-        format!("{inside}/pods/p/log"),
-        format!("{inside}/pods/p/proxy/"),
-        format!("{inside}/pods/p/portforward"),
-        format!("{inside}/services/s/proxy/"),
-        "/api/v1/nodes/n/proxy/pods".to_owned(),
-        format!("{inside}/secrets/s"),
-        format!("{inside}/pods/p"),
-    ] {
-        assert_eq!(itself.get(&path).await.status, 403, "{path}");
-    }
+    may_do_nothing_else(&itself).await;
+    let (impersonator, _) = account(&bed, "kube-fanout-impersonator").await;
+    let impersonator = Http::new(bed.target().by(&impersonator), Protocol::H2);
+    assert_eq!(impersonator.get("/api/v1/pods").await.status, 403, "nothing as itself");
+    let header = HeaderName::from_static;
+    let as_admin = Ask::get("/api/v1/pods").header(header("impersonate-user"), "somebody");
+    let as_admin = as_admin.header(header("impersonate-group"), "system:masters");
+    assert_eq!(impersonator.ask(as_admin).await.status, 200, "anything as somebody else");
     say(&format!("{held} resources held, {} passed through: {}", passed.len(), passed.join(" ")));
+}
+
+/// With its proxy on a node, which holds of pods the node's own.
+#[tokio::test]
+async fn every_manifest_is_taken_and_a_nodes_proxy_runs_with_the_rights_that_they_give() {
+    let Some(bed) = bed::own("manifests").await else { return };
+    let direct = bed.direct();
+    // What is in a namespace is refused without it, also when it is not to be kept.
+    apply(&direct, &rendered(&bed, "namespace"), "").await;
+    let folders = ["example", "zone", "node"].map(|folder| rendered(&bed, folder));
+    let files = ["static-pod.yaml", "manifests/sidecar.yaml"].map(manifest);
+    let objects: Vec<Value> = folders.into_iter().chain(files).flatten().collect();
+    let tried = apply(&direct, &objects, "&dryRun=All").await;
+    let kept = apply(&direct, &objects, "").await;
+    assert_eq!(tried, kept);
+    for kind in ["DaemonSet", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Secret", "Service"] {
+        assert!(kept.contains(kind), "{kind}: {kept:?}");
+    }
+    say(&format!("{} objects of {} kinds are taken", objects.len(), kept.len()));
+
+    for node in ["n1", "n2"] {
+        direct.create("/api/v1/nodes", json!({"metadata": {"name": node}})).await;
+        let spec = json!({"nodeName": node, "containers": [{"name": "c", "image": "i"}]});
+        let pod = json!({"metadata": {"name": format!("on-{node}")}, "spec": spec});
+        direct.create("/api/v1/namespaces/default/pods", pod).await;
+    }
+    let (identity, kubeconfig) = account(&bed, "kube-fanout-node").await;
+    let itself = itself(&bed, &identity).await;
+    let proxy = Plan::node(&bed).upstream(&kubeconfig).start(&bed).await;
+    let admin = proxy.client();
+    for (path, is_held) in [
+        ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1", true),
+        ("/api/v1/nodes?fieldSelector=metadata.name%3Dn1", true),
+        ("/api/v1/services", true),
+        ("/api/v1/namespaces", true),
+        ("/apis/discovery.k8s.io/v1/endpointslices", true),
+        ("/api/v1/pods", false),
+        ("/api/v1/configmaps", false),
+        ("/api/v1/secrets", false),
+        ("/apis/apps/v1/deployments", false),
+    ] {
+        let answer = admin.get(path).await;
+        assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, is_held), "{path}: {}", answer.text());
+    }
+    let own = admin.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await.value();
+    let names: Vec<_> = own["items"].as_array().expect("items").iter().map(|pod| &pod["metadata"]["name"]).collect();
+    assert_eq!(names, ["on-n1"]);
+    may_do_nothing_else(&itself).await;
+    proxy.assert_sound();
 }

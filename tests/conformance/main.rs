@@ -18,6 +18,7 @@ mod differential;
 mod elections;
 mod expired;
 mod fanout;
+mod faults;
 mod floods;
 mod freshness;
 mod gaps;

@@ -240,7 +240,9 @@ async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_l
     }
     expired::compact(&bed, direct.version("/api/v1/namespaces").await).await;
     let list = through.get(&format!("{path}?resourceVersion=0")).await;
-    assert_eq!(list.value()["items"].as_array().map(Vec::len), Some(1), "{}", list.text());
+    // The apiserver may have events of its own to tell.
+    let events = list.value()["items"].as_array().cloned().unwrap_or_default();
+    assert!(events.iter().any(|event| event["metadata"]["name"] == "one"), "{}", list.text());
     assert!(list.is_cached(), "not within the time that a feed may take");
     assert_eq!(mode(&proxy, "events.v1", "derived").await, 1);
 }

@@ -96,6 +96,36 @@ async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
     assert!(questions < reads / 2, "{questions} questions for {reads} reads");
 }
 
+/// Between a question and its answer the process, or upstream, may stand still, and much is written meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanwhile() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    app.get(DEFAULT_PODS).await;
+    let (before, asked) = (up.revision(), up.counts().watch_lists.of("pods"));
+    // The stream tells nothing more, and the answer to the next question is of now and comes later.
+    up.faults().stall_watches(0);
+    up.faults().hush_watches();
+    up.faults().lag(1, before);
+    let waiting = |readers: u64| {
+        let app = &app;
+        async move { app.until_feed("pods", "they wait", |feed| feed["readers"].as_u64() >= Some(readers)).await }
+    };
+    let first = app.get(DEFAULT_PODS);
+    let second = async {
+        let is_asked = up.until(|counts| counts.watch_lists.of("pods") > asked);
+        direct::within("the question", is_asked).await;
+        let rv = up.create_pod("default", "meanwhile");
+        let release = async {
+            waiting(2).await;
+            up.faults().unhush_watches();
+        };
+        tokio::join!(list_has(&app, "default/meanwhile", rv), release);
+    };
+    let (first, ()) = tokio::join!(first, second);
+    assert!(first.is_cached() && first.rv() == before, "it came before the write");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
     let (small, large) = (demo::upstream().pods(40).run().await, demo::upstream().pods(700).run().await);

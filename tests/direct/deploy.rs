@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-fn documents(text: &str) -> impl Iterator<Item = Value> {
+pub fn documents(text: &str) -> impl Iterator<Item = Value> {
     text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML"))
 }
 
@@ -22,6 +22,14 @@ fn rules(text: &str) -> Vec<(String, Value)> {
     };
     of_kind(text, "Role").flat_map(of).collect()
 }
+
+/// The text of a file in deploy/kustomize.
+fn kustomized(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/kustomize");
+    std::fs::read_to_string(Path::new(folder).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+const IMPERSONATOR: &str = "components/certificate-holders/impersonator.yaml";
 
 fn list<'a>(rule: &'a Value, key: &str) -> Vec<&'a str> {
     rule[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
@@ -51,14 +59,18 @@ fn manifests(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
         let path = entry.path();
         if path.is_dir() {
-            manifests(&path, found);
+            // The templates of a chart are no YAML; what they become is in deploy/kustomize (deploy/manifests.sh).
+            if !path.ends_with("chart") {
+                manifests(&path, found);
+            }
         } else if path.extension().is_some_and(|of| of == "yaml") {
             found.push((path.display().to_string(), std::fs::read_to_string(&path).expect("text")));
         }
     }
 }
 
-fn deployed() -> Vec<(String, String)> {
+/// Every YAML file in deploy/: its path, and its text.
+pub fn deployed() -> Vec<(String, String)> {
     let mut found = Vec::new();
     manifests(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy")), &mut found);
     let rules: usize = found.iter().map(|(_, text)| rules(text).len()).sum();
@@ -92,40 +104,60 @@ fn roles_name_what_they_give_and_no_subresources_to_read() {
 }
 
 #[test]
-fn a_central_proxy_reads_no_secrets_and_writes_nothing_but_reviews() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rbac.yaml")).expect("text");
-    let own: Vec<_> = rules(&text).into_iter().filter(|(role, _)| role == "kube-fanout").collect();
-    for (_, rule) in &own {
-        let (resources, verbs) = (list(rule, "resources"), list(rule, "verbs"));
-        assert!(!resources.contains(&"secrets"), "{rule}");
-        let reviews = resources.iter().all(|name| name.ends_with("reviews"));
-        assert_eq!(verbs, if reviews { &["create"][..] } else { &["list", "watch"] }, "{rule}");
+fn central_and_nodes_proxies_read_no_secrets_and_write_nothing_but_reviews() {
+    let cluster = &["customresourcedefinitions", "apiservices", "clusterrolebindings", "roles"][..];
+    for (name, needed) in
+        [("central/rbac.yaml", cluster), ("zone/rbac.yaml", cluster), ("node/rbac.yaml", &["pods", "nodes"])]
+    {
+        let own = rules(&kustomized(name));
+        for (role, rule) in &own {
+            let (resources, verbs) = (list(rule, "resources"), list(rule, "verbs"));
+            assert!(!resources.contains(&"secrets"), "{rule}");
+            let reviews = resources.iter().all(|name| name.ends_with("reviews"));
+            assert_eq!(verbs, if reviews { &["create"][..] } else { &["list", "watch"] }, "{rule}");
+            assert!(!reviews || role.ends_with("-review"), "what is read and what is asked are roles apart: {role}");
+        }
+        for needed in needed.iter().chain(&["tokenreviews", "subjectaccessreviews"]) {
+            assert!(own.iter().any(|(_, rule)| list(rule, "resources").contains(needed)), "{name}: {needed}");
+        }
     }
-    for needed in ["customresourcedefinitions", "apiservices", "clusterrolebindings", "roles", "tokenreviews"] {
-        assert!(own.iter().any(|(_, rule)| list(rule, "resources").contains(&needed)), "{needed}");
+    let on_nodes = rules(&kustomized("node/rbac.yaml"));
+    let sensitive = |rule: &Value| list(rule, "resources").contains(&"configmaps");
+    assert!(!on_nodes.iter().any(|(_, rule)| sensitive(rule)), "{on_nodes:?}");
+}
+
+/// Whoever has the impersonator's token can be anybody: it can do nothing else, and is for those who name it.
+#[test]
+fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alone() {
+    let impersonator = rules(&kustomized(IMPERSONATOR));
+    assert!(!impersonator.is_empty());
+    assert!(impersonator.iter().all(|(_, rule)| list(rule, "verbs") == ["impersonate"]), "{impersonator:?}");
+    for (name, text) in deployed() {
+        let of_holders = name.contains("/components/certificate-holders/");
+        let impersonates = rules(&text).iter().any(|(_, rule)| list(rule, "verbs").contains(&"impersonate"));
+        assert_eq!(impersonates, name.ends_with(IMPERSONATOR), "{name}");
+        let says = |word: &str| text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains(word));
+        assert!(!says("impersonator") || of_holders, "{name}");
+        let is_an_example = name.ends_with("/example/kustomization.yaml");
+        assert!(!says("certificate-holders") || is_an_example, "no base has it: {name}");
     }
 }
 
-/// Whoever has the impersonator's token can be anybody: it can do nothing else, and is a central proxy's alone.
+/// The roles of an account are named after it, and no account has two of these: reading and impersonation.
 #[test]
-fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alone() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rbac.yaml")).expect("text");
-    let (impersonator, own): (Vec<_>, Vec<_>) =
-        rules(&text).into_iter().partition(|(role, _)| role == "kube-fanout-impersonator");
-    assert!(!impersonator.is_empty() && !own.is_empty());
-    assert!(impersonator.iter().all(|(_, rule)| list(rule, "verbs") == ["impersonate"]), "{impersonator:?}");
-    assert!(own.iter().all(|(_, rule)| !list(rule, "verbs").contains(&"impersonate")), "{own:?}");
-    let bindings: Vec<_> = of_kind(&text, "Binding").collect();
-    assert!(bindings.len() >= 2);
-    for binding in bindings {
-        let (role, subjects) = (&binding["roleRef"]["name"], &binding["subjects"]);
-        assert_eq!(subjects.as_array().map(Vec::len), Some(1), "{binding}");
-        assert_eq!(&subjects[0]["name"], role, "each role is for the account of its name: {binding}");
+fn each_role_is_for_one_account_whose_name_it_has() {
+    let mut bindings = 0;
+    for name in ["central/rbac.yaml", "zone/rbac.yaml", "node/rbac.yaml", IMPERSONATOR] {
+        for binding in of_kind(&kustomized(name), "Binding") {
+            let role = binding["roleRef"]["name"].as_str().expect("a role");
+            assert_eq!(binding["subjects"].as_array().map(Vec::len), Some(1), "{binding}");
+            let account = binding["subjects"][0]["name"].as_str().expect("an account");
+            let apart = role.strip_suffix("-read").or(role.strip_suffix("-review")).unwrap_or(role);
+            assert_eq!(account, apart, "{binding}");
+            bindings += 1;
+        }
     }
-    for (name, text) in deployed() {
-        let names_it = text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains("impersonator"));
-        assert!(!names_it || name.ends_with("/rbac.yaml"), "{name}");
-    }
+    assert_eq!(bindings, 7);
 }
 
 /// Its container may take so much, and feeds half of it unless a configuration says otherwise: src/config/memory.rs.

@@ -86,6 +86,29 @@ async fn a_version_that_goes_back_is_never_passed_on() {
     assert_eq!(list.items(), items);
 }
 
+/// Nobody knows what was deleted if the object is left out: upstream has to tell it again.
+#[tokio::test]
+async fn a_deletion_without_its_object_is_not_skipped() {
+    let up = demo::upstream().pods(20).seed(105).run().await;
+    up.create_pod("default", "doomed");
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watching(&up, &app, &history).await;
+    let opened = up.counts().watches_opened.of("pods");
+    up.faults().hollow_deletions(1);
+    up.delete_pod("default", "doomed");
+    reopened(&up, opened).await;
+    let last = up.create_pod("default", "behind");
+    let expected = history.upto(last).await.all();
+    for watch in &watches {
+        watch.reached(last).await;
+        assert_same("a watch", &watch.changes(), &expected);
+        assert!(watch.is_open());
+    }
+    let list = app.get(PODS).await;
+    assert!(list.is_cached() && !list.text().contains("doomed"));
+}
+
 #[tokio::test]
 async fn a_stream_that_cannot_be_read_is_listed_anew_and_never_skipped() {
     let up = demo::upstream().pods(20).seed(104).run().await;

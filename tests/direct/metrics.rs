@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
+use crate::monitoring;
 use crate::process::{Process, metric};
 
 /// A metric, and a label that one of its lines must have.
@@ -80,6 +81,9 @@ const OF_THE_AUDIT_LOG: [Metric; 1] = [("kube_fanout_audit_records_total", "writ
 const OF_ITS_LOSS: [Metric; 1] = [("kube_fanout_audit_failing", "")];
 
 const WHERE_MEMORY_IS_SHORT: [Metric; 1] = [("kube_fanout_memory_made_room_total", "feed")];
+
+const OF_SEVERAL_SERVERS: [Metric; 2] =
+    [("kube_fanout_upstream_server_current", ""), ("kube_fanout_upstream_server_switches_total", "failed")];
 
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
@@ -222,6 +226,27 @@ async fn what_makes_room_in_a_full_memory_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_beyond_a_limit_and_what_upstream_does_not_answer_is_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let file = dir.file("config", "limits: {watches: 1, watchesPerCaller: 1}");
+    let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
+    let client = process.client();
+    let watch = client.watch(PODS).initial_events().await;
+    watch.listed().await;
+    let refused = client.watch(PODS).initial_events().open().await.err().expect("there is one place");
+    assert_eq!(refused.status, 429);
+    up.faults().down().await;
+    let unanswered = client.get("/version").await.status;
+    assert!((502..=504).contains(&unanswered), "{unanswered}");
+    let text = process.metrics().await;
+    for code in [429, unanswered] {
+        let counted = metric(&text, "kube_fanout_refused_total", &format!("code=\"{code}\""));
+        assert!((counted - 1.0).abs() < 0.5, "{counted} of {code}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn looks_back_for_those_who_return_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     let from = up.revision();
@@ -246,10 +271,30 @@ async fn comparisons_with_upstream_are_counted() {
     move_up(&process, &OF_SELF_CHECKS).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn which_of_several_servers_is_used_is_told() {
+    let first = demo::upstream().run().await;
+    let second = first.beside();
+    let dir = Dir::new();
+    let file = dir.file("config", &format!("upstream: {{servers: ['{}', '{}']}}", first.url(), second.url()));
+    // The server of the kubeconfig is not used.
+    let arguments = ["--config", file.to_str().expect("a path")];
+    let process = Process::serve(&dir, "https://kubeconfig.invalid", &arguments).await;
+    let used = async |up: &RunningUpstream| {
+        let label = format!("server=\"{}\"", up.url());
+        metric(&process.metrics().await, "kube_fanout_upstream_server_current", &label) > 0.0
+    };
+    assert_eq!(process.client().get("/version").await.status, 200);
+    direct::eventually("the first is used", || used(&first)).await;
+    first.faults().down().await;
+    move_up(&process, &OF_SEVERAL_SERVERS).await;
+    direct::eventually("the second is used", || used(&second)).await;
+    assert_eq!(process.client().get("/version").await.status, 200);
+}
+
 #[test]
 fn what_is_documented_is_what_moves() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).expect("the document");
-    let names = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let names = monitoring::metrics().into_keys();
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
     let outage = IN_AN_OUTAGE.iter().chain(&OF_THOSE_WHO_WAIT).chain(&BEHIND_IT);
     let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
@@ -260,7 +305,8 @@ fn what_is_documented_is_what_moves() {
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)
-        .chain(&OF_ITS_LOSS);
-    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
+        .chain(&OF_ITS_LOSS)
+        .chain(&OF_SEVERAL_SERVERS);
+    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count").to_owned()).collect();
     assert_eq!(documented, moved);
 }

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use kube_fanout::base::Waits;
 use kube_fanout::demo::{self, RequestCounts, RequestKind, RunningUpstream};
 
-use crate::direct::{self, History, PODS, Protocol, Watch, assert_same};
+use crate::direct::{self, History, PODS, Protocol, Watch};
 
 fn asked(counts: &RequestCounts) -> (u64, u64) {
     (counts.watch_lists.of("pods"), counts.lists.of("pods"))
@@ -23,15 +23,6 @@ async fn watches(up: &RunningUpstream, app: &direct::App, from: u64) -> Vec<Watc
         direct::followed(up, "pods").await;
     }
     watches
-}
-
-async fn all_have(watches: &[Watch], history: &mut History, last: u64) {
-    join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    history.upto(last).await;
-    for watch in watches {
-        assert_same("a watch through the outage", &watch.events(), &history.all());
-        assert!(watch.is_open());
-    }
 }
 
 #[tokio::test]
@@ -51,7 +42,7 @@ async fn while_upstream_is_down_watches_stay_open_and_then_get_everything() {
         app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
     }
     let last = up.churn(10).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     assert_eq!(asked(&up.counts()), before, "resumed, not listed again");
 }
 
@@ -74,7 +65,7 @@ async fn streams_that_end_break_or_lose_their_connection_are_resumed() {
         last = up.churn(5).await.max(last);
         direct::within("the resumed watch", up.until(|counts| counts.watches_opened.of("pods") > opened)).await;
     }
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     assert_eq!(asked(&up.counts()), before, "resumed, not listed again");
 }
 
@@ -91,7 +82,7 @@ async fn refusals_of_the_resumed_watch_are_waited_out() {
     up.faults().end_watches();
     turned_away(&up).await;
     let last = up.churn(10).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     assert_eq!(asked(&up.counts()), before);
 }
 
@@ -106,7 +97,7 @@ async fn retry_after_is_heeded() {
     up.faults().reset_watches();
     turned_away(&up).await;
     let last = up.churn(10).await;
-    all_have(&watches, &mut history, last).await;
+    history.is_told_to(&watches, last).await;
     assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
@@ -151,5 +142,5 @@ async fn downstream_clients_may_come_and_go_during_an_outage() {
     up.churn(10).await;
     up.faults().up().await;
     let last = up.churn(1).await;
-    all_have(&second, &mut history, last).await;
+    history.is_told_to(&second, last).await;
 }

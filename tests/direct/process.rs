@@ -102,6 +102,13 @@ impl Process {
         Self::start(command).await
     }
 
+    /// Starts `serve` on the addresses that its configuration names, which are so many.
+    pub async fn as_configured(addresses: usize, arguments: &[&str]) -> Self {
+        let mut command = command();
+        command.arg("serve").args(arguments).env_remove("NODE_NAME");
+        Self::start_saying(addresses, command).await
+    }
+
     /// Starts `serve` so that it logs all it can, to a file.
     pub async fn traced(log: &Path, arguments: &[&str]) -> Self {
         let mut command = command();
@@ -116,15 +123,19 @@ impl Process {
 
     async fn start_at(listen: &str, mut command: Command) -> Self {
         command.args(["--listen", listen, "--admin", "127.0.0.1:0"]);
+        Self::start_saying(2, command).await
+    }
+
+    async fn start_saying(addresses: usize, mut command: Command) -> Self {
         let mut child = command.spawn().expect("the binary starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let reading = spawn_blocking(move || {
-            let lines = (0..2).map(|_| {
+            let lines = (0..addresses).map(|_| {
                 let mut line = String::new();
                 stdout.read_line(&mut line).map(|_| line.trim_end().to_owned())
             });
             let said: Result<Vec<_>, _> = lines.collect();
-            (said.expect("two lines"), stdout)
+            (said.expect("a line for each address"), stdout)
         });
         let (said, stdout) = within("addresses", reading).await.expect("no panic");
         Self { child: Some(child), stdout, said }

@@ -327,6 +327,33 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
     assert!(passed >= 3 && lists as u64 <= doubts_max + 3, "{lists} lists, those that were passed through included");
 }
 
+/// One server of several has a watch cache that is behind (Kubernetes issue 59848): a state that is listed anew is the
+/// current one, and not the one that is cheapest to get (F1).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_cache_lags_is_not_listed_from_it() {
+    let up = demo::upstream().pods(10).seed(229).run().await;
+    let old = up.revision();
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    let last = up.create_pod("default", "newer");
+    watch.reached(last).await;
+    up.faults().cache_lags(old);
+    // Behind what cannot be read for three times, the feed starts from nothing.
+    for _ in 0..3 {
+        let opened = up.counts().watches_opened.of("pods");
+        up.faults().only("pods").send_malformed();
+        let resumed =
+            up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
+        direct::within("a new watch upstream", resumed).await;
+    }
+    assert_eq!(watch.ended().await, Ended::Expired);
+    let any = app.get(&format!("{PODS}?resourceVersion=0")).await;
+    assert!(any.is_cached() && any.rv() >= last, "{} < {last}", any.rv());
+    assert!(any.text().contains("newer"));
+    assert_eq!(rewound(&app, "pods.v1").await, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storage_that_goes_back_twice_is_followed_twice() {
     let (up, app, before, backup, _) = begun(225).await;

@@ -65,6 +65,17 @@ async fn a_label_that_comes_and_goes_adds_and_deletes() {
     }
 }
 
+/// A set of values is concerned by what an object was and by what it is.
+#[tokio::test]
+async fn an_object_that_changes_within_a_set_is_told_once() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).labels("app in (back,front)").from(history.from).await;
+    let last = life(&up);
+    lived(&watch, &mut history, last, |pod| ["back", "front"].contains(&about(pod, "/metadata/labels/app"))).await;
+}
+
 #[tokio::test]
 async fn a_pod_that_is_bound_and_moved_leaves_one_node_and_enters_another() {
     let up = demo::upstream().pods(3).run().await;

@@ -10,8 +10,10 @@ set -euo pipefail
 
 script=$(realpath "${BASH_SOURCE[0]}")
 repo_dir=$(cd "$(dirname "$script")/../.." && pwd)
-source_dir=${1:-$(dirname "$script")}
+source_dir=$(realpath "${1:-$(dirname "$script")}")
 out=${2:-${KUBE_TESTBED_OUT:-$repo_dir/target/testbed/kube-testbed}}
+# The build goes on in the module's directory.
+[[ $out = /* ]] || out=$PWD/$out
 mod_file=${3:-go.mod}
 stamp=$out.stamp
 toolchain_dir=$repo_dir/target/toolchain

@@ -179,6 +179,28 @@ fn a_promise_that_nobody_observes_is_found() {
 }
 
 #[test]
+fn every_mutant_has_a_place_and_a_test() {
+    let document = files::text("docs/GUARANTEES.md");
+    let numbered = |row: &str| {
+        let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
+        number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest.contains(".rs::")))
+    };
+    let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
+    assert!(rows.len() > 20, "the mutants were not found");
+    let untested = rows.iter().filter(|(_, has_test)| !has_test).map(|(number, _)| number.clone());
+    assert_none("mutants that no test is to catch", &untested.collect::<Vec<_>>());
+    let mut switched = Names::new();
+    for file in shipped() {
+        let source = Source::parse(&file.name, &file.text);
+        let at = (0..source.tokens.len()).filter(|at| source.reads(*at, &["mutant", "("]));
+        let numbers = at.filter_map(|at| source.tokens.get(at + 2)).map(|token| token.text.clone());
+        switched.extend(numbers.filter(|number| number.bytes().all(|b| b.is_ascii_digit())));
+    }
+    let listed: Names = rows.into_iter().map(|(number, _)| number).collect();
+    assert_same("switched in src", &switched, "in the table of docs/GUARANTEES.md, \"Mutants\"", &listed);
+}
+
+#[test]
 fn the_specs_that_are_compared_are_listed() {
     let specs = files::text("tests/e2e/specs.txt");
     let compared: Names = specs.lines().map(str::to_owned).collect();

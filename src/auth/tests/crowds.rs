@@ -1,5 +1,7 @@
 //! Whatever else is asked, and however slowly it is answered: a right that is gone is gone in time.
 
+use std::collections::BTreeMap;
+
 use tokio::time::sleep;
 
 use super::*;
@@ -135,6 +137,25 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
         scene.gate.policy_changed(&change("ada", "t1"));
         // What is known is forgotten a moment later.
         sleep(seconds(1)).await;
+    }
+}
+
+/// A decision is for a user with everything that upstream knows of it, and for nobody else of that name (A3).
+#[tokio::test(start_paused = true)]
+async fn whoever_differs_in_anything_is_asked_about_apart() {
+    let stub = Arc::new(Stub::default());
+    let reviewer = AccessReviewer::new(Arc::new(stub.clone()), &AuthConfig::default());
+    let access = Arc::new(Access::of(&info(PODS)));
+    let ada = User { name: "ada".into(), ..User::default() };
+    let of_uid = |uid: &str| User { uid: uid.into(), ..ada.clone() };
+    let of_group = |group: &str| User { groups: vec![group.into()], ..ada.clone() };
+    let with_extra = |value: &str| User { extra: BTreeMap::from([("k".into(), vec![value.into()])]), ..ada.clone() };
+    let others = ["1", "2"].map(|of| [of_uid(of), of_group(of), with_extra(of)]).concat();
+    for user in [vec![ada.clone()], others].concat().into_iter().map(Arc::new) {
+        for asked in [1, 0] {
+            reviewer.decide(&user, &access, AccessPurpose::Request).await.expect("it is allowed");
+            assert_eq!(stub.asked().len(), asked, "{user:?}");
+        }
     }
 }
 

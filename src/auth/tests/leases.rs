@@ -42,6 +42,27 @@ async fn a_change_that_upstream_sees_late_is_asked_about_again() {
     }
 }
 
+/// A lease is there before its right is asked about (R-LEASE-1), or a change that comes between would not find it.
+#[tokio::test(start_paused = true)]
+async fn a_change_while_a_watch_is_being_granted_ends_it() {
+    let scene = scene();
+    scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    scene.stub.decides_first();
+    scene.stub.slow("ada", seconds(8));
+    let change = async {
+        sleep(seconds(1)).await;
+        scene.stub.deny("ada", "t1");
+        scene.gate.policy_changed(&change("ada", "t1"));
+        Instant::now()
+    };
+    let uri = pods(1);
+    let (watch, changed) = tokio::join!(scene.watch("ada", &uri), change);
+    assert_eq!(watch.why(), None, "the answer is from before the change");
+    until(&watch.over()).await;
+    assert!(changed.elapsed() <= seconds(10), "{:?}", changed.elapsed());
+    assert_eq!(watch.why(), Some("denied"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_change_that_touches_somebody_else_or_elsewhere_costs_nothing() {
     let scene = scene();

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Reflector, State};
-use crate::cache::{FeedEnd, FeedState, Witness};
+use crate::base::mutant;
+use crate::cache::{CacheReader, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Testimony, testimony};
 use crate::reflect::failure::{StepFailure, over};
@@ -111,6 +112,9 @@ impl Reflector {
                 && let Some(next) = self.examine(&witness, item, at)
             {
                 return (next, None);
+            }
+            if mutant(14) {
+                wait_for_readers(&self.means.upstream.feed.reader).await;
             }
             match self.take_in(item, at, opened) {
                 Ok(reached) => at = at.max(reached),
@@ -282,5 +286,15 @@ impl Reflector {
         }
         self.writer.advance(proof.until, false);
         Ok(proof.until)
+    }
+}
+
+/// Waits until everybody has read everything, for a tenth of a second at most: a mutant alone does so.
+async fn wait_for_readers(reader: &CacheReader) {
+    for _ in 0..100 {
+        if !reader.is_somebody_behind() {
+            return;
+        }
+        sleep(Duration::from_millis(1)).await;
     }
 }

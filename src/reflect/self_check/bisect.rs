@@ -47,7 +47,7 @@ mod tests {
     fn what_is_missing_on_either_side_is_within_the_keys_that_are_found() {
         for keys in [1, 2, 8, 50, 500] {
             for differing in 0..2 * ALL {
-                let is_theirs = |number: usize| (number % 2 == 0) != (number == differing);
+                let is_theirs = |number: usize| number.is_multiple_of(2) != (number == differing);
                 let behind = |count: usize| count.checked_sub(1).map_or(0, |last| 2 * last + 1);
                 let (mut bisection, mut asked) = (Bisection::of(ALL), 0);
                 while let Some(middle) = bisection.next(keys) {

@@ -38,6 +38,21 @@ async fn who_comes_after_a_question_was_sent_is_not_covered_by_it() {
     assert_eq!(scene.said("position"), 2);
 }
 
+/// The process may stand still between a question and its answer, and much is written meanwhile (etcd issue 20418).
+#[tokio::test(start_paused = true)]
+async fn who_comes_while_an_answer_is_on_its_way_is_not_covered_by_it() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().hush_watches();
+    let (first, proof) = (Instant::now(), scene.feed.freshness.reached(Instant::now()));
+    tokio::pin!(proof);
+    assert!(timeout(seconds(4), &mut proof).await.is_err(), "the answer is on its way");
+    let came = Instant::now();
+    scene.up.faults().unhush_watches();
+    proof.await;
+    assert_eq!(scene.said("position"), 1);
+    assert!(scene.feed.freshness.covers(first) && !scene.feed.freshness.covers(came));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_write_elsewhere_is_proven_not_to_concern_a_small_collection_by_its_versions() {
     let scene = Scene::of(upstream().pods(3)).await;

@@ -22,6 +22,20 @@ fn what_connection_lists_does_not_cross() {
     assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-kept"]);
 }
 
+/// R-THREAT-1: should such a request come so far, what it names is gone before the identity is put in.
+#[test]
+fn an_identity_is_put_in_behind_what_connection_lists() {
+    let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let mut request = Request::new(body);
+    request.headers_mut().insert(CONNECTION, HeaderValue::from_static("impersonate-user, impersonate-group, te"));
+    let user = User { name: "ada".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
+    let acting_as = ActingAs::User(Arc::new(user));
+    let request = leaving(&acting_as, ForwardPool::Short, request).expect("it can be put in headers");
+    let said = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
+    assert_eq!(said("impersonate-user"), Some(b"ada".as_slice()));
+    assert_eq!(said("impersonate-group"), Some(b"g".as_slice()));
+}
+
 /// Who a request is from, as upstream reads it. Headers that some servers would take for these count too.
 #[derive(Debug, Default, PartialEq)]
 struct Read {

@@ -73,11 +73,21 @@ impl Process {
 
 /// Seconds of a processor that a process has taken so far.
 pub fn cpu_seconds_of(pid: u32) -> f64 {
-    // The unit of /proc/PID/stat, `sysconf(_SC_CLK_TCK)`, which is 100 on Linux.
+    cpu_seconds(&pid.to_string(), 11)
+}
+
+/// The same of all processes that this one has started and that have ended.
+pub fn cpu_seconds_of_ended() -> f64 {
+    cpu_seconds("self", 13)
+}
+
+/// User and system time, which stand at this place of /proc/PID/stat and behind it.
+fn cpu_seconds(pid: &str, at: usize) -> f64 {
+    // The unit, `sysconf(_SC_CLK_TCK)`, is 100 on Linux.
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
-    let ticks = fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number"));
+    let ticks = fields.split(' ').skip(at).take(2).map(|ticks| ticks.parse::<f64>().expect("a number"));
     ticks.sum::<f64>() / TICKS_PER_SECOND
 }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use kube_fanout::demo::RunningUpstream;
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,6 +15,7 @@ use serde_json::value::RawValue;
 use super::client::{Answer, Client};
 use super::event::Event;
 use super::straight;
+use super::watch::Watch;
 
 /// The objects of a resource at one version, and every change since.
 pub struct History {
@@ -48,6 +50,16 @@ impl History {
             self.changes.extend(watch.changes());
         }
         self
+    }
+
+    /// Asserts that these watches, which began where it does, are told all of it up to a version, and stay open.
+    pub async fn is_told_to(&mut self, watches: &[Watch], last: u64) {
+        join_all(watches.iter().map(|watch| watch.reached(last))).await;
+        self.upto(last).await;
+        for watch in watches {
+            assert_same("a watch of the same history", &watch.events(), &self.all());
+            assert!(watch.is_open());
+        }
     }
 
     /// Reads on by exact lists, one per version, where upstream allows no watch from the end of this history.

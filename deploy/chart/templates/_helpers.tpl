@@ -1,0 +1,154 @@
+{{- define "kube-fanout.name" -}}
+{{- $named := dict "central" "kube-fanout" "zone" "kube-fanout-zone" "node" "kube-fanout-node" -}}
+{{- .Values.name | default (get $named .Values.form) -}}
+{{- end }}
+
+{{- define "kube-fanout.labels" -}}
+{app.kubernetes.io/name: kube-fanout, app.kubernetes.io/component: {{ .Values.name | default .Values.form }}}
+{{- end }}
+
+{{- define "kube-fanout.config" -}}
+{{- .Values.config | default (.Files.Get (printf "files/%s.yaml" .Values.form)) -}}
+{{- end }}
+
+{{- define "kube-fanout.template" -}}
+{{- $name := include "kube-fanout.name" . -}}
+{{- $onNode := eq .Values.form "node" -}}
+metadata:
+  labels: {{ include "kube-fanout.labels" . }}
+  {{- if or .Values.rollOnChange .Values.podAnnotations }}
+  annotations:
+    {{- if .Values.rollOnChange }}
+    kube-fanout.io/config: {{ include "kube-fanout.config" . | sha256sum }}
+    {{- end }}
+    {{- with .Values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ $name }}
+  # It has no use for the names of Services in its environment.
+  enableServiceLinks: false
+  {{- with .Values.imagePullSecrets }}
+  imagePullSecrets: {{ toJson . }}
+  {{- end }}
+  {{- with .Values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.nodeSelector }}
+  nodeSelector: {{ toJson . }}
+  {{- end }}
+  {{- with .Values.affinity }}
+  affinity: {{ toJson . }}
+  {{- end }}
+  {{- if .Values.tolerations }}
+  tolerations: {{ toJson .Values.tolerations }}
+  {{- else if $onNode }}
+  # Wherever agents are.
+  tolerations: [{operator: Exists}]
+  {{- end }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 65532
+    runAsGroup: 65532
+    # The keys are mounted for this group.
+    fsGroup: 65532
+    seccompProfile: {type: RuntimeDefault}
+  {{- if not $onNode }}
+  topologySpreadConstraints:
+    - topologyKey: kubernetes.io/hostname
+      maxSkew: 1
+      whenUnsatisfiable: DoNotSchedule
+      matchLabelKeys: [pod-template-hash]
+      labelSelector:
+        matchLabels: {{ include "kube-fanout.labels" . }}
+    - topologyKey: topology.kubernetes.io/zone
+      maxSkew: 1
+      {{- if eq .Values.form "zone" }}
+      # A zone without one would be served by another.
+      whenUnsatisfiable: DoNotSchedule
+      {{- else }}
+      whenUnsatisfiable: ScheduleAnyway
+      {{- end }}
+      matchLabelKeys: [pod-template-hash]
+      labelSelector:
+        matchLabels: {{ include "kube-fanout.labels" . }}
+  {{- end }}
+  # Longer than what preStop takes (5 s), the drain (20 s) and the last audit records (5 s) together.
+  terminationGracePeriodSeconds: 35
+  containers:
+    - name: kube-fanout
+      image: {{ .Values.image.repository }}:{{ .Values.image.tag }}
+      {{- with .Values.image.pullPolicy }}
+      imagePullPolicy: {{ . }}
+      {{- end }}
+      args:
+        - serve
+        - --config=/etc/kube-fanout/config.yaml
+        {{- if .Values.certificateHolders.enabled }}
+        - --client-ca=/etc/kube-fanout/client-ca/ca.crt
+        - --impersonator-kubeconfig=/etc/kube-fanout/impersonator/kubeconfig
+        {{- end }}
+      {{- if $onNode }}
+      env:
+        - name: NODE_NAME
+          valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+      {{- end }}
+      ports:
+        - {name: https, containerPort: 8443}
+        - {name: health, containerPort: 10256}
+        - {name: metrics, containerPort: 10249}
+      startupProbe:
+        httpGet: {path: /livez, port: health}
+        periodSeconds: 1
+        failureThreshold: 60
+      readinessProbe:
+        httpGet: {path: /readyz, port: health}
+        periodSeconds: 5
+        timeoutSeconds: 5
+      livenessProbe:
+        httpGet: {path: /livez, port: health}
+        timeoutSeconds: 5
+      # Until it is no endpoint any more: what comes meanwhile is served.
+      lifecycle: {preStop: {sleep: {seconds: 5}}}
+      securityContext:
+        readOnlyRootFilesystem: true
+        allowPrivilegeEscalation: false
+        capabilities: {drop: [ALL]}
+      {{- if .Values.resources }}
+      resources: {{ toJson .Values.resources }}
+      {{- else if $onNode }}
+      # Of pods only the node's own are held; Services and EndpointSlices are the cluster's.
+      resources:
+        requests: {cpu: 50m, memory: 64Mi}
+        limits: {memory: 512Mi}
+      {{- else }}
+      # Of the limit, half is for objects and events unless feeds.memoryMebibytes says otherwise; what does not fit
+      # passes through. Without a limit for the processor, a burst is over sooner.
+      resources:
+        requests: {cpu: 500m, memory: 1Gi}
+        limits: {memory: 4Gi}
+      {{- end }}
+      volumeMounts:
+        - {name: config, mountPath: /etc/kube-fanout/config.yaml, subPath: config.yaml, readOnly: true}
+        - {name: tls, mountPath: /etc/kube-fanout/tls, readOnly: true}
+        {{- if .Values.certificateHolders.enabled }}
+        - {name: client-ca, mountPath: /etc/kube-fanout/client-ca, readOnly: true}
+        - {name: impersonator, mountPath: /etc/kube-fanout/impersonator, readOnly: true}
+        - {name: impersonator-token, mountPath: /etc/kube-fanout/impersonator-token, readOnly: true}
+        {{- end }}
+  volumes:
+    - name: config
+      configMap: {name: {{ $name }}}
+    - name: tls
+      # 288 is 0440: for the group above.
+      secret: {secretName: {{ .Values.tls.secretName | default (printf "%s-tls" $name) }}, defaultMode: 288}
+    {{- if .Values.certificateHolders.enabled }}
+    - name: client-ca
+      configMap: {name: {{ .Values.certificateHolders.clientCAConfigMap }}}
+    - name: impersonator
+      configMap: {name: {{ $name }}-impersonator}
+    - name: impersonator-token
+      secret: {secretName: {{ $name }}-impersonator, defaultMode: 288}
+    {{- end }}
+{{- end }}

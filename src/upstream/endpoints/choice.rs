@@ -1,0 +1,313 @@
+//! Decides which of several servers is used. A pure function of what was heard and when; it asks nobody itself.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::base::Waits;
+
+/// How soon servers are looked at, and how long one stays the one that is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointTimes {
+    /// A request without an answer for so long is a sign that its server may have failed.
+    pub slow: Duration,
+    /// A server that does not say within this time that it is ready is not.
+    pub answer_max: Duration,
+    /// Between two looks at the server that is used, when it was found to be ready in spite of a sign.
+    pub false_alarms: Waits,
+    /// Between two rounds while no server is ready.
+    pub rounds: Waits,
+    /// How long a server that came in place of a failed one is used at least, before a sign counts against it.
+    pub stay: Waits,
+    /// Between two looks at a preferred server that was left.
+    pub returns: Waits,
+    /// How long a preferred server must have been ready before it is used again.
+    pub good: Duration,
+    /// After a time as long as this without any of them, alarms, switches and returns are counted from the start.
+    pub calm: Duration,
+}
+
+impl Default for EndpointTimes {
+    fn default() -> Self {
+        let seconds =
+            |first, longest| Waits { first: Duration::from_secs(first), longest: Duration::from_secs(longest) };
+        Self {
+            slow: Duration::from_secs(5),
+            answer_max: Duration::from_secs(5),
+            false_alarms: seconds(1, 15),
+            rounds: seconds(1, 10),
+            stay: seconds(1, 30),
+            returns: seconds(30, 30 * 60),
+            good: Duration::from_secs(30),
+            calm: Duration::from_secs(5 * 60),
+        }
+    }
+}
+
+/// Which of several servers is used, what is known of the others, and what is to be found out.
+///
+/// - A sign that the server in use has failed has it asked whether it is ready. If it is not, the others are asked in
+///   their order, and the first that is ready is used. If none is, all are asked again, ever more rarely.
+/// - A server in front of the one that is used is preferred. It is used again when it has been ready for a while.
+/// - Signs, switches and returns that follow each other make the next look come later: servers that come and go cost a
+///   bounded number of questions and switches.
+/// - While the first server is well, nobody is asked anything.
+#[derive(Debug)]
+pub(in crate::upstream) struct EndpointChoice {
+    servers: usize,
+    times: EndpointTimes,
+    /// From 0 to 1, and each process has its own: those that began together do not go on together.
+    spread: f64,
+    current: usize,
+    came: Came,
+    doing: Doing,
+    /// When the server in use, and then the others, are to be asked.
+    look_due: Option<Instant>,
+    /// A look is not due before this.
+    rest_until: Instant,
+    /// When the preferred servers are to be asked.
+    return_due: Option<Instant>,
+    /// A preferred server that is ready, and since when.
+    good: Option<(usize, Instant)>,
+    false_alarms: Row,
+    switches: Row,
+    /// Rounds in which no server was ready.
+    rounds: u32,
+    /// Looks at preferred servers that were in vain, and returns that did not last.
+    vain_looks: u32,
+    vain_returns: u32,
+}
+
+/// How the server in use came to be it.
+#[derive(Debug, Clone, Copy)]
+struct Came {
+    at: Instant,
+    by: Option<SwitchCause>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doing {
+    /// Nobody is asked.
+    Nothing,
+    /// This server is asked because the one in use may have failed, or is that one.
+    Looking { asked: usize },
+    /// This server is asked because it is preferred to the one in use.
+    Returning { asked: usize },
+}
+
+/// How many times something happened without a calm time in between.
+#[derive(Debug, Default)]
+struct Row {
+    times: u32,
+    last: Option<Instant>,
+}
+
+/// What was heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::upstream) enum EndpointEvent {
+    /// A request to this server failed, or is slow.
+    Alarm { at: usize },
+    /// The server that was to be asked has answered, or has not.
+    Answer { is_ready: bool },
+    /// The time that was to be waited for has come.
+    Due,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::upstream) enum NextStep {
+    /// Ask this server whether it is ready.
+    Ask(usize),
+    /// Wait for an alarm, or for this moment.
+    Wait(Option<Instant>),
+}
+
+/// Why another server is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::upstream) enum SwitchCause {
+    /// The one before has failed.
+    Failed,
+    /// A preferred one has been well for a while.
+    Preferred,
+}
+
+/// Another server is used from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::upstream) struct EndpointSwitch {
+    pub(in crate::upstream) from: usize,
+    pub(in crate::upstream) to: usize,
+    pub(in crate::upstream) cause: SwitchCause,
+}
+
+/// What follows from what was heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::upstream) struct EndpointDecision {
+    pub(in crate::upstream) switch: Option<EndpointSwitch>,
+    pub(in crate::upstream) next: NextStep,
+}
+
+/// Looks that a preferred server must be ready at, besides the first.
+const GOOD_LOOKS: u32 = 3;
+
+impl EndpointChoice {
+    /// The first of so many servers is used, and nothing was heard of any.
+    pub(in crate::upstream) fn new(servers: usize, times: EndpointTimes, spread: f64, now: Instant) -> Self {
+        Self {
+            servers,
+            times,
+            spread,
+            current: 0,
+            came: Came { at: now, by: None },
+            doing: Doing::Nothing,
+            look_due: None,
+            rest_until: now,
+            return_due: None,
+            good: None,
+            false_alarms: Row::default(),
+            switches: Row::default(),
+            rounds: 0,
+            vain_looks: 0,
+            vain_returns: 0,
+        }
+    }
+
+    /// The server that is used.
+    pub(in crate::upstream) fn current(&self) -> usize {
+        self.current
+    }
+
+    pub(in crate::upstream) fn next(&mut self, event: EndpointEvent, now: Instant) -> EndpointDecision {
+        let mut switch = None;
+        match event {
+            EndpointEvent::Alarm { at } => self.alarm(at, now),
+            EndpointEvent::Answer { is_ready } => switch = self.answered(is_ready, now),
+            EndpointEvent::Due => {}
+        }
+        EndpointDecision { switch, next: self.ask_or_wait(now) }
+    }
+
+    /// Who is not used may fail, and where nobody is ready or somebody is asked there is a look anyway.
+    fn alarm(&mut self, at: usize, now: Instant) {
+        let is_looked_at = matches!(self.doing, Doing::Looking { .. }) || self.rounds > 0;
+        if at == self.current && !is_looked_at {
+            self.look_due.get_or_insert(self.rest_until.max(now));
+        }
+    }
+
+    fn ask_or_wait(&mut self, now: Instant) -> NextStep {
+        if self.doing == Doing::Nothing {
+            let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+            if is_due(self.look_due) {
+                self.look_due = None;
+                self.doing = Doing::Looking { asked: self.current };
+            } else if self.rounds == 0 && is_due(self.return_due) {
+                self.return_due = None;
+                self.doing = Doing::Returning { asked: 0 };
+            }
+        }
+        match self.doing {
+            Doing::Looking { asked } | Doing::Returning { asked } => NextStep::Ask(asked),
+            Doing::Nothing => {
+                let returning = self.return_due.filter(|_| self.rounds == 0);
+                NextStep::Wait([self.look_due, returning].into_iter().flatten().min())
+            }
+        }
+    }
+
+    fn answered(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
+        match std::mem::replace(&mut self.doing, Doing::Nothing) {
+            Doing::Nothing => None,
+            Doing::Looking { asked } if is_ready && asked != self.current => {
+                Some(self.switch(asked, SwitchCause::Failed, now))
+            }
+            Doing::Looking { .. } if is_ready => {
+                self.rounds = 0;
+                let times = self.false_alarms.again(now, self.times.calm);
+                self.rest_until = now + self.after(self.times.false_alarms, times);
+                None
+            }
+            Doing::Looking { asked } => {
+                if let Some(asked) = self.behind(asked) {
+                    self.doing = Doing::Looking { asked };
+                } else {
+                    self.rounds = self.rounds.saturating_add(1);
+                    self.look_due = Some(now + self.after(self.times.rounds, self.rounds));
+                }
+                None
+            }
+            Doing::Returning { asked } if is_ready => self.is_good(asked, now),
+            Doing::Returning { asked } => {
+                self.good = self.good.filter(|(good, _)| *good != asked);
+                if asked + 1 < self.current {
+                    self.doing = Doing::Returning { asked: asked + 1 };
+                } else {
+                    self.vain_looks = self.vain_looks.saturating_add(1);
+                    self.return_due = Some(now + self.after(self.times.returns, self.vain_looks));
+                }
+                None
+            }
+        }
+    }
+
+    /// The server to ask behind this one: first the one in use, then the others in their order.
+    fn behind(&self, asked: usize) -> Option<usize> {
+        let next = if asked == self.current { 0 } else { asked + 1 };
+        let next = if next == self.current { next + 1 } else { next };
+        (next < self.servers).then_some(next)
+    }
+
+    fn is_good(&mut self, at: usize, now: Instant) -> Option<EndpointSwitch> {
+        let since = self.good.filter(|(good, _)| *good == at).map_or(now, |(_, since)| since);
+        if now.duration_since(since) >= self.times.good {
+            return Some(self.switch(at, SwitchCause::Preferred, now));
+        }
+        self.good = Some((at, since));
+        self.return_due = Some(now + self.times.good / GOOD_LOOKS);
+        None
+    }
+
+    fn switch(&mut self, to: usize, cause: SwitchCause, now: Instant) -> EndpointSwitch {
+        if let (Some(SwitchCause::Preferred), SwitchCause::Failed) = (self.came.by, cause) {
+            let lasted = now.duration_since(self.came.at) >= self.times.calm;
+            self.vain_returns = if lasted { 0 } else { self.vain_returns.saturating_add(1) };
+        }
+        let from = std::mem::replace(&mut self.current, to);
+        let times = self.switches.again(now, self.times.calm);
+        self.came = Came { at: now, by: Some(cause) };
+        self.rest_until = now + self.after(self.times.stay, times);
+        self.rounds = 0;
+        self.vain_looks = self.vain_returns;
+        (self.look_due, self.good) = (None, None);
+        self.return_due = (to > 0).then(|| now + self.after(self.times.returns, self.vain_looks + 1));
+        EndpointSwitch { from, to, cause }
+    }
+
+    /// How long to wait the so-manieth time in a row: twice as long each time, and up to half as long again by the
+    /// process's own spread.
+    pub(super) fn after(&self, waits: Waits, times: u32) -> Duration {
+        let doublings = times.saturating_sub(1).min(31);
+        waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
+    }
+}
+
+impl Row {
+    /// Notes that it has happened again. Returns how many times in a row.
+    fn again(&mut self, now: Instant, calm: Duration) -> u32 {
+        if self.last.is_some_and(|last| now.duration_since(last) >= calm) {
+            self.times = 0;
+        }
+        self.last = Some(now);
+        self.times = self.times.saturating_add(1);
+        self.times
+    }
+}
+
+impl SwitchCause {
+    /// The label of the metric.
+    pub(in crate::upstream) fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Preferred => "preferred",
+        }
+    }
+}

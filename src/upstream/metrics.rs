@@ -1,0 +1,38 @@
+//! Metrics of several servers of one upstream. Where there is one there are none.
+
+use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
+
+use super::ServerUrl;
+use super::endpoints::EndpointSwitch;
+
+/// Names and meanings of what is recorded here.
+pub fn describe() {
+    describe_gauge!("kube_fanout_upstream_server_current", "1 for the server of upstream that is used");
+    describe_counter!("kube_fanout_upstream_server_switches_total", "times that another server was used, by cause");
+}
+
+/// Which of the servers is used.
+pub(super) struct EndpointMetrics {
+    current: Vec<Gauge>,
+}
+
+impl EndpointMetrics {
+    /// The first is used.
+    pub(super) fn new(servers: &[ServerUrl]) -> Self {
+        let gauge = |server: &ServerUrl| gauge!("kube_fanout_upstream_server_current", "server" => server.to_string());
+        let metrics = Self { current: servers.iter().map(gauge).collect() };
+        metrics.uses(0);
+        metrics
+    }
+
+    pub(super) fn switched(&self, switch: EndpointSwitch) {
+        counter!("kube_fanout_upstream_server_switches_total", "cause" => switch.cause.as_str()).increment(1);
+        self.uses(switch.to);
+    }
+
+    fn uses(&self, used: usize) {
+        for (at, gauge) in self.current.iter().enumerate() {
+            gauge.set(if at == used { 1.0 } else { 0.0 });
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Bytes in flight are cut, held, lost or spoilt, before a real apiserver and before the proxy's clients, at every
+//! offset of real frames. By the judges of `kube-fanout verify` no promise is broken, and every feed comes back.
+//! `make faults` does it for longer.
+
+mod canary;
+mod framing;
+mod noise;
+mod plan;
+mod pump;
+mod relay;
+mod tally;
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufReader, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use kube_fanout::base::now_ns;
+use kube_fanout::probe::{ProgressLine, TargetCredentials};
+use kube_fanout::verify::{
+    Counts, EtcdOrder, FaultRecord, History, Outcome, Promise, Record, RecordedEncoding, Requirements, RunVerdict,
+    Transport, VerifyOrder, excerpt,
+};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
+use canary::Canaries;
+use noise::Noise;
+use plan::Side;
+use relay::Relay;
+
+/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Not configurable").
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// How long faults go on at once, and how long there are none then: long enough to see what is late.
+const ARMED: Duration = Duration::from_secs(10);
+const CALM: Duration = Duration::from_secs(14);
+/// A run of one round, as `make test` does it, lasts so long, with faults at its beginning.
+const SHORT: Duration = Duration::from_secs(8);
+const SHORT_ARMED: Duration = Duration::from_secs(4);
+/// The time between two looks at what was hit.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How late a change may be while nothing is broken.
+const ON_TIME: Duration = Duration::from_secs(4);
+/// The number of events that clients have when a run has begun.
+const BEGUN: usize = 200;
+
+const BUILT_IN: &str = "configmaps";
+const CUSTOM: &str = "samples.verify.kube-fanout.io";
+
+/// What must have been judged, or the run says nothing.
+const JUDGED: [Promise; 9] = [
+    Promise::Ordered,
+    Promise::Unique,
+    Promise::Reliable,
+    Promise::Resumable,
+    Promise::Filtered,
+    Promise::Typed,
+    Promise::Bookmarkable,
+    Promise::Continuity,
+    Promise::TypedBytes,
+];
+
+/// A proxy with relays on both of its sides.
+struct Stage<'a> {
+    plane: &'a Plane,
+    /// Between the proxy and the apiserver; between clients and the proxy; and the one for clients that are not judged.
+    relays: [Relay; 3],
+    proxy: Proxy,
+    seed: u64,
+    duration: Duration,
+    /// Configmaps are stored as JSON, so that etcd shows them.
+    stores_json: bool,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_promise_breaks_when_bytes_in_flight_are_cut_held_lost_or_spoilt() {
+    let seconds = bed::number("FAULTS_SECONDS", 0);
+    let seed = Seed::new("FAULTS_SEED", |seed| format!("make faults SECONDS={} SEED={seed}", seconds.max(60)));
+    if seconds == 0 {
+        let Some(bed) = bed::beside_others().await else { return };
+        Stage::set(&bed, seed.first(), SHORT, false).await.play(SHORT_ARMED).await;
+    } else {
+        let json = ["--storage-media-type=application/json"];
+        let Some(bed) = bed::own_with("faults", &json).await else { return };
+        Stage::set(&bed, seed.first(), Duration::from_secs(seconds), true).await.play(ARMED).await;
+    }
+}
+
+impl<'a> Stage<'a> {
+    async fn set(plane: &'a Plane, seed: u64, duration: Duration, stores_json: bool) -> Self {
+        let dir = plane.file("faults");
+        fs::create_dir_all(&dir).expect("a directory");
+        let upstream = Relay::start(Side::Upstream, plane.target(), seed, &dir).await;
+        let kubeconfig = dir.join("relay.kubeconfig");
+        fs::write(&kubeconfig, kubeconfig_of(&upstream.target(&plane.user("admin")))).expect("a file");
+        // In every other run the apiserver is asked who callers are and what they may, in the midst of all that.
+        let plan = if seed.is_multiple_of(2) { Plan::tls() } else { Plan::delegated(plane) };
+        let proxy = plan.upstream(&kubeconfig).start(plane).await;
+        let downstream = Relay::start(Side::Downstream, proxy.target(), seed, &dir).await;
+        let spoilt = Relay::start(Side::Spoilt, proxy.target(), seed, &dir).await;
+        Self { plane, relays: [upstream, downstream, spoilt], proxy, seed, duration, stores_json }
+    }
+
+    async fn play(&self, armed: Duration) {
+        let out = [BUILT_IN, CUSTOM].map(|resource| self.plane.file(&format!("faults-{resource}")));
+        let runs = [BUILT_IN, CUSTOM].into_iter().zip(&out).map(|(resource, out)| self.verify(resource, out));
+        let noise = Noise::start(&self.relays[2].target(&self.plane.user("admin")), self.seed);
+        let (notes, faults) = tokio::join!(futures_util::future::join_all(runs), self.break_things(armed));
+        drop(noise);
+        self.relays.iter().for_each(|relay| say(&relay.tally().to_string()));
+        for (out, notes) in out.iter().zip(notes) {
+            judge(&out.join("records.jsonl"), &faults, &notes);
+        }
+        assert_eq!(self.lacks(), None, "the run is void");
+        self.proxy.assert_sound();
+    }
+
+    /// Runs clients and writers; returns what was noted beside the promises.
+    async fn verify(&self, resource: &str, out: &Path) -> Vec<String> {
+        let plane = self.plane;
+        let subject = self.relays[1].target(&plane.user("admin"));
+        let (kubeconfig, ca) = (out.with_extension("kubeconfig"), subject.ca.clone());
+        fs::write(&kubeconfig, kubeconfig_of(&plane.target())).expect("a file");
+        let etcd = EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() };
+        let order = VerifyOrder {
+            url: subject.url.clone(),
+            credentials: TargetCredentials { kubeconfig: Some(kubeconfig), ca, ..TargetCredentials::default() },
+            etcd: (resource == CUSTOM || self.stores_json).then_some(etcd),
+            direct: Some(plane.url().to_owned()),
+            resource: resource.to_owned(),
+            clients: 16,
+            writers: 4,
+            rate: 40.0,
+            objects: 40,
+            namespaces: 4,
+            duration: self.duration,
+            seed: self.seed,
+            faults: Vec::new(),
+            fault_every: (Duration::ZERO, Duration::ZERO),
+            window: Duration::from_secs(75),
+            patience: ON_TIME,
+            events_min: 0,
+            transports: vec![Transport::H1, Transport::H2, Transport::Ws],
+            encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
+            record_bytes_max: 1 << 30,
+            out: out.to_owned(),
+            keep: false,
+            command: String::new(),
+        };
+        let ran = kube_fanout::verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
+        ran.unwrap_or_else(|error| panic!("{resource}: {error}")).notes
+    }
+
+    /// Arms the relays from time to time. Every record says when something was broken, which is over when all feeds are
+    /// up to date again.
+    async fn break_things(&self, armed: Duration) -> Vec<FaultRecord> {
+        let begun = || (self.relays[1].events() > BEGUN).then_some(());
+        eventually("clients and writers are at work", async || begun()).await;
+        let canaries = Canaries::new(self.plane, &self.proxy).await;
+        let (over, mut faults) = (Instant::now() + self.duration.saturating_sub(armed / 3), Vec::new());
+        while Instant::now() + armed < over {
+            let (from_ns, before) = (now_ns(), self.hits());
+            self.relays.iter().for_each(Relay::arm);
+            sleep(armed).await;
+            // A machine that is busy may need longer until everything was hit.
+            let lacks = async || {
+                while self.lacks().is_some() {
+                    sleep(LOOK_AGAIN).await;
+                }
+            };
+            let _ = timeout(armed, lacks()).await;
+            for relay in &self.relays {
+                relay.disarm().await;
+            }
+            let away = canaries.known().await;
+            say(&format!("all was known {:.1} s behind the last fault", away.as_secs_f64()));
+            assert!(away < LONGEST_WAIT + ALLOWANCE, "feeds were without their streams for {away:?}");
+            let (to_ns, hits) = (now_ns() + 1_000_000_000, self.hits() - before);
+            faults.push(FaultRecord { name: "relays".to_owned(), from_ns, to_ns, hits, waives: Vec::new() });
+            sleep(CALM.min(over.saturating_duration_since(Instant::now()))).await;
+        }
+        faults
+    }
+
+    fn hits(&self) -> u64 {
+        self.relays.iter().map(|relay| relay.tally().all()).sum()
+    }
+
+    /// What was hit too rarely for a run to say anything.
+    fn lacks(&self) -> Option<String> {
+        let hits_min = 1 + self.duration.as_secs() / 60;
+        let lacks = self.relays.iter().find_map(|relay| Some((relay.tally(), relay.lacks(hits_min)?)));
+        lacks.map(|(tally, kind)| format!("{kind:?} was not hit {hits_min} times: {tally}"))
+    }
+}
+
+/// A kubeconfig with a token, as certificates do not pass a relay.
+fn kubeconfig_of(server: &Target) -> String {
+    let ca = server.ca.as_ref().expect("servers have TLS").display().to_string();
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "clusters": [{"name": "it", "cluster": {"server": server.url, "certificate-authority": ca}}],
+        "users": [{"name": "it", "user": {"token": server.identity.token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    })
+    .to_string()
+}
+
+/// Judges a record, with what was broken in its time.
+fn judge(record: &Path, faults: &[FaultRecord], notes: &[String]) {
+    let mut file = File::options().append(true).open(record).expect("a record");
+    for fault in faults {
+        let line = serde_json::to_string(&Record::Fault(fault.clone())).expect("it is JSON");
+        writeln!(file, "{line}").expect("a line");
+    }
+    let open = || BufReader::new(File::open(record).expect("a record"));
+    let history = History::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
+    let least = Counts { events: 200, writes: 50, resumes: 10, faults: 10, ..Counts::default() };
+    let verdict = RunVerdict::of(&history, &Requirements { least, judged: JUDGED.into() });
+    let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
+    let mut text = verdict.text(&excerpt(open(), &lines).expect("a record"));
+    for note in notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    assert_eq!(verdict.outcome(), Outcome::Kept, "{}\n{text}", record.display());
+    text.lines().filter(|line| line.contains(" events, ")).for_each(say);
+}

@@ -1,0 +1,196 @@
+//! A relay that ends TLS on both of its sides, so that it sees bytes as they are, and breaks connections as planned.
+//!
+//! Client certificates do not pass it; tokens do.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::server::Acceptor;
+use socket2::Socket;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
+
+use super::framing::{Direction, Framing};
+use super::plan::{Kind, Plans, Side};
+use super::pump::{Over, Pump};
+use super::tally::Tally;
+use crate::bed::{Identity, Target, eventually};
+
+/// A relay in front of one server.
+pub struct Relay {
+    url: String,
+    ca: PathBuf,
+    shared: Arc<Shared>,
+    accepting: AbortHandle,
+}
+
+/// What all connections of a relay have in common.
+pub struct Shared {
+    pub side: Side,
+    to: Target,
+    /// Offers HTTP/2 and HTTP/1.1, and HTTP/1.1 alone.
+    servers: [Arc<ServerConfig>; 2],
+    pub plans: Mutex<Plans>,
+    pub tally: Mutex<Tally>,
+    pub armed: AtomicBool,
+    /// Faults whose end is still to come.
+    pub lasting: AtomicUsize,
+    /// Frames of watches that have passed.
+    pub events: AtomicUsize,
+}
+
+/// What both directions of one connection share.
+pub struct Link {
+    pub shared: Arc<Shared>,
+    /// Whether the proxy reads for itself here.
+    pub is_its_own: bool,
+    /// The newest stream that the client has opened.
+    pub newest: AtomicU32,
+    /// Ends it.
+    pub doom: Notify,
+}
+
+/// One of so many connections upstream is over HTTP/1.1, as where a load balancer speaks nothing else.
+const H1_ONE_IN: u64 = 3;
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// Between a FIN and the end of the socket, which would be an RST if something were unread.
+const LINGER: Duration = Duration::from_millis(30);
+
+impl Relay {
+    pub async fn start(side: Side, to: Target, seed: u64, dir: &Path) -> Self {
+        let certificate = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+        let ca = dir.join(format!("relay-{side:?}.pem"));
+        std::fs::write(&ca, certificate.cert.pem()).expect("a file");
+        let server = |protocols: &[&[u8]]| {
+            let key = PrivateKeyDer::try_from(certificate.signing_key.serialize_der()).expect("PKCS #8");
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let mut config = ServerConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .expect("ring has them")
+                .with_no_client_auth()
+                .with_single_cert(vec![certificate.cert.der().clone()], key)
+                .expect("they belong together");
+            config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+            Arc::new(config)
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("https://{}", listener.local_addr().expect("it is bound"));
+        let shared = Arc::new(Shared {
+            side,
+            to,
+            servers: [server(&[b"h2", b"http/1.1"]), server(&[b"http/1.1"])],
+            plans: Mutex::new(Plans::new(seed, side)),
+            tally: Mutex::new(Tally::default()),
+            armed: AtomicBool::new(false),
+            lasting: AtomicUsize::new(0),
+            events: AtomicUsize::new(0),
+        });
+        let accepting = tokio::spawn(accept(listener, shared.clone())).abort_handle();
+        Self { url, ca, shared, accepting }
+    }
+
+    /// The relay as a server, for this caller.
+    pub fn target(&self, identity: &Identity) -> Target {
+        Target { url: self.url.clone(), ca: Some(self.ca.clone()), identity: identity.clone() }
+    }
+
+    /// Lets faults happen.
+    pub fn arm(&self) {
+        self.shared.plans.lock().expect("not poisoned").begin();
+        self.shared.armed.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets no more faults happen, and returns when all are over.
+    pub async fn disarm(&self) {
+        self.shared.armed.store(false, Ordering::Relaxed);
+        let lasting = &self.shared.lasting;
+        eventually("faults are over", async || (lasting.load(Ordering::Relaxed) == 0).then_some(())).await;
+    }
+
+    /// How many events of watches have passed.
+    pub fn events(&self) -> usize {
+        self.shared.events.load(Ordering::Relaxed)
+    }
+
+    /// A kind that has had fewer than so many hits.
+    pub fn lacks(&self, hits_min: u64) -> Option<Kind> {
+        let tally = self.tally();
+        self.shared.side.kinds().iter().copied().find(|kind| tally.of(*kind) < hits_min)
+    }
+
+    pub fn tally(&self) -> Tally {
+        self.shared.tally.lock().expect("not poisoned").clone()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    for number in 0_u64.. {
+        let Ok((client, _)) = listener.accept().await else { return };
+        let speaks_h2 = shared.side != Side::Upstream || !number.is_multiple_of(H1_ONE_IN);
+        drop(tokio::spawn(relay(client, usize::from(!speaks_h2), shared.clone())));
+    }
+}
+
+/// Whoever calls an error handler here would have nobody to tell: both sides see that the connection is over.
+async fn relay(client: TcpStream, offer: usize, shared: Arc<Shared>) -> io::Result<()> {
+    let server = TcpStream::connect(shared.to.host()).await?;
+    for side in [&client, &server] {
+        side.set_nodelay(true)?;
+    }
+    let sockets = [raw(&client)?, raw(&server)?];
+    let hello = timeout(HANDSHAKE_MAX, LazyConfigAcceptor::new(Acceptor::default(), client)).await??;
+    // What the proxy only carries it asks for over HTTP/1.1 (`upstream::pool`).
+    let is_its_own = hello.client_hello().alpn().is_some_and(|mut offered| offered.any(|name| name == b"h2"));
+    let client = timeout(HANDSHAKE_MAX, hello.into_stream(shared.servers[offer].clone())).await??;
+    let is_h2 = client.get_ref().1.alpn_protocol() == Some(b"h2");
+    let mut tls = shared.to.tls();
+    tls.alpn_protocols = vec![if is_h2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
+    let name = ServerName::try_from("127.0.0.1").expect("an address");
+    let server = timeout(HANDSHAKE_MAX, TlsConnector::from(Arc::new(tls)).connect(name, server)).await??;
+    let ((from_client, to_client), (from_server, to_server)) = (tokio::io::split(client), tokio::io::split(server));
+    let link = Arc::new(Link { shared, is_its_own, newest: AtomicU32::new(0), doom: Notify::new() });
+    let pump = |direction| (link.clone(), direction, Framing::new(is_h2, direction));
+    let down = Pump::new(pump(Direction::Down), from_server, to_client).run();
+    let up = Pump::new(pump(Direction::Up), from_client, to_server).run();
+    let over = tokio::select! {
+        over = async { tokio::try_join!(Box::pin(down), Box::pin(up)) } => over.err(),
+        () = link.doom.notified() => Some(Over::Fault(Kind::Cut, Duration::ZERO)),
+    };
+    end(over, &sockets).await;
+    Ok(())
+}
+
+/// Ends both connections as the fault has it.
+async fn end(over: Option<Over>, sockets: &[Socket; 2]) {
+    let Some(Over::Fault(kind, time)) = over else { return };
+    match kind {
+        Kind::Cut => {
+            sockets.iter().for_each(|socket| drop(socket.shutdown(std::net::Shutdown::Write)));
+            sleep(LINGER).await;
+        }
+        _ => {
+            sleep(time).await;
+            sockets.iter().for_each(|socket| drop(socket.set_linger(Some(Duration::ZERO))));
+        }
+    }
+}
+
+/// Another handle of the same socket.
+fn raw(stream: &TcpStream) -> io::Result<Socket> {
+    Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))
+}

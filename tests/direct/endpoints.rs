@@ -1,0 +1,313 @@
+//! Upstream has several servers of one storage, of which the proxy uses one at a time (F11).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::{Method, Request};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use kube_fanout::base::Waits;
+use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
+use kube_fanout::upstream::EndpointTimes;
+use tokio::time::{Instant, sleep};
+
+use crate::direct::{self, App, History, Listening, PODS, Plan, Protocol, Watch, eventually, in_time};
+
+/// What only these tests ask for.
+const PASSED_THROUGH: &str = "/livez";
+
+/// The times of a proxy, shortened: a test waits for all of them. A machine that is busy is not taken for a server that
+/// has failed.
+fn times() -> EndpointTimes {
+    let waits = |first, longest| Waits { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
+    EndpointTimes {
+        slow: Duration::from_secs(5),
+        answer_max: Duration::from_secs(5),
+        false_alarms: waits(20, 200),
+        rounds: waits(20, 100),
+        stay: waits(50, 400),
+        returns: waits(200, 2_000),
+        good: Duration::from_millis(200),
+        calm: Duration::from_secs(5),
+    }
+}
+
+/// The same for a server that says nothing, which is to be found out before a read passes through.
+fn impatient() -> EndpointTimes {
+    EndpointTimes { slow: Duration::from_millis(300), answer_max: Duration::from_millis(300), ..times() }
+}
+
+fn in_front_of(servers: &[String]) -> Plan {
+    let plan = direct::in_front_of(&servers[0]);
+    plan.with(|config| {
+        config.endpoints.servers = servers.iter().map(|url| url.parse().expect("a URL")).collect();
+        config.endpoints.times = times();
+    })
+}
+
+/// Two servers of one storage, a third that only tests ask, and a proxy that prefers the first.
+struct Zone {
+    first: RunningUpstream,
+    second: RunningUpstream,
+    witness: RunningUpstream,
+    app: App,
+}
+
+async fn zone(pods: usize, seed: u64) -> Zone {
+    zone_with(times(), pods, seed).await
+}
+
+async fn zone_with(times: EndpointTimes, pods: usize, seed: u64) -> Zone {
+    let first = demo::upstream().pods(pods).seed(seed).run().await;
+    let (second, witness) = (first.beside(), first.beside());
+    let plan = in_front_of(&[first.url(), second.url()]).with(|config| config.endpoints.times = times);
+    let app = plan.run().await;
+    app.discovered().await;
+    Zone { first, second, witness, app }
+}
+
+async fn watches(app: &App, from: u64) -> Vec<Watch> {
+    join_all((0..9).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future())).await
+}
+
+/// Returns when what passes through goes to this server.
+async fn is_used(app: &App, server: &RunningUpstream) {
+    let arrived = || direct::asked_by_proxies(server, PASSED_THROUGH).len();
+    let arrives = || async {
+        let before = arrived();
+        app.get(PASSED_THROUGH).await.status == 200 && arrived() > before
+    };
+    eventually("the server is used", arrives).await;
+}
+
+/// How often a feed of pods went on at this server.
+fn resumed(server: &RunningUpstream) -> usize {
+    let asked = direct::asked_by_proxies(server, PODS);
+    asked.iter().filter(|query| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=")).count()
+}
+
+fn asked_whether_ready(server: &RunningUpstream) -> usize {
+    direct::asked_by_proxies(server, "/readyz").len()
+}
+
+/// How often the state of all pods was asked for. A proof lists the versions of a small collection, as metadata.
+fn whole_lists(server: &RunningUpstream) -> usize {
+    let is_state = |seen: &ReceivedRequest| {
+        let query = seen.uri.query().unwrap_or_default();
+        let is_list = !query.contains("watch=") || query.contains("sendInitialEvents");
+        let accept = seen.headers.get("accept").and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+        is_list && !query.contains("fieldSelector") && !accept.contains("PartialObjectMetadata")
+    };
+    let of_pods = |seen: &&ReceivedRequest| seen.uri.path() == PODS && seen.headers.contains_key("kube-fanout-hops");
+    server.requests().iter().filter(of_pods).filter(|seen| is_state(seen)).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_first_server_dies_watches_go_on_at_the_second_and_nothing_is_listed() {
+    let Zone { first, second, witness, app } = zone(40, 401).await;
+    let mut history = History::begin(&witness, PODS).await;
+    let watches = watches(&app, history.from).await;
+    let last = first.churn(20).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    assert_eq!((second.counts().connections, asked_whether_ready(&first)), (0, 0), "all is well: nobody is asked");
+    first.faults().down().await;
+    is_used(&app, &second).await;
+    let last = second.churn(30).await;
+    history.is_told_to(&watches, last).await;
+    // Whoever passes through is answered as well, and writes arrive.
+    let created = app.request(Method::POST, "/api/v1/namespaces/default/configmaps");
+    let created = created.body(r#"{"metadata": {"name": "written", "namespace": "default"}}"#);
+    let created = created.header("content-type", "application/json").send().await;
+    assert_eq!(created.status, 201, "{}", created.text());
+    assert_eq!(second.counts().writes.of("configmaps"), 1);
+    let current = app.get(PODS).await;
+    assert!(current.is_cached() && current.rv() >= last, "proven by the second");
+    assert_eq!(whole_lists(&second), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_for_it() {
+    let Zone { first, second, witness, app } = zone(20, 402).await;
+    let mut history = History::begin(&witness, PODS).await;
+    let watches = watches(&app, history.from).await;
+    direct::followed(&first, "pods").await;
+    first.faults().down().await;
+    direct::followed(&second, "pods").await;
+    is_used(&app, &second).await;
+    let before = [&first, &second].map(resumed);
+    first.faults().up().await;
+    is_used(&app, &first).await;
+    let last = first.churn(20).await;
+    history.is_told_to(&watches, last).await;
+    assert_eq!([&first, &second].map(resumed), before, "what ran there goes on");
+    // All is well, and nobody is asked any more.
+    let asked = [&first, &second].map(asked_whether_ready);
+    sleep(times().returns.first + times().good).await;
+    assert_eq!([&first, &second].map(asked_whether_ready), asked);
+    // It ends there when it ends, and then goes where everything goes.
+    second.faults().end_watches();
+    direct::followed(&first, "pods").await;
+    let last = first.churn(10).await;
+    history.is_told_to(&watches, last).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_older_is_served_when_the_second_server_lags() {
+    let Zone { first, second, witness, app } = zone(20, 403).await;
+    let mut history = History::begin(&witness, PODS).await;
+    let watches = watches(&app, history.from).await;
+    let behind = first.revision();
+    let seen = first.churn(20).await;
+    join_all(watches.iter().map(|watch| watch.reached(seen))).await;
+    // What more may come of is not shown, and who does not tell cannot vouch for it (W17).
+    let cached = format!("{PODS}?resourceVersion=0");
+    eventually("its version is whole", || async { app.get(&cached).await.rv() >= seen }).await;
+    // What it tells by its watches, and of how far it is, is old.
+    second.faults().hush_watches();
+    second.faults().lag(usize::MAX, behind);
+    first.faults().down().await;
+    is_used(&app, &second).await;
+    let last = second.churn(10).await;
+    for _ in 0..20 {
+        let any = app.get(&cached).await;
+        assert!(any.is_cached() && any.rv() >= seen, "{} after {seen}", any.rv());
+        let at_least = app.get(&format!("{PODS}?resourceVersion={seen}")).await;
+        assert!(at_least.rv() >= seen, "{} after {seen}", at_least.rv());
+    }
+    assert!(watches.iter().all(Watch::is_open));
+    second.faults().lag(0, 0);
+    second.faults().unhush_watches();
+    history.is_told_to(&watches, last).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time() {
+    let Zone { first, second, app, .. } = zone_with(impatient(), 20, 404).await;
+    app.get(PODS).await;
+    first.faults().freeze();
+    let last = second.churn(5).await;
+    // A read that has to be proven: the question is put to the first, is slow, and is given up when that is not ready.
+    let proven = async || {
+        let answer = app.get(PODS).await;
+        answer.status == 200 && answer.rv() >= last
+    };
+    let asked = Instant::now();
+    // What cannot be proven in three seconds passes through.
+    let promised = impatient().slow + impatient().answer_max + Duration::from_secs(3);
+    in_time(promised, "the second is used", Box::pin(async { while !proven().await {} })).await;
+    assert!(asked.elapsed() >= impatient().slow, "the first was given its time: {:?}", asked.elapsed());
+    assert!(second.counts().requests > 0);
+    first.faults().thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_nobody_can_talk_to_are_passed_over() {
+    let up = demo::upstream().pods(5).run().await;
+    let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Ignored).expect("a certificate");
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let untrusted = format!("https://{}", listener.local_address().expect("it is bound"));
+    let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
+    // Nobody vouches for the certificate of the first, the next speaks no TLS, one is not there, and one is not ready.
+    let plain = up.url().replace("http:", "https:");
+    let unready = direct::stub(|_| async { Ok(direct::Stub::reply(500, "[-]etcd failed")) }).await;
+    let servers = [untrusted, plain, "https://127.0.0.1:1".to_owned(), unready.url(), up.url()];
+    let app = in_front_of(&servers).run().await;
+    let answers = || async { app.get(PODS).await.status == 200 };
+    eventually("the last of them is used", answers).await;
+    assert!(upstream.requests() == 0 && !unready.seen("/readyz").is_empty());
+    assert!(unready.seen(PODS).is_empty(), "it was only asked whether it is ready");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_no_server_is_there_the_cache_serves_and_whichever_comes_first_is_used() {
+    let Zone { first, second, witness, app } = zone(20, 405).await;
+    let mut history = History::begin(&witness, PODS).await;
+    let watches = watches(&app, history.from).await;
+    // It is known who wrote what is held (F10), and nothing is ever read from the second.
+    let cached = format!("{PODS}?resourceVersion=0");
+    eventually("its state is shown", || async { app.get(&cached).await.is_cached() }).await;
+    second.faults().down().await;
+    first.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    let any = app.get(&cached).await;
+    assert!(any.is_cached() && any.header("kube-fanout-stale-seconds").is_some(), "{}: {}", any.status, any.text());
+    assert_eq!(app.get(PASSED_THROUGH).await.status, 503);
+    let last = first.churn(10).await;
+    second.faults().up().await;
+    all_have_from(&watches, last).await;
+    is_used(&app, &second).await;
+    second.faults().down().await;
+    first.faults().up().await;
+    is_used(&app, &first).await;
+    let last = first.churn(10).await;
+    history.is_told_to(&watches, last).await;
+}
+
+async fn all_have_from(watches: &[Watch], last: u64) {
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_come_and_go_cost_a_bounded_number_of_questions() {
+    let Zone { first, second, witness, app } = zone(10, 406).await;
+    let mut history = History::begin(&witness, PODS).await;
+    let watches = watches(&app, history.from).await;
+    let began = Instant::now();
+    for round in 0..20 {
+        let (goes, stays) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
+        goes.faults().down().await;
+        stays.faults().up().await;
+        app.get(PASSED_THROUGH).await;
+        first.churn(2).await;
+    }
+    for server in [&first, &second] {
+        server.faults().up().await;
+    }
+    let last = first.churn(10).await;
+    history.is_told_to(&watches, last).await;
+    // One look at both in each of the shortest pauses, if each look came as early as it may.
+    let looks = began.elapsed().as_millis() / times().rounds.first.as_millis() + 4;
+    let asked = [&first, &second].map(asked_whether_ready).iter().sum::<usize>();
+    assert!(asked as u128 <= 2 * looks, "{asked} questions in {:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_the_first_server_breaks_off_is_not_sent_to_the_second() {
+    let up = demo::upstream().pods(5).run().await;
+    let broken = Arc::new(AtomicUsize::new(0));
+    let counted = broken.clone();
+    let first = direct::stub(move |request: Request<Incoming>| {
+        let counted = counted.clone();
+        async move {
+            let is_write = request.method() == Method::POST;
+            let _ = request.into_body().collect().await;
+            counted.fetch_add(usize::from(is_write), Ordering::SeqCst);
+            // It is ready, so that it stays the one that is used.
+            if is_write { Err("gone without an answer".into()) } else { Ok(direct::Stub::reply(200, "ok")) }
+        }
+    })
+    .await;
+    let app = in_front_of(&[first.url(), up.url()]).run().await;
+    let written = app.request(Method::POST, "/elsewhere").body("x").send().await;
+    assert_eq!((written.status, written.header("retry-after")), (502, None), "{}", written.text());
+    assert_eq!(broken.load(Ordering::SeqCst), 1);
+    let posts = up.requests().iter().filter(|seen| seen.method == Method::POST).count();
+    assert_eq!(posts, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_server_is_never_asked_whether_it_is_ready() {
+    let up = demo::upstream().pods(5).run().await;
+    for app in [direct::app(&up).run().await, in_front_of(&[up.url()]).run().await] {
+        app.discovered().await;
+        app.get(PODS).await;
+        up.faults().down().await;
+        app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+        up.faults().up().await;
+        app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    }
+    assert_eq!(asked_whether_ready(&up), 0);
+}

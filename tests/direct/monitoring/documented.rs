@@ -1,0 +1,194 @@
+//! The metrics of docs/METRICS.md, as its tables and the paragraphs below them have them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub type Labels = BTreeSet<String>;
+pub type Metrics = BTreeMap<String, Metric>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricType {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+#[derive(Debug, Clone)]
+pub struct Metric {
+    pub of_type: MetricType,
+    pub labels: Labels,
+    /// The values of its labels that the document names, where it names them.
+    values: BTreeMap<String, Labels>,
+    /// The section that it is in: what stands below the table there is about it too.
+    section: usize,
+}
+
+/// What paragraphs say of a label: in which section, of which metric if of one alone, and its values.
+struct Paragraph {
+    section: usize,
+    of_metric: Option<String>,
+    label: String,
+    values: Labels,
+}
+
+const DOCUMENT: &str = include_str!("../../../docs/METRICS.md");
+/// What Prometheus puts on whatever it scrapes.
+const SCRAPED: [&str; 2] = ["job", "instance"];
+const OF_FEEDS: [&str; 4] = ["resource", "namespace", "selector", "form"];
+
+impl Metric {
+    /// Whether the label may have this value, as far as the document says.
+    pub fn has(&self, label: &str, value: &str) -> bool {
+        match label {
+            "code" => value.len() == 3 && value.parse::<u16>().is_ok(),
+            _ => self.values.get(label).is_some_and(|values| values.contains(value)),
+        }
+    }
+
+    fn scraped(of_type: MetricType, labels: impl IntoIterator<Item = String>) -> Self {
+        let labels = labels.into_iter().chain(SCRAPED.map(str::to_owned)).collect();
+        Self { of_type, labels, values: BTreeMap::new(), section: 0 }
+    }
+
+    fn of_row(section: usize, of_feeds: bool, cells: &[&str]) -> Option<Self> {
+        let [_, of_type, label_cell, meaning] = cells else { return None };
+        let of_type = match *of_type {
+            "counter" => MetricType::Counter,
+            "gauge" => MetricType::Gauge,
+            "histogram" => MetricType::Histogram,
+            _ => return None,
+        };
+        let (own, mut values) = labels_of(label_cell);
+        let base = if of_feeds && !label_cell.starts_with("only ") { &OF_FEEDS[..] } else { &[] };
+        for label in own.iter().filter(|label| *label != "resource") {
+            values.entry(label.clone()).or_insert_with(|| in_backticks(meaning).collect());
+        }
+        let labels = own.into_iter().chain(base.iter().map(|label| (*label).to_owned()));
+        Some(Self { values, section, ..Self::scraped(of_type, labels) })
+    }
+}
+
+/// Every documented metric, and `up`, which Prometheus makes.
+pub fn metrics() -> Metrics {
+    let mut found = BTreeMap::from([("up".to_owned(), Metric::scraped(MetricType::Gauge, []))]);
+    let (mut section, mut of_feeds, mut in_reasons, mut reasons) = (0, false, false, Labels::new());
+    for line in DOCUMENT.lines() {
+        section += usize::from(line.starts_with('#'));
+        let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix('|')) else { continue };
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        match cells[..] {
+            ["Metric", _, labels, _] => of_feeds = labels.starts_with("Labels besides resource, namespace"),
+            ["Reason", "When"] => in_reasons = true,
+            [reason, _] if in_reasons => reasons.extend(in_backticks(reason)),
+            _ => {}
+        }
+        if let Some(metric) = Metric::of_row(section, of_feeds, &cells) {
+            found.extend(in_backticks(cells[0]).map(|name| (name, metric.clone())));
+        }
+    }
+    assert!(found.len() > 50 && reasons.len() > 20, "the tables were not found");
+    for said in paragraphs() {
+        let about = |(name, metric): &(&String, &mut Metric)| {
+            let of_this = said.of_metric.as_ref().is_none_or(|of| of == *name);
+            of_this && metric.section == said.section && metric.labels.contains(&said.label)
+        };
+        for (_, metric) in found.iter_mut().filter(about) {
+            metric.values.entry(said.label.clone()).or_default().extend(said.values.clone());
+        }
+    }
+    let forwarded = found.get_mut("kube_fanout_forwarded_total").expect("it is documented");
+    forwarded.values.insert("reason".to_owned(), reasons);
+    found
+}
+
+/// The metrics by the names that they are queried by: of a histogram those of its parts.
+pub fn series() -> Metrics {
+    let mut found = BTreeMap::new();
+    for (name, metric) in metrics() {
+        if metric.of_type != MetricType::Histogram {
+            found.insert(name, metric);
+            continue;
+        }
+        let part = |more: Option<&str>| {
+            let labels = metric.labels.iter().cloned().chain(more.map(str::to_owned)).collect();
+            Metric { of_type: MetricType::Counter, labels, ..metric.clone() }
+        };
+        found.insert(format!("{name}_bucket"), part(Some("le")));
+        found.insert(format!("{name}_sum"), part(None));
+        found.insert(format!("{name}_count"), part(None));
+    }
+    found
+}
+
+/// The labels of a cell, and the values in brackets behind them: `` `what`, `outcome` (`replaced`, `failed`) ``.
+fn labels_of(cell: &str) -> (Labels, BTreeMap<String, Labels>) {
+    let (mut labels, mut values) = (Labels::new(), BTreeMap::<String, Labels>::new());
+    let mut last = String::new();
+    for part in cell.split('(') {
+        let (inside, outside) = part.split_once(')').unwrap_or(("", part));
+        if !inside.is_empty() {
+            values.insert(last.clone(), in_backticks(inside).collect());
+        }
+        for label in in_backticks(outside) {
+            last.clone_from(&label);
+            labels.insert(label);
+        }
+    }
+    (labels, values)
+}
+
+/// Paragraphs that begin with a label, and then name its values: `` `kind`: `objects` with … · `events` what … ``.
+fn paragraphs() -> Vec<Paragraph> {
+    let mut found = Vec::new();
+    let mut section = 0;
+    for paragraph in DOCUMENT.split("\n\n") {
+        section += paragraph.lines().filter(|line| line.starts_with('#')).count();
+        let text = paragraph.replace('\n', " ");
+        let Some((head, rest)) = text.split_once(": `").filter(|(head, _)| head.starts_with('`')) else { continue };
+        let mut words = in_backticks(head);
+        let Some(label) = words.next() else { continue };
+        let values = format!("`{rest}");
+        let values = values.split(" · ").filter_map(|item| in_backticks(item).next()).collect();
+        found.push(Paragraph { section, of_metric: words.next(), label, values });
+    }
+    found
+}
+
+fn in_backticks(text: &str) -> impl Iterator<Item = String> + use<> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>().into_iter()
+}
+
+#[test]
+fn labels_and_their_values_are_read_from_tables_and_paragraphs() {
+    let all = series();
+    let labels = |name: &str| all[name].labels.iter().map(String::as_str).collect::<Vec<_>>();
+    assert_eq!(labels("up"), ["instance", "job"]);
+    assert_eq!(labels("process_max_fds"), ["instance", "job"]);
+    let of_feeds = ["form", "instance", "job", "namespace", "reason", "resource", "selector"];
+    assert_eq!(labels("kube_fanout_upstream_failures_total"), of_feeds);
+    let only = ["instance", "job", "outcome", "representation", "resource"];
+    assert_eq!(labels("kube_fanout_representation_checks_total"), only);
+    assert!(labels("kube_fanout_watch_delivery_seconds_bucket").contains(&"le"));
+    for (name, label, value) in [
+        ("kube_fanout_reloads_total", "outcome", "failed"),
+        ("kube_fanout_reloads_total", "what", "client_ca"),
+        ("kube_fanout_connections_failed_total", "reason", "displaced"),
+        ("kube_fanout_upstream_failures_total", "reason", "silent"),
+        ("kube_fanout_upstream_requests_total", "cause", "passed_through"),
+        ("kube_fanout_prehistory_reads_total", "outcome", "joined"),
+        ("kube_fanout_history_gaps_total", "outcome", "rewound"),
+        ("kube_fanout_feed_state", "state", "syncing"),
+        ("kube_fanout_memory_held_bytes", "kind", "staged"),
+        ("kube_fanout_memory_made_room_total", "by", "feed"),
+        ("kube_fanout_representation_mode", "mode", "wanted"),
+        ("kube_fanout_representation_mode", "mode", "not_comparable"),
+        ("kube_fanout_watches_ended_total", "reason", "expired"),
+        ("kube_fanout_watches_open", "protocol", "websocket"),
+        ("kube_fanout_forwarded_total", "reason", "no_proof"),
+        ("kube_fanout_auth_refused_total", "reason", "disowned"),
+        ("kube_fanout_refused_total", "code", "429"),
+    ] {
+        assert!(all[name].has(label, value), "{name} {label} {value}: {:?}", all[name].values);
+        assert!(!all[name].has(label, "nothing"), "{name} {label}");
+    }
+    assert!(!all["kube_fanout_history_gaps_total"].has("outcome", "joined"), "it is another metric's");
+}
