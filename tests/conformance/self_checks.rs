@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Authority, Bed, Plan, Plane, Proxy, say};
+use crate::bed::{self, Ask, Authority, Bed, Plan, Plane, Proxy, number, say, within};
 
 const OFTEN: &str = "feeds: {selfCheck: 300ms}";
 /// Comparisons of each feed.
@@ -108,5 +108,42 @@ async fn the_pods_of_a_node_do_not_differ_either() {
     };
     tokio::time::timeout(Duration::from_secs(60), compared).await.expect("comparisons");
     assert_same(&proxy, "pods.v1", ROUNDS).await;
+    drop(watch);
+}
+
+/// What a comparison costs the apiserver: a page of metadata, a number of objects, and three objects.
+#[tokio::test]
+async fn what_a_comparison_costs_does_not_depend_on_how_many_objects_there_are() {
+    let Some(bed) = bed::quiet("self-checks-cost").await else { return };
+    let (objects, namespace) = (number("SELF_CHECKED", 600), bed.namespace("cost").await);
+    let load = bed.drive("load").args(["--namespace", &namespace, "--resource", "configmaps", "--workers", "4"]);
+    load.args(["--pods", &objects.to_string(), "--size", "500"]).start().finish().await;
+    let proxy = Plan::tls().config(OFTEN).start(&bed).await;
+    let watch = proxy.client().watch(Ask::get("/api/v1/configmaps?watch=1&resourceVersion=0")).await;
+    let (map, direct) = (format!("/api/v1/namespaces/{namespace}/configmaps/changing"), bed.direct());
+    direct.create(map.trim_end_matches("/changing"), json!({"metadata": {"name": "changing"}})).await;
+    let rounds = i64::try_from(objects / 500 + 3).expect("few");
+    let compared = async {
+        let mut n = 0;
+        while checks(&proxy, "configmaps.v1", "same").await < rounds {
+            n += 1;
+            direct.patch(&map, json!({"data": {"k": n.to_string()}})).await;
+        }
+    };
+    within("comparisons", compared).await;
+    let metrics = proxy.metrics().await;
+    let cost = |name: &str| metrics.sum(name, &[("cause", "self_check")]);
+    let (requests, bytes) =
+        (cost("kube_fanout_upstream_requests_total"), cost("kube_fanout_upstream_body_bytes_total"));
+    let same = metrics.sum("kube_fanout_self_checks_total", &[("resource", "configmaps.v1"), ("outcome", "same")]);
+    say(&format!(
+        "{objects} configmaps: {same} comparisons, {requests} requests and {bytes} bytes; {} and {} each",
+        requests as f64 / same as f64,
+        bytes / same
+    ));
+    // One more may be under way.
+    assert!(requests <= 5 * (same + 1), "{requests}");
+    assert!(bytes <= (500 << 10) * (same + 1), "{bytes} bytes");
+    assert_same(&proxy, "configmaps.v1", rounds).await;
     drop(watch);
 }

@@ -100,3 +100,23 @@ async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
     assert!((4..=8).contains(&asked(&read).await));
     assert_eq!(asked(&kept).await, 0);
 }
+
+#[tokio::test]
+async fn a_comparison_that_upstream_does_not_answer_holds_up_no_drain() {
+    let grace = Duration::from_secs(4);
+    let up = demo::upstream().pods(6).run().await;
+    let app = direct::app(&up).drain(grace).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    up.faults().hold_lists();
+    let last = up.create_pod("default", "new");
+    watch.reached(last).await;
+    direct::within("a comparison is under way", up.faults().lists_waiting(1)).await;
+    // Meanwhile all is served.
+    assert!(app.get(CACHED).await.is_cached());
+    watch.reached(up.create_pod("default", "newer")).await;
+    drop(watch);
+    let stopped = app.stop().await;
+    assert!(stopped.took < grace / 2, "{:?}", stopped.took);
+    direct::in_time(Duration::ZERO, "nothing open", up.until(|counts| counts.watches_open.total() == 0)).await;
+}

@@ -230,13 +230,18 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
         // A bookmark moves the feed on.
         scene.elsewhere(n);
     }
-    let scene = Scene::of(upstream().pods(3)).await;
-    written(&scene, "one").await;
-    scene.up.faults().answer(crate::demo::RequestKind::List, 1_000_000, 503, None);
-    sleep(48 * HOUR).await;
-    // After 0.5, 1, 2, 4 … 32 hours, half of it more or less.
-    assert!((4..=9).contains(&scene.said("skipped")), "{} rounds", scene.said("skipped"));
-    assert_eq!(differed(&scene), (0, 0));
+    for (code, retry_after) in [(403, None), (429, Some(1)), (503, None)] {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let history = scene.feed.reader.history();
+        written(&scene, "one").await;
+        scene.up.faults().answer(crate::demo::RequestKind::List, 1_000_000, code, retry_after);
+        sleep(48 * HOUR).await;
+        // After 0.5, 1, 2, 4 … 32 hours, half of it more or less.
+        assert!((4..=9).contains(&scene.said("skipped")), "{code}: {} rounds", scene.said("skipped"));
+        assert_eq!(asked(&scene), scene.said("skipped"), "{code}: a question for each");
+        assert_eq!((differed(&scene), scene.feed.reader.history()), ((0, 0), history), "{code}");
+        assert_eq!(scene.feed.reader.state(), FeedState::Live, "{code}");
+    }
 }
 
 /// After an upgrade the same objects are written otherwise, and no version differs.
@@ -256,11 +261,120 @@ async fn another_release_is_no_difference() {
     assert_eq!((differed(&scene), scene.feed.reader.history()), ((0, 0), history));
 }
 
+/// A restored upstream is found by its versions, before or after a comparison, and what it holds then is served.
+#[tokio::test(start_paused = true)]
+async fn a_restored_upstream_is_no_difference_and_is_followed() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let backup = scene.up.faults().backup();
+    for n in 0..20 {
+        written(&scene, &format!("lost-{n}")).await;
+    }
+    scene.up.faults().down().await;
+    scene.until_state("lost", |state| state != FeedState::Live).await;
+    scene.up.faults().restore(&backup);
+    scene.up.faults().up().await;
+    sleep(2 * ROUND).await;
+    for n in 0..40 {
+        scene.up.create_pod("t1", &format!("other-{n}"));
+        sleep(seconds(600)).await;
+    }
+    assert!(scene.is_true());
+    assert_eq!((differed(&scene), scene.said("rewound")), ((0, 0), 1));
+}
+
+/// The keys in its tokens are names alone.
+#[tokio::test(start_paused = true)]
+async fn a_namespace_of_several_pages_is_compared_as_well() {
+    let scene = Scene::of(upstream().pods(20)).await;
+    let name = |n: usize| format!("p{n:04}");
+    for n in 0..700 {
+        scene.up.create_pod("t1", &name(n));
+    }
+    let ours = scene.of_scope(Scope::Namespace("t1".into()));
+    sleep(seconds(10)).await;
+    for lost in [10, 690] {
+        let history = ours.reader.history();
+        scene.up.faults().lose_next_event();
+        scene.up.update_pod("t1", &name(lost));
+        written(&scene, &name(350)).await;
+        sleep(3 * ROUND).await;
+        assert_ne!(ours.reader.history(), history, "{lost}");
+        let held = ours.reader.snapshot();
+        let theirs = scene.up.keys("pods").into_iter().filter(|(key, _)| key.starts_with("t1/"));
+        assert!(held.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0)).eq(theirs), "{lost}");
+    }
+    assert_eq!(said(&ours, "skipped"), 0);
+}
+
+/// As upstream answers with whole objects, if it knows no metadata alone.
+#[tokio::test(start_paused = true)]
+async fn what_is_too_long_for_an_answer_is_asked_for_in_smaller_parts() {
+    const OBJECTS: usize = 300;
+    let scene = Scene::of(upstream().pods(0)).await;
+    let filler = "x".repeat(40 << 10);
+    for n in 0..OBJECTS {
+        let annotations = serde_json::json!({"long": filler});
+        let metadata = serde_json::json!({"name": format!("p{n:03}"), "namespace": "t1", "annotations": annotations});
+        scene.up.put("pods", serde_json::json!({"metadata": metadata}));
+    }
+    sleep(20 * HOUR).await;
+    // 500, 250 and 125 of them are too long, 62 are not.
+    assert_eq!((scene.said("skipped"), scene.said("same")), (3, OBJECTS.div_ceil(62) as u64));
+    assert_eq!(differed(&scene), (0, 0));
+}
+
+/// Proxies that began together, as after a rollout, beside one upstream.
+#[tokio::test(start_paused = true)]
+async fn a_fleet_asks_at_random_moments_and_at_rest_not_at_all() {
+    const PROXIES: u64 = 30;
+    /// Questions of a round: the versions, and three objects.
+    const EACH: u64 = 4;
+    let up = upstream().pods(3).remember_requests(false).in_memory().await;
+    let proxies: Vec<_> = (0..PROXIES).map(|_| Scene::beside(&up)).collect();
+    sleep(seconds(10)).await;
+    let asked = || proxies.iter().map(|(feed, _)| said(feed, "self_check")).sum::<u64>();
+    let mut minutes = Vec::new();
+    for minute in 0..3 * 60 {
+        up.update_pod("t1", "one");
+        let before = asked();
+        sleep(seconds(60)).await;
+        minutes.push(asked() - before);
+        assert!(minute != 29 || asked() >= PROXIES / 2 * EACH, "most have asked in the first half hour");
+    }
+    let (all, most) = (minutes.iter().sum::<u64>(), minutes.iter().max().copied().unwrap_or_default());
+    // A round each in half an hour: one of them a minute, and rarely many more.
+    assert!((5 * PROXIES * EACH..=7 * PROXIES * EACH).contains(&all), "{all}");
+    assert!(most <= 10 * EACH, "{most} in a minute: {minutes:?}");
+    sleep(2 * ROUND).await;
+    let before = asked();
+    sleep(6 * HOUR).await;
+    assert_eq!(asked(), before, "nothing has changed");
+    let differing: u64 = proxies.iter().map(|(feed, _)| said(feed, "different") + said(feed, "skipped")).sum();
+    assert_eq!(differing, 0);
+}
+
+fn said(feed: &FeedHandle, value: &str) -> u64 {
+    feed.counts.said().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
+}
+
 impl Scene {
-    /// A feed of the pods of a node.
-    fn of_a_node(&self, node: &str) -> FeedHandle {
-        let scope = Scope::Selected { field: "spec.nodeName".into(), value: node.into() };
+    /// Another proxy beside the same upstream: its feed, and what keeps it going.
+    fn beside(up: &RunningUpstream) -> (FeedHandle, (Feeds, Tasks)) {
+        let (feeds, demands) = Feeds::new(CacheConfig::default());
+        let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
+        let supervisor = Supervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
+        tasks.spawn("supervisor", supervisor.run(demands));
+        (feeds.handle(&spec(), None).expect("there is room"), (feeds, tasks))
+    }
+
+    /// A feed of some pods.
+    fn of_scope(&self, scope: Scope) -> FeedHandle {
         let key = FeedKey { scope, ..spec().key };
         self.feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room")
+    }
+
+    /// A feed of the pods of a node.
+    fn of_a_node(&self, node: &str) -> FeedHandle {
+        self.of_scope(Scope::Selected { field: "spec.nodeName".into(), value: node.into() })
     }
 }
