@@ -79,13 +79,13 @@ impl Asking<'_> {
     }
 
     async fn list(&mut self) -> Option<u64> {
-        let Behaviour { labels, fields, .. } = self.reads.behaviour.clone();
+        let behaviour = self.reads.behaviour.clone();
         // Selected and not, in turn: who lists is not bound to one question.
-        let (labels, fields) = if self.rng.bool() { (labels, fields) } else { (None, None) };
+        let (labels, fields) = if self.rng.bool() { (&behaviour.labels, &behaviour.fields) } else { (&None, &None) };
         let selects = QueryText::default()
             .with_some("labelSelector", labels.as_deref())
             .with_some("fieldSelector", fields.as_deref());
-        let limit = (self.rng.u8(..3) == 0).then(|| self.rng.u32(1..=9).to_string());
+        let limit = behaviour.limit(fields.as_deref(), 9, &mut self.rng);
         let mut query = self.version(selects.clone()).with_some("limit", limit.as_deref());
         let mut page_of: Option<Op> = None;
         for _ in 0..PAGES_MAX {

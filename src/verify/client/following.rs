@@ -111,11 +111,12 @@ impl Following<'_> {
     /// A list by one of the ways there are, page by page or at once.
     async fn list(&mut self) -> Duration {
         let scene = self.reads.scene;
-        let Behaviour { labels, fields, .. } = self.reads.behaviour.clone();
+        let behaviour = self.reads.behaviour.clone();
+        let Behaviour { labels, fields, .. } = &behaviour;
         let selects = QueryText::default()
             .with_some("labelSelector", labels.as_deref())
             .with_some("fieldSelector", fields.as_deref());
-        let limit = (self.rng.u8(..3) == 0).then(|| self.rng.u32(1..=7).to_string());
+        let limit = behaviour.limit(fields.as_deref(), 7, &mut self.rng);
         let first = match self.rng.u8(..4) {
             0 | 1 => selects.clone().with("resourceVersion", "0"),
             2 => selects.clone(),
