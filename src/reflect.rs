@@ -25,12 +25,14 @@ mod prover;
 mod qualify;
 mod reflector;
 mod renew;
+mod self_check;
 mod session;
 mod side_findings;
 mod stream;
 mod supervisor;
 #[cfg(all(test, feature = "demo"))]
 mod tests;
+mod versions;
 
 pub use metrics::describe;
 pub use supervisor::{ReflectConfig, Supervisor};

@@ -45,10 +45,11 @@ const COUNTERS: [Of<FeedCounts>; 4] = [
 ];
 
 /// Counters that have one more label, such as a reason.
-const WORDS: [(&str, &str); 4] = [
+const WORDS: [(&str, &str); 5] = [
     ("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose"),
     ("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason"),
     ("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed"),
+    ("kube_fanout_self_checks_total", "comparisons of feeds with upstream, by what came of them"),
     ("kube_fanout_prehistory_reads_total", "reads of the history before a feed's first list, by what came of them"),
 ];
 

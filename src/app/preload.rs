@@ -93,5 +93,6 @@ impl Preload {
 fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) -> Result<FeedHandle, String> {
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
     let scope = coverage.scope(&resource).map_err(|why| why.to_string())?;
-    feeds.handle(&feed_spec(&resource, scope, resource.encoding), None).map_err(|why| format!("{why:?}"))
+    let feed = feeds.handle(&feed_spec(&resource, scope, resource.encoding), None);
+    Ok(feed.map_err(|why| format!("{why:?}"))?.only_keeping())
 }

@@ -11,6 +11,7 @@ use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
 use super::progress::{Progress, Settling};
 use super::shared::Shared;
+use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::timeline::Timeline;
 use super::transaction::Transaction;
@@ -85,6 +86,11 @@ impl CacheReader {
     /// The number of this feed's history. What was learned of one history says nothing of the next.
     pub fn history(&self) -> u64 {
         self.shared.timeline.read().number
+    }
+
+    /// How far the feed's objects have come, to find out whether they have changed since.
+    pub fn state_mark(&self) -> StateMark {
+        self.shared.timeline.read().mark()
     }
 
     /// The oldest version that a watch may start from, at this moment.

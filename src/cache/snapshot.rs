@@ -91,6 +91,12 @@ impl Snapshot {
         self.objects.values()
     }
 
+    /// The objects behind `key`, in key order; all of them where there is none.
+    pub fn behind(&self, key: Option<&ObjectKey>) -> impl Iterator<Item = &Arc<Object>> {
+        let low = key.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
+        self.objects.range((low, Bound::Unbounded)).map(|(_, object)| object)
+    }
+
     /// The objects of `other` that both have at one version in different bytes. It yields to other tasks now and then.
     pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
         let (mut found, mut compared) = (Vec::new(), 0);

@@ -8,6 +8,7 @@ use super::budget::Accounts;
 use super::change::{Applied, Change, OutOfOrder};
 use super::prehistory::RingRoom;
 use super::ring::Ring;
+use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::store::Store;
 use super::transaction::Transaction;
@@ -168,6 +169,10 @@ impl Timeline {
 
     pub(super) fn is_whole(&self) -> bool {
         self.open.is_none()
+    }
+
+    pub(super) fn mark(&self) -> StateMark {
+        StateMark { history: self.number, next_seq: self.ring.next_seq, is_whole: self.is_whole() }
     }
 
     /// Whether more events of `rv` may come.

@@ -250,6 +250,9 @@ pub(super) struct FeedsSection {
     pub(super) memory_mebibytes: Option<Number<1, 16_777_216>>,
     /// A feed that nobody has read for so long is stopped, and its memory given back. Looked at every five seconds
     pub(super) idle: Period,
+    /// How often a feed that somebody reads, and that has changed, is compared with upstream, give or take
+    /// half of that. `0s`: never. See [Self-checks](#self-checks)
+    pub(super) self_check: Period,
     /// How long a request waits for a feed that is being filled before it passes through
     pub(super) sync_wait: Period,
     /// Snapshots held per feed for clients that are paging through a LIST; one costs about what has changed since
@@ -393,12 +396,13 @@ impl Default for WindowSection {
 
 impl Default for FeedsSection {
     fn default() -> Self {
-        let cache = cache::CacheConfig::default();
+        let (cache, reflect) = (cache::CacheConfig::default(), reflect::ReflectConfig::default());
         Self {
             resources: Vec::new(),
             sensitive: Vec::new(),
             memory_mebibytes: None,
-            idle: Period(reflect::ReflectConfig::default().idle_max),
+            idle: Period(reflect.idle_max),
+            self_check: Period(reflect.self_check.unwrap_or_default()),
             sync_wait: Period(serve::ServeConfig::default().sync_wait_max),
             held_snapshots: Number::new(cache.held_snapshots_max),
             held_snapshot_age: Period(cache.held_snapshot_age_max),

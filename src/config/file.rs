@@ -69,7 +69,8 @@ impl Configuration {
     }
 
     pub(super) fn reflect(&self) -> reflect::ReflectConfig {
-        reflect::ReflectConfig { idle_max: self.feeds.idle.0, ..reflect::ReflectConfig::default() }
+        let self_check = Some(self.feeds.self_check.0).filter(|every| !every.is_zero());
+        reflect::ReflectConfig { idle_max: self.feeds.idle.0, self_check, ..reflect::ReflectConfig::default() }
     }
 
     pub(super) fn connections(&self) -> net::ConnectionLimits {

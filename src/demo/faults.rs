@@ -195,10 +195,28 @@ impl Faults {
     /// Turns this into a server of release `1.minor`, which writes the same objects in another way: with an annotation
     /// `release`. Their versions stay the same, and watches are not told.
     pub fn upgrade(&self, minor: u32) {
-        self.shared.store.rewrite(|meta| {
+        let all = |_, _: &str| true;
+        self.shared.store.rewrite(all, |meta| {
             meta.annotations.insert("release".into(), format!("1.{minor}"));
         });
         self.say_releases(&[minor]);
+    }
+
+    /// Loses the events of the next write: no watch ever tells them. All else goes on.
+    pub fn lose_next_event(&self) {
+        self.shared.faults.lost.lock().insert(self.shared.store.revision() + 1);
+    }
+
+    /// Changes an object's bytes and neither its version nor anything else: with an annotation `altered`.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn alter(&self, plural: &str, key: &str) {
+        let (kind, is) = (known(plural), key);
+        self.shared.store.rewrite(
+            |number, key| number == kind && key == is,
+            |meta| drop(meta.annotations.insert("altered".into(), "true".into())),
+        );
     }
 
     /// Answers questions for the version with these releases in turn, as several servers behind one address do while

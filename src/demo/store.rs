@@ -259,12 +259,12 @@ impl ObjectStore {
         self.compact(self.revision());
     }
 
-    /// Changes the bytes of all objects and keeps their versions, as a server of another release writes what it reads
-    /// from storage. There is no event, and the history stays the same.
-    pub(crate) fn rewrite(&self, change: impl Fn(&mut Meta)) {
+    /// Changes the bytes of those objects whose kind and key are meant, and keeps their versions, as a server of
+    /// another release writes what it reads from storage. There is no event, and the history stays the same.
+    pub(crate) fn rewrite(&self, is_meant: impl Fn(usize, &str) -> bool, change: impl Fn(&mut Meta)) {
         let mut state = self.state.write();
-        for (kind, table) in KINDS.iter().zip(&mut state.tables) {
-            for object in table.objects.values_mut() {
+        for (number, (kind, table)) in KINDS.iter().zip(&mut state.tables).enumerate() {
+            for (_, object) in table.objects.iter_mut().filter(|(key, _)| is_meant(number, key)) {
                 let (mut meta, rest) = (object.meta.clone(), object.rest());
                 change(&mut meta);
                 *object = Arc::new(StoredObject::new(kind, meta, rest));

@@ -1,6 +1,6 @@
 //! Holds what a test has ordered and the upstream has not done yet.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -81,6 +81,8 @@ pub(crate) struct Switches {
     pub(super) hollow_deletions: AtomicU64,
     /// The minor versions that questions for the version are answered with, in turn; empty for the demo's own.
     pub(super) releases: Mutex<VecDeque<u32>>,
+    /// Revisions whose events are never told.
+    pub(super) lost: Mutex<BTreeSet<u64>>,
     pub(crate) freeze: Freeze,
 }
 
@@ -98,6 +100,7 @@ impl Switches {
             cached_at: Mutex::default(),
             hollow_deletions: AtomicU64::new(0),
             releases: Mutex::default(),
+            lost: Mutex::default(),
             freeze: Freeze::default(),
         }
     }
@@ -159,6 +162,11 @@ impl Switches {
         let next = releases.pop_front()?;
         releases.push_back(next);
         Some(next)
+    }
+
+    /// Says whether watches leave out the events of a revision.
+    pub(crate) fn is_lost(&self, revision: u64) -> bool {
+        self.lost.lock().contains(&revision)
     }
 
     /// Returns how many writes a LIST waits for before it is answered.

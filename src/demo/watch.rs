@@ -16,7 +16,7 @@ use super::kinds::KINDS;
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
-use super::store::{ObjectMap, StoreEventType, frame};
+use super::store::{ObjectMap, StoreEvent, StoreEventType, frame};
 use super::switches::{Act, FaultOrder, Stall};
 use super::table::IncludeObject;
 
@@ -245,7 +245,9 @@ impl Watch {
             self.position = pulled.next;
             let mut lines = Vec::with_capacity(pulled.events.len());
             let after = self.after;
-            for event in pulled.events.iter().filter(|event| event.rv > after) {
+            let shared = self.shared.clone();
+            let told = |event: &&Arc<StoreEvent>| event.rv > after && !shared.faults.is_lost(event.rv);
+            for event in pulled.events.iter().filter(told) {
                 if let Some(as_type) = seen_as(&self.plan.selector, event)
                     && let Some(object) = event.subject(as_type)
                 {

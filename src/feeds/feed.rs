@@ -1,6 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,7 +28,10 @@ pub struct Feed {
     pub counts: Arc<FeedCounts>,
     pins: Pins,
     leases: AtomicUsize,
+    /// How many of the leases only keep the feed running.
+    keepers: AtomicUsize,
     last_used: Mutex<Instant>,
+    last_read: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
     /// Until this time upstream may still answer by the definition for which the feed before this one was retired.
     settled: Option<Instant>,
@@ -48,6 +51,7 @@ pub struct FeedHandle {
 #[derive(Debug)]
 struct HandleInner {
     feed: Arc<Feed>,
+    only_keeps: AtomicBool,
 }
 
 /// The parts of the registry that each feed uses.
@@ -83,7 +87,9 @@ impl Feed {
                 counts,
                 pins: budget.pins().clone(),
                 leases,
+                keepers: AtomicUsize::new(0),
                 last_used,
+                last_read: Mutex::default(),
                 retired,
                 settled,
                 resume,
@@ -147,14 +153,28 @@ impl Feed {
 
     /// How many readers the feed has at this moment.
     pub fn readers(&self) -> usize {
-        self.leases.load(Ordering::Relaxed)
+        self.leases.load(Ordering::Relaxed).saturating_sub(self.keepers.load(Ordering::Relaxed))
+    }
+
+    /// Whether somebody reads the feed, or did within this time, whoever keeps it running.
+    pub fn was_read_within(&self, time: Duration) -> bool {
+        self.readers() > 0 || self.last_read.lock().is_some_and(|last| last.elapsed() < time)
     }
 }
 
 impl FeedHandle {
     pub(super) fn new(feed: Arc<Feed>) -> Self {
         feed.leases.fetch_add(1, Ordering::Relaxed);
-        Self { inner: Arc::new(HandleInner { feed }) }
+        Self { inner: Arc::new(HandleInner { feed, only_keeps: AtomicBool::new(false) }) }
+    }
+
+    /// Says that whoever holds this keeps the feed running and does not read it.
+    #[must_use]
+    pub fn only_keeping(self) -> Self {
+        if !self.inner.only_keeps.swap(true, Ordering::Relaxed) {
+            self.inner.feed.keepers.fetch_add(1, Ordering::Relaxed);
+        }
+        self
     }
 }
 
@@ -168,7 +188,13 @@ impl std::ops::Deref for FeedHandle {
 
 impl Drop for HandleInner {
     fn drop(&mut self) {
-        *self.feed.last_used.lock() = Instant::now();
+        let now = Instant::now();
+        *self.feed.last_used.lock() = now;
+        if self.only_keeps.load(Ordering::Relaxed) {
+            self.feed.keepers.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            *self.feed.last_read.lock() = Some(now);
+        }
         self.feed.leases.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -55,6 +55,14 @@ impl BodyWriters {
         self.by.subscribe()
     }
 
+    /// Whether this server certainly writes what is held in the same bytes: it, the one that is followed and those who
+    /// wrote the bodies say that they are of one build.
+    pub(super) fn writes_as_held(&self, server: &Server) -> bool {
+        let by = self.by.borrow();
+        let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
+        by.authorship() == Authorship::Present && server.writes_as(stream) == Some(true)
+    }
+
     /// What these have listed is about to be taken in: no state is shown until all of it is, unless they write the same
     /// as the one who was followed.
     pub(super) fn takes_in(&self, servers: &[Server]) {

@@ -45,6 +45,17 @@ pub(super) struct Follow {
     pub(super) template: Option<BookmarkTemplate>,
 }
 
+/// One object as upstream has it at a version.
+#[derive(Debug)]
+pub(super) struct ObjectThen {
+    /// `None` if it did not exist.
+    pub(super) object: Option<Object>,
+    /// The version that the answer is of: the one that was asked for, if upstream can read a past state.
+    pub(super) at: ResourceVersion,
+    /// Who answered.
+    pub(super) server: Server,
+}
+
 /// Which state a LIST asks for (R-LIST-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
@@ -274,9 +285,15 @@ impl Lister<'_> {
 
     /// One object exactly as it was at `rv`, if it existed.
     pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
+        Ok(self.object_then(key, rv).await?.object)
+    }
+
+    /// The same, with who answered and for which version.
+    pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<ObjectThen, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
-        let (page, ..) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
-        Ok(page.items.into_iter().find(|object| object.key == *key))
+        let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
+        let object = page.items.into_iter().find(|object| object.key == *key);
+        Ok(ObjectThen { object, at: page.resource_version, server })
     }
 
     async fn pages(&self, at: At, limit: Option<usize>) -> Result<InitialState, Error> {

@@ -41,6 +41,8 @@ pub(super) enum SideRequest {
     Doubt,
     /// The history before the first list.
     Prehistory,
+    /// Versions or an object, to compare them with what the feed holds.
+    SelfCheck,
 }
 
 /// What happened to a feed whose history broke off.
@@ -50,6 +52,17 @@ pub(super) enum Gap {
     NewHistory,
     /// Upstream's storage went back, and the feed with it.
     Rewound,
+    /// What the feed held was not what upstream has.
+    Different,
+}
+
+/// What came of a comparison of a feed with upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SelfCheckOutcome {
+    Same,
+    Different,
+    /// Nothing could be compared.
+    Skipped,
 }
 
 impl FeedMetrics {
@@ -101,12 +114,23 @@ impl FeedMetrics {
         self.counts.say(CountedMetric { metric: "kube_fanout_prehistory_reads_total", label: "outcome", value });
     }
 
+    /// Counts a comparison of the feed with upstream.
+    pub(super) fn self_checked(&self, outcome: SelfCheckOutcome) {
+        let value = match outcome {
+            SelfCheckOutcome::Same => "same",
+            SelfCheckOutcome::Different => "different",
+            SelfCheckOutcome::Skipped => "skipped",
+        };
+        self.counts.say(CountedMetric { metric: "kube_fanout_self_checks_total", label: "outcome", value });
+    }
+
     /// Counts a break of the history.
     pub(super) fn gap(&self, gap: Gap) {
         let value = match gap {
             Gap::Mended => "mended",
             Gap::NewHistory => "new_history",
             Gap::Rewound => "rewound",
+            Gap::Different => "different",
         };
         self.counts.say(CountedMetric { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
     }
@@ -140,6 +164,7 @@ impl SideRequest {
             Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,
             Self::Position | Self::Equality | Self::CatchUp => Cause::Proof,
             Self::Past | Self::Prehistory => Cause::Past,
+            Self::SelfCheck => Cause::SelfCheck,
         }
     }
 
@@ -154,6 +179,7 @@ impl SideRequest {
             Self::CatchUp => "catch_up",
             Self::Doubt => "doubt",
             Self::Prehistory => "prehistory",
+            Self::SelfCheck => "self_check",
         }
     }
 }

@@ -22,7 +22,6 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -34,8 +33,7 @@ use tokio::time::{Instant, timeout};
 use crate::base::mutant;
 use crate::cache::{FeedState, Snapshot};
 use crate::kube::{ObjectKey, ResourceVersion};
-use crate::upstream::{Cause, Error, Question};
-use crate::wire::{Encoding, JsonLayout, ObjectReader};
+use crate::upstream::{BODY_BYTES_MAX, Cause};
 
 use super::catch_up::CatchUp;
 use super::continuity::{Finding, Reach, compare, places};
@@ -45,6 +43,7 @@ use super::metrics::SideRequest;
 use super::positions::{Chase, Positions};
 use super::side_findings::{Proof, SideFinding};
 use super::stream::Ended;
+use super::versions::VersionPage;
 
 /// Proves one feed current, for readers that demand it.
 pub(super) struct Prover {
@@ -290,7 +289,8 @@ impl Prover {
         self.upstream.metrics.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, before.rv);
-        let (rv, versions) = self.list(&not_older_than(position.at)).await?;
+        let VersionPage { at: rv, versions, .. } =
+            self.upstream.versions(Cause::Proof, &not_older_than(position.at), BODY_BYTES_MAX).await?;
         let listed = || versions.iter().map(|(key, rv)| (key, *rv));
         if compare(places(&before), reach, listed(), rv) == Finding::Other {
             self.doubt();
@@ -328,26 +328,6 @@ impl Prover {
     fn doubt(&self) {
         // If one waits to be heard already, that will do.
         let _ = self.words.try_send(SideFinding::Doubt { history: self.upstream.feed.reader.history() });
-    }
-
-    /// The current versions, as metadata only where upstream can.
-    async fn list(&self, query: &str) -> Result<(ResourceVersion, BTreeMap<ObjectKey, ResourceVersion>), Error> {
-        const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
-                                application/json";
-        let path = self.upstream.feed.spec.key.url(query);
-        let response = self.upstream.client.open(Cause::Proof, Question::Short, &path, METADATA).await?;
-        let encoding = crate::upstream::encoding_of(&response).unwrap_or(Encoding::Json);
-        let body = self.upstream.client.read(response).await?;
-        // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
-        let reader = match encoding {
-            Encoding::Protobuf => ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::default()),
-            Encoding::Json | Encoding::Table => {
-                ObjectReader::new(encoding, self.upstream.feed.spec.shape, Arc::default())
-            }
-        };
-        let page = reader.list(&body)?;
-        let versions = page.items.into_iter().map(|object| (object.key, object.rv)).collect();
-        Ok((page.resource_version, versions))
     }
 
     /// Watches from our own version until upstream says how far it goes. The events are handed to the reflector, which

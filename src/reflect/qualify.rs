@@ -11,7 +11,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{FeedState, Snapshot};
+use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Cause, Error, Question, encoding_of};
@@ -49,13 +48,6 @@ struct Known {
     compared: usize,
     /// The state that was compared last.
     sampled: Option<StateMark>,
-}
-
-/// What has come to a feed so far: between two equal marks its objects have not changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StateMark {
-    history: u64,
-    events: u64,
 }
 
 /// The result of a comparison with upstream.
@@ -222,7 +214,7 @@ impl Qualifier {
     /// Compares one object of each derivation, picked at random, if objects have changed since the last sample. Asks
     /// whether upstream's release is still the same, if it can be another. Does nothing while nobody watches.
     async fn sample(&self, known: &mut Known) {
-        let mark = self.mark();
+        let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
             return;
@@ -255,11 +247,6 @@ impl Qualifier {
                 Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
             }
         }
-    }
-
-    fn mark(&self) -> StateMark {
-        let feed = &self.upstream.feed;
-        StateMark { history: feed.reader.history(), events: feed.counts.events.load(Ordering::Relaxed) }
     }
 
     /// Whether upstream may be of another release and our stream go on: not if the server at its other end was asked on

@@ -225,7 +225,7 @@ impl Reflector {
     }
 
     async fn initial(&mut self) -> Result<State, StepFailure> {
-        if let Some(resumed) = self.resumed().await {
+        if let Some(resumed) = Box::pin(self.resumed()).await {
             return Ok(resumed);
         }
         let asked = Instant::now();

@@ -7,7 +7,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cache::{Change, Prehistory, Unexplained};
-use crate::kube::ResourceVersion;
+use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
 /// A finding of those that work beside a reflector.
@@ -24,6 +24,23 @@ pub(super) enum SideFinding {
     Doubt {
         history: u64,
     },
+    /// An object is certainly not what upstream has.
+    Divergence(Divergence),
+}
+
+/// An object that is certainly not what upstream has.
+#[derive(Debug)]
+pub(super) struct Divergence {
+    /// The number of the feed's history that it was found in.
+    pub(super) history: u64,
+    pub(super) key: ObjectKey,
+    /// The version of the states that were compared.
+    pub(super) at: ResourceVersion,
+    /// The version that is held, and the one that upstream has.
+    pub(super) ours: Option<ResourceVersion>,
+    pub(super) theirs: Option<ResourceVersion>,
+    /// What differs, in words.
+    pub(super) difference: &'static str,
 }
 
 /// Changes after our version, in order and without a gap, up to `until`.

@@ -18,6 +18,7 @@ use super::prover;
 use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
 use super::renew::{Renewer, Turns};
+use super::self_check::SelfChecker;
 use super::side_findings::Rewinds;
 
 /// When feeds are stopped, and how soon a broken one is tried again.
@@ -27,11 +28,14 @@ pub struct ReflectConfig {
     pub idle_max: Duration,
     /// The waits between attempts at upstream.
     pub retry: Waits,
+    /// How often a feed that is read and changes is compared with upstream; `None` for never.
+    pub self_check: Option<Duration>,
 }
 
 impl Default for ReflectConfig {
     fn default() -> Self {
-        Self { idle_max: Duration::from_secs(10 * 60), retry: Waits::default() }
+        let minute = Duration::from_secs(60);
+        Self { idle_max: 10 * minute, retry: Waits::default(), self_check: Some(30 * minute) }
     }
 }
 
@@ -89,6 +93,12 @@ impl Supervisor {
             turns: self.turns.clone(),
             words: words.clone(),
         };
+        let checker = SelfChecker {
+            upstream: upstream.clone(),
+            words: words.clone(),
+            written: written.clone(),
+            every: self.config.self_check,
+        };
         let archivist = Archivist { upstream: upstream.clone(), words: words.clone() };
         let prover = prover::Prover::new(upstream.clone(), words);
         let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.retry };
@@ -103,6 +113,7 @@ impl Supervisor {
                 never = qualifier.run() => match never {},
                 never = renewer.run() => match never {},
                 never = archivist.run() => match never {},
+                never = checker.run() => match never {},
                 () = idle(&feeds, &feed, idle_max) => FeedEnd::Idle,
                 () = feed.retired() => FeedEnd::Outdated,
                 () = feed.reader.outgrown() => FeedEnd::OverBudget,

@@ -5,6 +5,7 @@ mod gaps;
 mod proofs;
 mod refusals;
 mod returners;
+mod self_checks;
 
 use std::time::Duration;
 

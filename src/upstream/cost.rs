@@ -16,6 +16,8 @@ pub enum Cause {
     Past,
     /// Whether what is derived is what upstream writes.
     Comparison,
+    /// Whether what a feed holds is what upstream has.
+    SelfCheck,
     /// Which resources there are, and of which release upstream is.
     Discovery,
     /// Definitions of custom resources and `APIServices`: their feeds, or lists where there are none.
@@ -71,12 +73,13 @@ pub(super) struct CostCounter {
 }
 
 impl Cause {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::List,
         Self::Watch,
         Self::Proof,
         Self::Past,
         Self::Comparison,
+        Self::SelfCheck,
         Self::Discovery,
         Self::Definitions,
         Self::Rbac,
@@ -94,6 +97,7 @@ impl Cause {
             Self::Proof => "proof",
             Self::Past => "past",
             Self::Comparison => "comparison",
+            Self::SelfCheck => "self_check",
             Self::Discovery => "discovery",
             Self::Definitions => "definitions",
             Self::Rbac => "rbac",

@@ -127,13 +127,7 @@ impl Pool {
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
     pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            let Outgoing { request, counter } = outgoing;
-            counter.sent();
-            return Ok(ResponseBody::of(memory.send(request).await?, self.place().1, counter));
-        }
-        send_by(self.place(), outgoing).await
+        self.send_by(self.place(), outgoing).await
     }
 
     /// The same on the connections that a server was met on; returns the request if they are not this pool's.
@@ -143,9 +137,23 @@ impl Pool {
         outgoing: Outgoing,
     ) -> Result<Result<Response<ResponseBody>, Error>, Outgoing> {
         match self.place_beside(server) {
-            Some(place) => Ok(send_by(place, outgoing).await),
+            Some(place) => Ok(self.send_by(place, outgoing).await),
             None => Err(outgoing),
         }
+    }
+
+    async fn send_by(
+        &self,
+        (connections, slot): (Connections, Slot),
+        Outgoing { request, counter }: Outgoing,
+    ) -> Result<Response<ResponseBody>, Error> {
+        counter.sent();
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            return Ok(ResponseBody::of(memory.send(request).await?, slot, counter));
+        }
+        let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
+        Ok(ResponseBody::of(response, slot, counter))
     }
 
     /// A place that streams leave free: the apiserver takes more of them than we have at most.
@@ -215,15 +223,6 @@ impl Pool {
             .build(Meeting(connector));
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
     }
-}
-
-async fn send_by(
-    (connections, slot): (Connections, Slot),
-    Outgoing { request, counter }: Outgoing,
-) -> Result<Response<ResponseBody>, Error> {
-    counter.sent();
-    let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-    Ok(ResponseBody::of(response, slot, counter))
 }
 
 impl Drop for Slot {

@@ -67,6 +67,8 @@ pub(super) struct PageMetadata<'a> {
     pub(super) resource_version: Cow<'a, str>,
     #[serde(default, rename = "continue")]
     pub(super) continue_token: String,
+    #[serde(default, rename = "remainingItemCount")]
+    pub(super) remaining: Option<i64>,
 }
 
 /// The parts of a Status that decide what to do about it.

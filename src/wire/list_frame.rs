@@ -194,5 +194,5 @@ pub(super) const LIST_ITEMS: u8 = 2;
 const LIST_META_SELF_LINK: u8 = 1;
 pub(super) const LIST_META_RESOURCE_VERSION: u8 = 2;
 pub(super) const LIST_META_CONTINUE: u8 = 3;
-const LIST_META_REMAINING: u8 = 4;
+pub(super) const LIST_META_REMAINING: u8 = 4;
 const _: () = assert!(tag(LIST_ITEMS) == 0x12, "what the apiserver's streaming encoder hardcodes");

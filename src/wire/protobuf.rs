@@ -93,6 +93,14 @@ impl<'a> RawField<'a> {
     pub(super) fn text(&self) -> Result<&'a str, WireError> {
         text(self.bytes()?)
     }
+
+    /// A number of things; `None` if it is below zero, or no number.
+    pub(super) fn count(&self) -> Option<u64> {
+        match self.value {
+            Value::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),
+            Value::Bytes(_) | Value::Fixed => None,
+        }
+    }
 }
 
 pub(super) fn text(bytes: &[u8]) -> Result<&str, WireError> {

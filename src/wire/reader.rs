@@ -5,7 +5,9 @@ use bytes::Bytes;
 
 use super::json_document::{self, ParsedPage, ParsedStatus, utf8};
 use super::json_object::{JsonPaths, ObjectParts, check_name, json_found};
-use super::list_frame::{LIST_ITEMS, LIST_META_CONTINUE, LIST_META_RESOURCE_VERSION, LIST_METADATA};
+use super::list_frame::{
+    LIST_ITEMS, LIST_META_CONTINUE, LIST_META_REMAINING, LIST_META_RESOURCE_VERSION, LIST_METADATA,
+};
 use super::object::{Reading, parse_resource_version};
 use super::proto_document::{self, Document};
 use super::proto_object::{ProtoMetadata, ProtoPaths};
@@ -86,6 +88,8 @@ pub struct ListPage {
     pub resource_version: ResourceVersion,
     /// Empty on the last page.
     pub continue_token: String,
+    /// How many objects are behind this page, where upstream says it: a hint, which it does not vouch for.
+    pub remaining: Option<u64>,
     /// In upstream's order. Each body is an allocation of its own and of exact size; none keeps the page alive.
     pub items: Vec<Object>,
     /// The list's own kind: `PodList`.
@@ -241,6 +245,7 @@ impl ObjectReader {
         Ok(ListPage {
             resource_version: parse_resource_version(&metadata.resource_version)?,
             continue_token: metadata.continue_token,
+            remaining: metadata.remaining.and_then(|count| u64::try_from(count).ok()),
             items: items.collect::<Result<_, _>>()?,
             kind: kind.into_owned(),
             api_version: api_version.into_owned(),
@@ -286,6 +291,7 @@ impl ObjectReader {
         Ok(ListPage {
             resource_version: parse_resource_version(&metadata.resource_version)?,
             continue_token: metadata.continue_token,
+            remaining: metadata.remaining.and_then(|count| u64::try_from(count).ok()),
             items: items.collect::<Result<_, WireError>>()?,
             kind: table::KIND.to_owned(),
             api_version: table::API_VERSION.to_owned(),
@@ -306,7 +312,8 @@ impl ObjectReader {
 
     fn protobuf_list(&self, paths: &ProtoPaths, page: &[u8]) -> Result<ListPage, WireError> {
         let Document { api_version, kind, raw } = Document::split(page)?;
-        let (mut resource_version, mut continue_token, mut items) = ("", "", Vec::new());
+        let (mut resource_version, mut continue_token, mut remaining) = ("", "", None);
+        let mut items = Vec::new();
         let mut fields = Fields::new(raw);
         while let Some(field) = fields.next()? {
             let message = field.bytes()?;
@@ -317,6 +324,7 @@ impl ObjectReader {
                         match u8::try_from(field.number).unwrap_or(u8::MAX) {
                             LIST_META_RESOURCE_VERSION => resource_version = field.text()?,
                             LIST_META_CONTINUE => continue_token = field.text()?,
+                            LIST_META_REMAINING => remaining = field.count(),
                             _ => {}
                         }
                     }
@@ -331,7 +339,7 @@ impl ObjectReader {
         }
         let resource_version = parse_resource_version(resource_version)?;
         let (continue_token, kind, api_version) = (continue_token.to_owned(), kind.to_owned(), api_version.to_owned());
-        Ok(ListPage { resource_version, continue_token, items, kind, api_version })
+        Ok(ListPage { resource_version, continue_token, remaining, items, kind, api_version })
     }
 
     /// An object whose body is a part of `frame`, and the frame, which is charged with it.

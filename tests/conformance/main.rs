@@ -40,6 +40,7 @@ mod restarts;
 mod revocation;
 mod rewind;
 mod rows;
+mod self_checks;
 mod siege;
 mod tables;
 mod transactions;

@@ -243,7 +243,8 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
     }
 }
 
-/// Above 128 KiB, for those who name gzip; one member, which every client can read.
+/// Above 128 KiB, for those who name gzip; one member, which every client can read. The lists are not of an exact
+/// version: once anybody else has written a configmap, the feed has that state no more, and passes the request through.
 #[tokio::test]
 async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
     let Some(pair) = Pair::new().await else { return };
@@ -256,7 +257,7 @@ async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
     let large = json!({"metadata": {"name": "large"}, "data": {"k": "x".repeat(200 << 10)}});
     version = version.max(version_of(&pair.direct.create(&pair.path(""), large).await));
     pair.settle(version).await;
-    let list = pair.path(&format!("?resourceVersion={version}&resourceVersionMatch=Exact"));
+    let list = pair.path(&format!("?resourceVersion={version}"));
     for (path, encoding, compressed) in [
         (list.as_str(), "gzip", true),
         (&list, "br, gzip", true),
@@ -271,7 +272,8 @@ async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
             let ask = Ask::get(path).accept(accept).header(http::header::ACCEPT_ENCODING, encoding);
             let (ours, theirs) = (pair.through.ask(ask.clone()).await, pair.direct.ask(ask).await);
             let of = |answer: &bed::Answer| {
-                let plain = if compressed { gunzipped(&answer.body) } else { answer.body.to_vec() };
+                let plain = if compressed { gunzipped(&answer.body).into() } else { answer.body.clone() };
+                let plain = bed::normal::body(&bed::Answer { body: plain, ..answer.clone() }, false).text;
                 let headers = ["content-encoding", "vary", "content-type"].map(|name| answer.header(name).to_owned());
                 (answer.status, headers, plain)
             };

@@ -53,6 +53,7 @@ mod rewind;
 mod rolling;
 mod rotation;
 mod selectors;
+mod self_checks;
 mod shares;
 mod shutdown;
 mod silent;

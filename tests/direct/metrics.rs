@@ -63,6 +63,7 @@ const BEHIND_IT: [Metric; 3] = [
 ];
 
 const OF_THOSE_WHO_RETURN: [Metric; 1] = [("kube_fanout_prehistory_reads_total", "joined")];
+const OF_SELF_CHECKS: [Metric; 1] = [("kube_fanout_self_checks_total", "same")];
 const AT_A_BROKEN_FILE: [Metric; 2] =
     [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
@@ -259,6 +260,18 @@ async fn looks_back_for_those_who_return_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn comparisons_with_upstream_are_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let file = dir.file("config", "feeds: {selfCheck: 50ms}");
+    let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
+    let watch = process.client().watch(PODS).initial_events().await;
+    watch.listed().await;
+    watch.reached(up.create_pod("default", "new")).await;
+    move_up(&process, &OF_SELF_CHECKS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn which_of_several_servers_is_used_is_told() {
     let first = demo::upstream().run().await;
     let second = first.beside();
@@ -288,6 +301,7 @@ fn what_is_documented_is_what_moves() {
     let moved = moved
         .chain(&WHERE_MEMORY_IS_SHORT)
         .chain(&OF_THOSE_WHO_RETURN)
+        .chain(&OF_SELF_CHECKS)
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)

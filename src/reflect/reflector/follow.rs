@@ -12,7 +12,7 @@ use crate::reflect::continuity::{Continuity, Testimony, testimony};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
-use crate::reflect::side_findings::{Explanation, Found, Proof, Renewal, SideFinding};
+use crate::reflect::side_findings::{Divergence, Explanation, Found, Proof, Renewal, SideFinding};
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
@@ -86,9 +86,9 @@ impl Reflector {
                     continue;
                 }
                 Some(word) = self.words.recv() => {
-                    match self.heard(word).await {
+                    match self.heard(word, at).await {
                         Ok(reached) => at = at.max(reached),
-                        Err(broken) => return (State::Listed { at }, Some(broken.into())),
+                        Err(next) => return next,
                     }
                     continue;
                 }
@@ -185,10 +185,22 @@ impl Reflector {
         }
     }
 
-    /// Takes in a finding of those beside the stream. Returns how far the feed is then.
-    pub(super) async fn heard(&mut self, word: SideFinding) -> Result<ResourceVersion, BrokenStream> {
+    /// Takes in a finding of those beside the stream. It leads to a version, or to the end of the stream.
+    pub(super) async fn heard(
+        &mut self,
+        word: SideFinding,
+        at: ResourceVersion,
+    ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
         match word {
-            SideFinding::Proof(proof) => self.adopt(proof),
+            SideFinding::Proof(proof) => {
+                self.adopt(proof).map_err(|broken| (State::Listed { at }, Some(broken.into())))
+            }
+            SideFinding::Divergence(found) if self.is_held_so(&found) => {
+                self.quarantine(&found);
+                Err((State::Empty, None))
+            }
+            // It is over: another history has begun, or the object has changed since.
+            SideFinding::Divergence(_) => Ok(ResourceVersion::default()),
             SideFinding::Renewal(Renewal { objects, count, done }) => {
                 if self.means.written.is_at(count) {
                     self.writer.renew(objects).await;
@@ -213,6 +225,13 @@ impl Reflector {
                 Ok(ResourceVersion::default())
             }
         }
+    }
+
+    /// Whether the object is still held as it was when it was found to differ.
+    fn is_held_so(&self, found: &Divergence) -> bool {
+        let reader = &self.means.upstream.feed.reader;
+        let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
+        found.history == reader.history() && ours() == found.ours
     }
 
     /// What follows from an inquiry: a new history, if upstream's is another one.

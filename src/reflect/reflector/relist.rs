@@ -12,6 +12,7 @@ use crate::reflect::initial_state::{At, InitialState};
 use crate::reflect::mend::{self, Historian, Recovered};
 use crate::reflect::metrics::{Gap, SideRequest};
 use crate::reflect::session::BrokenStream;
+use crate::reflect::side_findings::Divergence;
 use crate::upstream::Error;
 
 /// A feed of up to this size is listed again in one request, whose answer is read whole.
@@ -144,6 +145,22 @@ impl Reflector {
         feed.freshness.forget();
         feed.forget_shown();
         self.means.rewinds.announce(Instant::now());
+    }
+
+    /// Gives up what the feed holds because it is not what upstream has. Nothing of it is served from here on, and the
+    /// watches end when upstream's state takes its place (F8).
+    pub(super) fn quarantine(&mut self, found: &Divergence) {
+        let Divergence { key, at, ours, theirs, difference, .. } = found;
+        let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
+        let feed = &self.means.upstream.feed;
+        tracing::error!(
+            feed = %feed.spec.key, object = %key, difference, %at, ours = version(*ours), upstreams = version(*theirs),
+            "what was held is not what upstream has: an event was lost, here or in the apiserver. Listing anew, and \
+             watches end with 410"
+        );
+        self.means.upstream.metrics.gap(Gap::Different);
+        self.writer.set_state(FeedState::Syncing);
+        feed.freshness.forget();
     }
 
     fn metrics_past(&self, objects: usize) {

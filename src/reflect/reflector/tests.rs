@@ -5,9 +5,9 @@ use bytes::Bytes;
 use super::*;
 use crate::cache::{CacheConfig, Change};
 use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
-use crate::kube::Status;
+use crate::kube::{ObjectKey, Status};
 use crate::reflect::metrics::FeedMetrics;
-use crate::reflect::side_findings::Proof;
+use crate::reflect::side_findings::{Divergence, Proof};
 use crate::reflect::tests::{seconds, spec};
 use crate::upstream::{Client, Error};
 use crate::wire::{ObjectReader, WatchItem};
@@ -213,13 +213,38 @@ async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
     for (of, reached) in [(history + 1, 0), (history, 15)] {
         let changes = vec![change(&hands, 12)];
         let proof = SideFinding::Proof(Proof { history: of, changes, until, announced: false });
-        assert_eq!(hands.reflector.heard(proof).await.expect("it is in order").0, reached, "{of}");
+        assert_eq!(hands.reflector.heard(proof, BASE).await.ok(), Some(ResourceVersion(reached)), "{of}");
     }
     assert_eq!((hands.feed.reader.progress().rv, hands.feed.reader.snapshot().len()), (until, 2));
     let between = vec![change(&hands, 13)];
-    let broken =
-        hands.reflector.heard(SideFinding::Proof(Proof { history, changes: between, until, announced: false })).await;
+    let proof = SideFinding::Proof(Proof { history, changes: between, until, announced: false });
+    let broken = hands.reflector.heard(proof, until).await;
     assert!(broken.is_err(), "its own stream is at 15");
+}
+
+/// What was found to differ may have changed since, or be of another history.
+#[tokio::test(start_paused = true)]
+async fn what_differs_is_given_up_if_it_is_still_held_so() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    let (history, at) = (hands.feed.reader.history(), ResourceVersion(11));
+    for (of, name, ours, is_given_up) in [
+        (history + 1, "a", Some(11), false),
+        (history, "a", Some(9), false),
+        (history, "a", None, false),
+        (history, "b", Some(7), false),
+        (history, "b", None, true),
+        (history, "a", Some(11), true),
+    ] {
+        hands.reflector.writer.set_state(FeedState::Live);
+        let key = ObjectKey::new("t1", name);
+        let ours = ours.map(ResourceVersion);
+        let found = Divergence { history: of, key, at, ours, theirs: Some(at), difference: "differs" };
+        let next = hands.reflector.heard(SideFinding::Divergence(found), at).await;
+        assert_eq!(matches!(next, Err((State::Empty, None))), is_given_up, "{name} {ours:?}");
+        let state = if is_given_up { FeedState::Syncing } else { FeedState::Live };
+        assert_eq!(hands.feed.reader.state(), state, "{name} {ours:?}");
+    }
 }
 
 #[test]

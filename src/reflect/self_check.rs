@@ -1,0 +1,438 @@
+//! Compares what a feed holds with upstream's storage now and then, at one version (F8).
+//!
+//! A stream may lose an event and go on: by a mistake here, or in an apiserver's cache. Nothing that follows shows it.
+//! So a part of each feed is compared, in rounds that are far apart and at random moments, if somebody reads the feed
+//! and something has changed since all of it was compared. A round costs so much at most, whatever the collection's
+//! size:
+//!
+//! - **Keys and versions** of up to [`KEYS_MAX`] objects, at the very version of our state. The next round goes on
+//!   behind them.
+//! - **How many objects there are**, if that was not all. Where the numbers differ, a bisection finds where, for each
+//!   answer says how many objects are behind it (R-CONTINUE-5). That is a hint: no number is a difference by itself.
+//! - **A few objects in full**, if the server that is asked writes the same bytes as the one that is followed.
+//!
+//! Of a selection the apiserver would read the whole collection to find its state at an earlier version. So the current
+//! one is asked for, which it finds by an index, and is compared with ours before and after it.
+//!
+//! What differs at first sight is looked at twice more, seconds apart, each time with the state that is held by then:
+//! the rest of a transaction may have been on its way. If it still differs, the reflector gives the history up: nothing
+//! of it is served, its watches end with 410, and the feed is listed anew. If that does not help, it is done again ever
+//! more rarely, for then upstream tells its watches and lists otherwise than it answers this.
+
+mod bisect;
+mod compare;
+mod pace;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::cache::{FeedState, Snapshot, StateMark};
+use crate::feeds::Scope;
+use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
+use crate::upstream::{Cause, Error};
+use crate::wire::{Encoding, Object};
+
+use super::body_writers::BodyWriters;
+use super::initial_state::{FeedClient, ObjectThen};
+use super::metrics::{SelfCheckOutcome, SideRequest};
+use super::side_findings::{Divergence, SideFinding};
+use super::versions::VersionPage;
+use bisect::Bisection;
+use compare::{Discrepancy, Part, contradictions};
+use pace::Pace;
+
+/// Compares one feed with upstream.
+pub(super) struct SelfChecker {
+    pub(super) upstream: FeedClient,
+    pub(super) words: mpsc::Sender<SideFinding>,
+    pub(super) written: Arc<BodyWriters>,
+    /// The time between two rounds, half as much more or less; `None` if there are none.
+    pub(super) every: Option<Duration>,
+}
+
+/// What is known from earlier rounds.
+#[derive(Debug)]
+struct Known {
+    compared: Compared,
+    /// How many keys are asked for at a time.
+    keys: usize,
+    /// Rounds in a row that upstream did not answer.
+    unanswered: u32,
+    /// A state that upstream has forgotten.
+    forgotten: Option<(u64, ResourceVersion)>,
+    /// Upstream's number of objects was found to be wrong.
+    misleads: bool,
+    pace: Pace,
+}
+
+/// How far a feed has been compared.
+#[derive(Debug, Clone)]
+struct Compared {
+    /// The state of which all was compared last.
+    proven: StateMark,
+    sweep: Option<Sweep>,
+}
+
+/// A walk over all keys, round by round.
+#[derive(Debug, Clone)]
+struct Sweep {
+    began: StateMark,
+    /// The last key that was compared.
+    behind: Option<ObjectKey>,
+}
+
+/// How many keys are compared in a round.
+const KEYS_MAX: usize = 500;
+/// Fewer than these are not asked for, however long their metadata is.
+const KEYS_MIN: usize = 8;
+/// How long the answer with the keys may be.
+const KEYS_BYTES_MAX: usize = 4 << 20;
+/// How many objects are compared in full in a round, and how long each may be.
+const OBJECTS_MAX: usize = 3;
+const OBJECT_BYTES_MAX: usize = 64 << 10;
+/// How many differences are looked at again.
+const SUSPECTS_MAX: usize = 4;
+/// How many times one is looked at again, and how long that is apart.
+const LOOKS: u32 = 2;
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long our stream may take to come as far as the current state that upstream has listed: a bookmark a minute.
+const REACHED_MAX: Duration = Duration::from_secs(150);
+/// How many times the time between rounds is doubled while upstream does not answer.
+const DOUBLINGS_MAX: u32 = 6;
+
+impl SelfChecker {
+    /// Compares for as long as the feed lives.
+    pub(super) async fn run(&self) -> Infallible {
+        let Some(every) = self.every.filter(|_| self.can_be_asked()) else { return pending().await };
+        let feed = &self.upstream.feed;
+        let mut state = feed.reader.watch_state();
+        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
+            pending::<()>().await;
+        }
+        let mut known = Known::since(feed.reader.state_mark());
+        // A fleet that starts together is spread over all of the time.
+        let mut wait = every.mul_f64(fastrand::f64());
+        loop {
+            sleep(wait).await;
+            let mark = feed.reader.state_mark();
+            let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
+            if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
+                self.round(mark, &mut known).await;
+            }
+            wait = every.mul_f64(0.5 + fastrand::f64()) * 2_u32.pow(known.unanswered.min(DOUBLINGS_MAX));
+        }
+    }
+
+    /// Whether such questions cost upstream little: a selection without a watch cache is read from all of storage.
+    fn can_be_asked(&self) -> bool {
+        !self.is_selection() || self.upstream.feed.spec.key.gvr.has_watch_cache()
+    }
+
+    fn is_selection(&self) -> bool {
+        matches!(self.upstream.feed.spec.key.scope, Scope::Selected { .. })
+    }
+
+    async fn round(&self, mark: StateMark, known: &mut Known) {
+        let state = self.upstream.feed.reader.snapshot();
+        if known.forgotten == Some((mark.history, state.rv)) {
+            return;
+        }
+        let before = known.compared.clone();
+        let outcome = match self.compare(mark, &state, known).await {
+            Ok(Some(divergence)) => {
+                known.unanswered = 0;
+                self.report(divergence, known).await;
+                SelfCheckOutcome::Different
+            }
+            Ok(None) if self.upstream.feed.reader.history() != mark.history => SelfCheckOutcome::Skipped,
+            Ok(None) => {
+                known.unanswered = 0;
+                SelfCheckOutcome::Same
+            }
+            Err(error) => {
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "not compared with upstream");
+                known.compared = before;
+                known.note(&error, (mark.history, state.rv));
+                SelfCheckOutcome::Skipped
+            }
+        };
+        self.upstream.metrics.self_checked(outcome);
+    }
+
+    /// Compares a part of the state. Returns an object that certainly differs.
+    async fn compare(&self, mark: StateMark, state: &Snapshot, known: &mut Known) -> Result<Option<Divergence>, Error> {
+        let mut suspects = if self.is_selection() {
+            self.against_current(mark, state, known).await?
+        } else {
+            self.against_page(mark, state, known).await?
+        };
+        suspects.extend(self.against_objects(state).await?);
+        for key in suspects.iter().take(SUSPECTS_MAX) {
+            if let Some(divergence) = self.looked_at_again(mark, key).await? {
+                return Ok(Some(divergence));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Compares the versions of the next keys of our state. Returns those that differ.
+    async fn against_page(
+        &self,
+        mark: StateMark,
+        state: &Snapshot,
+        known: &mut Known,
+    ) -> Result<Vec<ObjectKey>, Error> {
+        let goes_on = known.compared.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
+        let sweep = goes_on.unwrap_or(Sweep { began: mark, behind: None });
+        let page = self.page(state.rv, sweep.behind.as_ref(), known.keys).await?;
+        let suspects = contradictions(state, state, &page, &Part::of(sweep.behind.clone(), &page));
+        if !suspects.is_empty() {
+            return Ok(suspects);
+        }
+        let is_all = sweep.behind.is_none() && page.is_last;
+        // What is behind the first page is counted with it.
+        let counted = if sweep.behind.is_none() { page.count() } else { None };
+        known.compared = match page.versions.last_key_value() {
+            Some((last, _)) if !page.is_last => {
+                let sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
+                Compared { sweep, ..known.compared.clone() }
+            }
+            _ => Compared { proven: sweep.began, sweep: None },
+        };
+        if is_all || known.misleads { Ok(Vec::new()) } else { self.against_count(state, counted, known).await }
+    }
+
+    /// Compares the number of objects. If it differs, returns which ones do.
+    async fn against_count(
+        &self,
+        state: &Snapshot,
+        counted: Option<usize>,
+        known: &mut Known,
+    ) -> Result<Vec<ObjectKey>, Error> {
+        let counted = match counted {
+            None => self.page(state.rv, None, 1).await?.count(),
+            counted => counted,
+        };
+        if counted.is_none_or(|counted| counted == state.len()) {
+            return Ok(Vec::new());
+        }
+        let mut bisection = Bisection::of(state.len());
+        while let Some(middle) = bisection.next(known.keys) {
+            let Some(theirs) = self.page(state.rv, nth(state, middle).as_ref(), 1).await?.count() else { break };
+            bisection.counted(middle, theirs);
+        }
+        let behind = nth(state, bisection.found());
+        let page = self.page(state.rv, behind.as_ref(), known.keys).await?;
+        let suspects = contradictions(state, state, &page, &Part::of(behind, &page));
+        if suspects.is_empty() {
+            let (feed, held) = (&self.upstream.feed.spec.key, state.len());
+            tracing::debug!(%feed, ?counted, held, "upstream counts otherwise, and no object differs");
+            known.misleads = true;
+        }
+        Ok(suspects)
+    }
+
+    /// Compares all versions of the current state. Returns the keys that differ.
+    async fn against_current(
+        &self,
+        mark: StateMark,
+        before: &Snapshot,
+        known: &mut Known,
+    ) -> Result<Vec<ObjectKey>, Error> {
+        let query = format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", before.rv);
+        let listed = self.versions(&query).await?;
+        let reader = &self.upstream.feed.reader;
+        timeout(REACHED_MAX, reader.reached(listed.at)).await.map_err(|_| Error::Timeout(REACHED_MAX))?;
+        let after = reader.snapshot();
+        if reader.history() != mark.history {
+            return Ok(Vec::new());
+        }
+        let suspects = contradictions(before, &after, &listed, &Part::default());
+        if suspects.is_empty() {
+            known.compared.proven = mark;
+        }
+        Ok(suspects)
+    }
+
+    /// Compares a few objects in full, whichever they are. Returns those that differ.
+    async fn against_objects(&self, state: &Snapshot) -> Result<Vec<ObjectKey>, Error> {
+        let mut suspects = Vec::new();
+        if !self.has_comparable_bodies() || state.is_empty() {
+            return Ok(suspects);
+        }
+        let first = fastrand::usize(..state.len());
+        for number in 0..OBJECTS_MAX.min(state.len()) {
+            let Some(ours) = state.iter().nth((first + number) % state.len()) else { break };
+            if ours.body().len() > OBJECT_BYTES_MAX {
+                continue;
+            }
+            let then = self.object(&ours.key, state.rv).await?;
+            if Discrepancy::between(Some(ours), then.object.as_ref(), self.is_written_alike(&then)).is_some() {
+                suspects.push(ours.key.clone());
+            }
+        }
+        Ok(suspects)
+    }
+
+    /// Whether bodies can be compared at all. Cells of a Table are as of when they were printed, and a webhook may
+    /// convert a custom resource otherwise at any time.
+    fn has_comparable_bodies(&self) -> bool {
+        let feed = &self.upstream.feed;
+        feed.spec.key.encoding != Encoding::Table && feed.spec.edition.is_none()
+    }
+
+    fn is_written_alike(&self, then: &ObjectThen) -> bool {
+        let is_present = self.upstream.feed.vintage.is_present();
+        self.has_comparable_bodies() && is_present && self.written.writes_as_held(&then.server)
+    }
+
+    /// Looks again at an object that differs. Says how, if it still does.
+    async fn looked_at_again(&self, mark: StateMark, key: &ObjectKey) -> Result<Option<Divergence>, Error> {
+        let reader = &self.upstream.feed.reader;
+        let mut last: Option<(Divergence, Option<Object>)> = None;
+        for _ in 0..LOOKS {
+            sleep(self.look_again().mul_f64(1.0 + fastrand::f64())).await;
+            let state = reader.snapshot();
+            let then = self.object(key, state.rv).await?;
+            if reader.history() != mark.history || reader.state() != FeedState::Live {
+                return Ok(None);
+            }
+            let (ours, alike) = (state.get(key), self.is_written_alike(&then));
+            let Some(difference) = Discrepancy::between(ours, then.object.as_ref(), alike) else { return Ok(None) };
+            // A server that writes an object now so and now otherwise tells nothing about ours.
+            let wavers = |(_, before): &(Divergence, Option<Object>)| {
+                before.as_ref().map(Object::body) != then.object.as_ref().map(Object::body)
+            };
+            if difference == Discrepancy::Bytes && last.as_ref().is_some_and(wavers) {
+                return Ok(None);
+            }
+            let divergence = Divergence {
+                history: mark.history,
+                key: key.clone(),
+                at: state.rv,
+                ours: ours.map(|object| object.rv),
+                theirs: then.object.as_ref().map(|object| object.rv),
+                difference: difference.as_str(),
+            };
+            last = Some((divergence, then.object));
+        }
+        Ok(last.map(|(divergence, _)| divergence))
+    }
+
+    /// The time between two looks at what differs: long for a part of a transaction, and short beside a round.
+    fn look_again(&self) -> Duration {
+        self.every.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
+    }
+
+    /// Has the reflector give up what is held, unless that was done a short while ago and did not help.
+    async fn report(&self, divergence: Divergence, known: &mut Known) {
+        if known.pace.is_resting(Instant::now()) {
+            let Divergence { key, difference, .. } = &divergence;
+            tracing::warn!(
+                feed = %self.upstream.feed.spec.key, object = %key, difference,
+                "differs from upstream although it was listed anew: upstream's watches and lists tell otherwise than \
+                 it answers at one version"
+            );
+            return;
+        }
+        known.pace.given_up(Instant::now());
+        let _ = self.words.send(SideFinding::Divergence(divergence)).await;
+    }
+
+    /// The keys behind `behind` at `rv`, in a page.
+    async fn page(&self, rv: ResourceVersion, behind: Option<&ObjectKey>, limit: usize) -> Result<VersionPage, Error> {
+        let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
+        let query = match behind {
+            None => format!("limit={limit}&resourceVersion={rv}&resourceVersionMatch=Exact"),
+            Some(last) => {
+                let in_namespace = feed.spec.key.scope.namespace().is_some();
+                let token = ContinueToken::after(ContinueAt::Version(rv), last, in_namespace);
+                let pages = PageStore::of_release(feed.renderings.release(), gvr.has_watch_cache());
+                format!("limit={limit}&continue={}", token.encode(pages))
+            }
+        };
+        let page = self.versions(&query).await?;
+        if page.at == rv { Ok(page) } else { Err(other_version(rv)) }
+    }
+
+    async fn versions(&self, query: &str) -> Result<VersionPage, Error> {
+        self.upstream.metrics.asked(SideRequest::SelfCheck);
+        self.upstream.versions(Cause::SelfCheck, query, KEYS_BYTES_MAX).await
+    }
+
+    async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<ObjectThen, Error> {
+        self.upstream.metrics.asked(SideRequest::SelfCheck);
+        let then = self.upstream.lister(SideRequest::SelfCheck).object_then(key, rv).await?;
+        if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
+    }
+}
+
+/// The last of the first `count` keys.
+fn nth(state: &Snapshot, count: usize) -> Option<ObjectKey> {
+    state.iter().nth(count.checked_sub(1)?).map(|object| object.key.clone())
+}
+
+/// Upstream does not know how to answer at one version.
+fn other_version(rv: ResourceVersion) -> Error {
+    Error::OtherDocument(format!("a question for the state at {rv}"))
+}
+
+impl Known {
+    /// What is known when a state was listed.
+    fn since(proven: StateMark) -> Self {
+        Self {
+            compared: Compared { proven, sweep: None },
+            keys: KEYS_MAX,
+            unanswered: 0,
+            forgotten: None,
+            misleads: false,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Notes why nothing was compared, so that what was refused is not asked for again.
+    fn note(&mut self, error: &Error, state: (u64, ResourceVersion)) {
+        match error {
+            Error::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),
+            error if error.is_expired() => self.forgotten = Some(state),
+            _ => self.unanswered += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::Status;
+
+    fn refused(code: i32) -> Error {
+        Error::Refused(Box::new(Status { code, ..Status::default() }))
+    }
+
+    #[test]
+    fn what_is_refused_is_asked_for_ever_more_rarely_and_what_is_too_much_in_smaller_parts() {
+        let mark = StateMark::default();
+        let mut known = Known::since(mark);
+        for (error, expected) in [
+            (refused(403), (1, KEYS_MAX, None)),
+            (refused(504), (2, KEYS_MAX, None)),
+            (Error::Timeout(REACHED_MAX), (3, KEYS_MAX, None)),
+            (other_version(ResourceVersion(7)), (4, KEYS_MAX, None)),
+            (Error::TooLarge(KEYS_BYTES_MAX), (4, KEYS_MAX / 2, None)),
+            (refused(410), (4, KEYS_MAX / 2, Some((1, ResourceVersion(9))))),
+        ] {
+            known.note(&error, (1, ResourceVersion(9)));
+            assert_eq!((known.unanswered, known.keys, known.forgotten), expected, "{error}");
+        }
+        for _ in 0..10 {
+            known.note(&Error::TooLarge(KEYS_BYTES_MAX), (1, ResourceVersion(9)));
+        }
+        assert_eq!(known.keys, KEYS_MIN);
+        assert!(known.unanswered > 4, "what does not fit in the smallest parts is rare as well");
+    }
+}

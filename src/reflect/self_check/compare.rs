@@ -1,0 +1,177 @@
+//! Says which objects of a feed cannot be what upstream has.
+
+use std::sync::Arc;
+
+use crate::cache::Snapshot;
+use crate::kube::ObjectKey;
+use crate::reflect::versions::VersionPage;
+use crate::wire::Object;
+
+/// A part of a collection: the keys behind one, up to another.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Part {
+    behind: Option<ObjectKey>,
+    until: Option<ObjectKey>,
+}
+
+impl Part {
+    /// The part that a page covers which begins behind `behind`.
+    pub(super) fn of(behind: Option<ObjectKey>, page: &VersionPage) -> Self {
+        let last = page.versions.last_key_value().map(|(last, _)| last.clone());
+        Self { behind, until: last.filter(|_| !page.is_last) }
+    }
+
+    fn objects<'a>(&'a self, state: &'a Snapshot) -> impl Iterator<Item = &'a Arc<Object>> {
+        let is_within = |object: &&Arc<Object>| self.until.as_ref().is_none_or(|until| object.key <= *until);
+        state.behind(self.behind.as_ref()).take_while(is_within)
+    }
+}
+
+/// The keys whose versions contradict each other: `listed` is a state of upstream that is not older than `before` and
+/// not later than `after`, which are ours. The three may be one version.
+///
+/// An object that upstream lists has not changed since its own version. So a state of ours that had come so far has it
+/// as well. The same is true the other way round. What changed in between proves nothing.
+pub(super) fn contradictions(before: &Snapshot, after: &Snapshot, listed: &VersionPage, part: &Part) -> Vec<ObjectKey> {
+    let lacks = |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|ours| ours.rv != **rv);
+    let mut found: Vec<_> = listed.versions.iter().filter(lacks).map(|(key, _)| key.clone()).collect();
+    let outlived = |ours: &&Arc<Object>| ours.rv <= listed.at && listed.versions.get(&ours.key) != Some(&ours.rv);
+    found.extend(part.objects(after).filter(outlived).map(|ours| ours.key.clone()));
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// How an object differs, at one version of the collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Discrepancy {
+    /// Upstream has it.
+    Missing,
+    /// Upstream has it no more.
+    Deleted,
+    /// Upstream has another version of it.
+    Version,
+    /// Upstream writes the same version otherwise.
+    Bytes,
+}
+
+impl Discrepancy {
+    /// `alike` says whether whoever answered writes bodies as they are held.
+    pub(super) fn between(ours: Option<&Arc<Object>>, theirs: Option<&Object>, alike: bool) -> Option<Self> {
+        match (ours, theirs) {
+            (None, None) => None,
+            (None, Some(_)) => Some(Self::Missing),
+            (Some(_), None) => Some(Self::Deleted),
+            (Some(ours), Some(theirs)) if ours.rv != theirs.rv => Some(Self::Version),
+            (Some(ours), Some(theirs)) => (alike && ours.body() != theirs.body()).then_some(Self::Bytes),
+        }
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "is missing here",
+            Self::Deleted => "is deleted upstream",
+            Self::Version => "has another version upstream",
+            Self::Bytes => "has other bytes upstream",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::kube::ResourceVersion;
+    use crate::wire::{Encoding, JsonLayout, ObjectReader};
+
+    fn object(name: &str, rv: u64, more: &str) -> Object {
+        let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());
+        let metadata = format!(r#"{{"name":"{name}","namespace":"a","resourceVersion":"{rv}"}}"#);
+        let item = format!(r#"{{"metadata":{metadata}{more}}}"#);
+        let head = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"99"},"items":["#;
+        let page = format!("{head}{item}]}}");
+        reader.list(&Bytes::from(page)).expect("well-formed").items.remove(0)
+    }
+
+    fn state(rv: u64, objects: &[(&str, u64)]) -> Snapshot {
+        Snapshot::from_objects(ResourceVersion(rv), objects.iter().map(|(name, rv)| object(name, *rv, "")))
+    }
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::new("a", name)
+    }
+
+    fn listed(at: u64, versions: &[(&str, u64)], is_last: bool) -> VersionPage {
+        let versions = versions.iter().map(|(name, rv)| (key(name), ResourceVersion(*rv))).collect();
+        VersionPage { at: ResourceVersion(at), versions, is_last, remaining: None }
+    }
+
+    fn found(before: &Snapshot, after: &Snapshot, page: &VersionPage, behind: Option<&str>) -> Vec<String> {
+        let part = Part::of(behind.map(key), page);
+        contradictions(before, after, page, &part).iter().map(|key| key.name().to_owned()).collect()
+    }
+
+    #[test]
+    fn at_one_version_everything_that_differs_is_found() {
+        let ours = state(9, &[("a", 1), ("b", 2), ("d", 4)]);
+        for (what, theirs, expected) in [
+            ("the same", [("a", 1), ("b", 2), ("d", 4)].as_slice(), [].as_slice()),
+            ("one more", &[("a", 1), ("b", 2), ("c", 3), ("d", 4)], &["c"]),
+            ("one less", &[("a", 1), ("d", 4)], &["b"]),
+            ("another version", &[("a", 1), ("b", 7), ("d", 4)], &["b"]),
+            ("an older version", &[("a", 1), ("b", 1), ("d", 4)], &["b"]),
+            ("nothing", &[], &["a", "b", "d"]),
+        ] {
+            assert_eq!(found(&ours, &ours, &listed(9, theirs, true), None), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_compared_with_what_it_covers_and_no_more() {
+        let ours = state(9, &[("a", 1), ("b", 2), ("d", 4), ("e", 5)]);
+        for (behind, theirs, is_last, expected) in [
+            (None, [("a", 1), ("b", 2)].as_slice(), false, [].as_slice()),
+            (None, &[("a", 1), ("d", 4)], false, &["b"]),
+            (Some("a"), &[("b", 2), ("d", 4)], false, &[]),
+            (Some("b"), &[("d", 4)], true, &["e"]),
+            (Some("e"), &[], true, &[]),
+            (Some("d"), &[], true, &["e"]),
+        ] {
+            assert_eq!(found(&ours, &ours, &listed(9, theirs, is_last), behind), expected, "{behind:?} {theirs:?}");
+        }
+    }
+
+    #[test]
+    fn of_a_state_in_between_what_may_have_happened_meanwhile_is_no_difference() {
+        let (before, after) = (state(10, &[("a", 1), ("b", 2)]), state(20, &[("a", 1), ("b", 18), ("c", 17)]));
+        for (what, theirs, expected) in [
+            ("as it was before", [("a", 1), ("b", 2)].as_slice(), [].as_slice()),
+            ("came and went in between", &[("a", 1), ("b", 2), ("x", 13)], &[]),
+            ("changed and changed again", &[("a", 1), ("b", 12)], &[]),
+            ("went and came again", &[("a", 1)], &[]),
+            ("was never known here", &[("a", 1), ("b", 2), ("x", 3)], &["x"]),
+            ("went and is still held", &[("b", 2)], &["a"]),
+            ("changed and is still held as it was", &[("a", 14), ("b", 2)], &["a"]),
+        ] {
+            assert_eq!(found(&before, &after, &listed(15, theirs, true), None), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn bytes_differ_only_where_they_may_be_compared() {
+        let ours = Arc::new(object("a", 1, ""));
+        let (other, later) = (object("a", 1, r#","spec":{}"#), object("a", 2, ""));
+        for (mine, theirs, alike, expected) in [
+            (Some(&ours), Some(&*ours), true, None),
+            (Some(&ours), Some(&other), false, None),
+            (Some(&ours), Some(&other), true, Some(Discrepancy::Bytes)),
+            (Some(&ours), Some(&later), false, Some(Discrepancy::Version)),
+            (Some(&ours), None, false, Some(Discrepancy::Deleted)),
+            (None, Some(&other), false, Some(Discrepancy::Missing)),
+            (None, None, true, None),
+        ] {
+            assert_eq!(Discrepancy::between(mine, theirs, alike), expected);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Limits how often a feed is given up because it differs from upstream.
+///
+/// Once is enough where the mistake was in our history. If the feed differs again soon, what upstream tells its watches
+/// and lists is the mistake, or the comparison is, and its clients must not list again and again for that.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// When it was given up last, and how many times in a row before.
+    last: Option<(Instant, u32)>,
+}
+
+impl Pace {
+    const REST: Duration = Duration::from_secs(3600);
+    const REST_MAX: Duration = Duration::from_secs(24 * 3600);
+
+    fn rest(times: u32) -> Duration {
+        Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
+    }
+
+    /// Whether the feed is left as it is for now.
+    pub(super) fn is_resting(&self, now: Instant) -> bool {
+        self.last.is_some_and(|(at, times)| now.duration_since(at) < Self::rest(times))
+    }
+
+    pub(super) fn given_up(&mut self, now: Instant) {
+        let again = self.last.filter(|(at, times)| now.duration_since(*at) < 2 * Self::rest(*times));
+        self.last = Some((now, again.map_or(0, |(_, times)| times + 1)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_feed_that_differs_again_and_again_is_given_up_ever_more_rarely() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        assert!(!pace.is_resting(now));
+        let hour = Duration::from_secs(3600);
+        for hours in [1, 2, 4, 8, 16, 24, 24] {
+            pace.given_up(now);
+            let over = now + hours * hour;
+            assert!(pace.is_resting(over - Duration::from_secs(1)) && !pace.is_resting(over), "{hours}");
+            now = over;
+        }
+        now += 48 * hour;
+        pace.given_up(now);
+        assert!(!pace.is_resting(now + hour), "long after, it is the first one");
+    }
+}

@@ -1,0 +1,55 @@
+//! Lists the keys and versions of a feed's objects, which costs less than the objects would.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::kube::{ObjectKey, ResourceVersion};
+use crate::upstream::{Cause, Error, Question, encoding_of};
+use crate::wire::{Encoding, JsonLayout, ObjectReader};
+
+use super::initial_state::FeedClient;
+
+/// Keys and versions of a part of a collection.
+#[derive(Debug, Clone, Default)]
+pub(super) struct VersionPage {
+    /// The version of the collection.
+    pub(super) at: ResourceVersion,
+    pub(super) versions: BTreeMap<ObjectKey, ResourceVersion>,
+    /// Whether the collection ends with this page.
+    pub(super) is_last: bool,
+    /// How many objects are behind it, where upstream says so.
+    pub(super) remaining: Option<u64>,
+}
+
+impl VersionPage {
+    /// How many objects there are from its first one on, where upstream says so.
+    pub(super) fn count(&self) -> Option<usize> {
+        let behind = if self.is_last { Some(0) } else { self.remaining };
+        Some(self.versions.len() + usize::try_from(behind?).ok()?)
+    }
+}
+
+impl FeedClient {
+    /// The versions that upstream answers `query` with, as metadata only where it can. An answer of more than
+    /// `bytes_max` is refused.
+    pub(super) async fn versions(&self, cause: Cause, query: &str, bytes_max: usize) -> Result<VersionPage, Error> {
+        const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+                                application/json";
+        let path = self.feed.spec.key.url(query);
+        let response = self.client.open(cause, Question::Short, &path, METADATA).await?;
+        let encoding = encoding_of(&response).unwrap_or(Encoding::Json);
+        let body = self.client.read_at_most(response, bytes_max).await?;
+        // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
+        let reader = match encoding {
+            Encoding::Protobuf => ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::default()),
+            Encoding::Json | Encoding::Table => ObjectReader::new(encoding, self.feed.spec.shape, Arc::default()),
+        };
+        let page = reader.list(&body)?;
+        Ok(VersionPage {
+            at: page.resource_version,
+            is_last: page.continue_token.is_empty(),
+            remaining: page.remaining,
+            versions: page.items.into_iter().map(|object| (object.key, object.rv)).collect(),
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! Upstream loses an event, or changes bytes behind a version: the feed finds it by itself, its watches end with 410,
+//! and what is listed from then on is right (F8).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, RunningUpstream};
+
+use crate::direct::{self, App, Ended, PATIENCE, PODS, Protocol, Watch, straight};
+
+const OFTEN: Duration = Duration::from_millis(60);
+const CACHED: &str = "/api/v1/pods?resourceVersion=0";
+
+async fn sum(app: &App, name: &str, label: &str) -> u64 {
+    let text = app.admin("/metrics").await.text();
+    let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label) && line.contains("pods.v1"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// What goes wrong, with a name.
+type Mistake = (&'static str, fn(&RunningUpstream));
+
+const MISTAKES: [Mistake; 4] = [
+    ("a creation is lost", |up| {
+        up.faults().lose_next_event();
+        up.create_pod("default", "lost");
+    }),
+    ("a change is lost", |up| {
+        up.faults().lose_next_event();
+        up.update_pod("default", "kept");
+    }),
+    ("a deletion is lost", |up| {
+        up.faults().lose_next_event();
+        up.delete_pod("default", "kept");
+    }),
+    ("bytes change and the version does not", |up| up.faults().alter("pods", "default/kept")),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_lost_ends_the_watches_and_the_next_list_is_right() {
+    join_all(MISTAKES.map(async |(what, mistake)| {
+        let up = demo::upstream().pods(0).run().await;
+        up.create_pod("default", "kept");
+        let app = direct::app(&up).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
+        let open = Protocol::ALL.map(|protocol| app.watch(PODS).initial_events().from(0).over(protocol).into_future());
+        let watches = join_all(open).await;
+        join_all(watches.iter().map(Watch::listed)).await;
+        mistake(&up);
+        // Nothing that follows shows it.
+        let last = up.create_pod("default", "next");
+        join_all(watches.iter().map(|watch| watch.reached(last))).await;
+        for watch in &watches {
+            assert_eq!(watch.ended().await, Ended::Expired, "{what}");
+        }
+        app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+        let (ours, theirs) = (app.get(CACHED).await, straight(&up).get(PODS).await);
+        assert!(ours.is_cached(), "{what}");
+        assert_eq!(ours.json()["items"], theirs.json()["items"], "{what}");
+        assert_eq!(sum(&app, "kube_fanout_self_checks_total", r#"outcome="different""#).await, 1, "{what}");
+        assert_eq!(sum(&app, "kube_fanout_history_gaps_total", r#"outcome="different""#).await, 1, "{what}");
+        assert_eq!(sum(&app, "kube_fanout_history_gaps_total", r#"outcome="rewound""#).await, 0, "{what}");
+    }))
+    .await;
+}
+
+/// Whatever happens in a while of churn, nothing differs, and the watches stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_followed_is_compared_again_and_again_and_no_watch_ends() {
+    let up = demo::upstream().pods(700).run().await;
+    let app = direct::app(&up).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    let often = async {
+        while sum(&app, "kube_fanout_self_checks_total", r#"outcome="same""#).await < 20 {
+            up.churn(20).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, often).await.expect("twenty comparisons");
+    assert_eq!(sum(&app, "kube_fanout_self_checks_total", r#"outcome="different""#).await, 0);
+    assert_eq!(watch.end(), None);
+}
+
+#[tokio::test]
+async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
+    let up = demo::upstream().pods(6).run().await;
+    let often = |plan: direct::Plan| plan.with(|config| config.reflect.self_check = Some(OFTEN));
+    let (read, kept) = (often(direct::app(&up)).run().await, often(direct::app(&up)).preload("pods").run().await);
+    let watch = read.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    kept.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    let asked = async |app: &App| sum(app, "kube_fanout_upstream_questions_total", r#"question="self_check""#).await;
+    assert_eq!((asked(&read).await, asked(&kept).await), (0, 0));
+    let last = up.update_pod("default", "changed");
+    watch.reached(last).await;
+    kept.reached("pods", last).await;
+    let compared = || async { sum(&read, "kube_fanout_self_checks_total", r#"outcome="same""#).await >= 1 };
+    direct::eventually("it is compared", compared).await;
+    // The versions, and three objects in full: twice, if the change was not known to be all of its version when it was
+    // compared. Whoever is at rest has had as much time as this takes.
+    assert!((4..=8).contains(&asked(&read).await));
+    assert_eq!(asked(&kept).await, 0);
+}
+
+#[tokio::test]
+async fn a_comparison_that_upstream_does_not_answer_holds_up_no_drain() {
+    let grace = Duration::from_secs(4);
+    let up = demo::upstream().pods(6).run().await;
+    let app = direct::app(&up).drain(grace).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    up.faults().hold_lists();
+    let last = up.create_pod("default", "new");
+    watch.reached(last).await;
+    direct::within("a comparison is under way", up.faults().lists_waiting(1)).await;
+    // Meanwhile all is served.
+    assert!(app.get(CACHED).await.is_cached());
+    watch.reached(up.create_pod("default", "newer")).await;
+    drop(watch);
+    let stopped = app.stop().await;
+    assert!(stopped.took < grace / 2, "{:?}", stopped.took);
+    direct::in_time(Duration::ZERO, "nothing open", up.until(|counts| counts.watches_open.total() == 0)).await;
+}
