@@ -138,10 +138,16 @@ upgrade: ## From the previous Kubernetes minor: no state of the old release, no 
 SECONDS ?= 60
 
 .PHONY: verify
-verify: ## Does the proxy keep its promises while the apiserver is killed? Judged by etcd (SECONDS=60 SEED=1)
+verify: ## Does the proxy keep its promises while the apiserver is killed? Judged by etcd (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
-	VERIFY_SECONDS=$(SECONDS) VERIFY_SEED=$(SEED) \
+	$(SEED:%=VERIFY_SEED=%) VERIFY_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verify::nothing_is_broken
+
+.PHONY: endurance
+endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS=3600 ARGS="--faults apiserver|proxy|both")
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	@python3 tests/endurance.py run --seconds $(SECONDS) $(SEED:%=--seed %) $(ARGS)
 
 SAMPLE ?=
 
