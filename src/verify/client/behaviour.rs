@@ -104,9 +104,10 @@ impl Behaviour {
     }
 
     /// `limit` of a list, if it is to come in pages. A list of all namespaces that a field selector narrows to one never
-    /// does: the continue tokens of kube-apiserver (1.37) leave the namespace out, and nothing comes behind the first.
-    pub(in crate::verify) fn limit(&self, fields: Option<&str>, most: u32, rng: &mut fastrand::Rng) -> Option<String> {
-        let drawn = (rng.u8(..3) == 0).then(|| rng.u32(1..=most).to_string());
+    /// does: the continue tokens of kube-apiserver (1.37) leave the namespace out, and nothing comes behind the first
+    /// page.
+    pub(in crate::verify) fn limit(&self, fields: Option<&str>, max: u32, rng: &mut fastrand::Rng) -> Option<String> {
+        let drawn = (rng.u8(..3) == 0).then(|| rng.u32(1..=max).to_string());
         let narrowed = self.namespace.is_none() && fields.is_some_and(|fields| fields.contains("metadata.namespace="));
         drawn.filter(|_| !narrowed)
     }
