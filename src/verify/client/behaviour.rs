@@ -103,8 +103,8 @@ impl Behaviour {
         }
     }
 
-    /// `limit` of a list, if it is to come in pages. A list of all namespaces that a field selector narrows to one never
-    /// does: the continue tokens of kube-apiserver (1.37) leave the namespace out, and nothing comes behind the first
+    /// `limit` of a list, if it is to come in pages. A list of all namespaces that a field selector narrows to one is
+    /// not: the continue tokens of kube-apiserver (1.37) leave the namespace out, and nothing comes behind its first
     /// page.
     pub(in crate::verify) fn limit(&self, fields: Option<&str>, max: u32, rng: &mut fastrand::Rng) -> Option<String> {
         let drawn = (rng.u8(..3) == 0).then(|| rng.u32(1..=max).to_string());
