@@ -62,6 +62,7 @@ mod sockets;
 mod stuck;
 mod syncing;
 mod tables;
+mod tiers;
 mod tls;
 mod transactions;
 mod unread;
