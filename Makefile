@@ -161,6 +161,17 @@ faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the p
 	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture faults::no_promise
 
+RATE ?=
+
+.PHONY: failover
+failover: ## Informers go among two tiers and the apiserver, all killed (INFORMERS=1000 SECONDS=60 RATE=25 SEED=n)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
+	  $(SEED:%=FAILOVER_SEED=%) FAILOVER_SECONDS=$(SECONDS) FAILOVER_INFORMERS=$(or $(INFORMERS),1000) \
+	  $(RATE:%=FAILOVER_RATE=%) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture failover::informers
+
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
 	@fuzz/run.sh $(SECONDS) $(ARGS)
@@ -186,7 +197,7 @@ siege: ## What attackers cost others, in time and memory, on a release build (SE
 	  SIEGE_OBJECTS=10000 SIEGE_SECONDS=$(SECONDS) SIEGE_RATIO=5 SIEGE_STUCK=1000 SIEGE_STEADY=$(STEADY) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 siege::
 
-INFORMERS ?= 16 64
+INFORMERS ?=
 SECRETS ?= 300
 
 .PHONY: informers
@@ -194,7 +205,7 @@ informers: ## Kubernetes' own load test, directly and through a release build: n
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
-	  INFORMERS="$(INFORMERS)" INFORMERS_SECRETS=$(SECRETS) INFORMERS_ROUNDS=$(or $(ROUNDS),3) \
+	  INFORMERS="$(or $(INFORMERS),16 64)" INFORMERS_SECRETS=$(SECRETS) INFORMERS_ROUNDS=$(or $(ROUNDS),3) \
 	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture informers_of_large_secrets
 

@@ -17,6 +17,7 @@ mod digest;
 mod faults;
 mod follow;
 mod history;
+mod hops;
 mod html;
 mod judges;
 mod learning;
@@ -51,8 +52,9 @@ use std::path::PathBuf;
 
 pub use digest::Digest;
 pub use history::{History, ReadError};
+pub use hops::Hops;
 pub use learning::LearnError;
-pub use order::{EtcdOrder, VerifyOrder};
+pub use order::{AlsoOrder, EtcdOrder, VerifyOrder};
 pub use promise::Promise;
 pub use rates::Counts;
 pub use record::{

@@ -12,8 +12,8 @@ use super::raise_open_files;
 use crate::config::{JudgeCommand, VerifyArguments};
 use crate::probe::{ProgressLine, TargetCredentials};
 use crate::verify::{
-    Counts, EtcdOrder, History, Outcome, Promise, ReadError, RecordedEncoding, Requirements, RunVerdict, Transport,
-    VerifyError, VerifyOrder, excerpt, page, run,
+    AlsoOrder, Counts, EtcdOrder, History, Outcome, Promise, ReadError, RecordedEncoding, Requirements, RunVerdict,
+    Transport, VerifyError, VerifyOrder, excerpt, page, run,
 };
 
 /// A run that is to be made and judged, or a record of an earlier run that is to be judged.
@@ -194,6 +194,13 @@ fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder
         },
         None => None,
     };
+    let mut also = Vec::new();
+    for text in &arguments.also {
+        match AlsoOrder::parse(text) {
+            Ok(server) => also.push(server),
+            Err(why) => problems.push(format!("also: {why}")),
+        }
+    }
     let (seed, command) = repeatable(arguments.seed, command);
     let load = arguments.load;
     let floor = EVENTS_PER_CLIENT_AND_SECOND * f64::from(arguments.clients) * arguments.duration.as_secs_f64();
@@ -201,6 +208,9 @@ fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder
     let floor = floor as u64;
     let order = VerifyOrder {
         url: arguments.url.unwrap_or_default(),
+        also,
+        informers: arguments.informers,
+        share: load.share,
         credentials,
         etcd,
         direct,

@@ -128,6 +128,9 @@ Examples:
     kube-fanout verify https://127.0.0.1:8443 --kubeconfig admin.kubeconfig --ca proxy.crt \
       --truth etcd=https://127.0.0.1:2379,ca.crt,client.crt,client.key --resource samples.verify.kube-fanout.io \
       --duration 10m --fault 'pkill -KILL kube-apiserver'
+  Three servers of one cluster, among which a thousand informers go with the versions that they have:
+    kube-fanout verify https://leaf:8443 --ca leaf.crt --also https://zone:8443,zone.crt --also https://apiserver:6443 \
+      --informers --clients 1000 --share 25 --rate 25 --kubeconfig admin.kubeconfig
   What was found, once more, without a server:
     kube-fanout verify judge kube-fanout-verify/records.jsonl --page report.html
 

@@ -12,6 +12,15 @@ pub struct VerifyArguments {
     /// The server to verify: http://HOST:PORT or https://HOST:PORT
     #[arg(value_name = "URL", required = true)]
     pub url: Option<String>,
+    /// A further server of the same cluster, and the file of its CA if that is not --ca: another replica, another tier,
+    /// the apiserver; clients go from one to another with the versions that they have, and all are judged; may be
+    /// repeated
+    #[arg(long, value_name = "URL[,CA]")]
+    pub also: Vec<String>,
+    /// Clients are informers only, which go on for as long as any server lets them: who needs a second list or initial
+    /// state is a violation
+    #[arg(long)]
+    pub informers: bool,
     /// Where the truth is learnt: etcd's JSON gateway (etcd=URL, and behind commas the files of its CA, a certificate
     /// and its key), or the apiserver's URL, which is weaker; given both, bytes are compared with the apiserver's as
     /// well [default: the kubeconfig's server, or URL]
@@ -95,6 +104,9 @@ pub struct VerifyLoadArguments {
     #[arg(long, value_name = "T[,T]...", value_delimiter = ',', default_value = "h1,h2,ws",
           value_parser = ["h1", "h2", "ws"])]
     pub transports: Vec<String>,
+    /// How many clients share a connection over HTTP/2
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub share: u32,
     /// What they ask for; json must be the first. Content is compared in JSON and metadata, and bytes in all of them
     #[arg(long, value_name = "E[,E]...", value_delimiter = ',', default_value = "json,metadata,protobuf",
           value_parser = ["json", "metadata", "protobuf", "metadata-protobuf"])]

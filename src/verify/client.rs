@@ -13,6 +13,7 @@ mod behaviour;
 mod connection;
 mod decode;
 mod following;
+mod links;
 mod protobuf;
 mod query;
 mod reading;
@@ -24,6 +25,7 @@ pub(super) use behaviour::Behaviour;
 use behaviour::Role;
 pub(super) use connection::ClientConnection;
 pub(super) use decode::{accept, encoding_of, key_and_version, status};
+pub(super) use links::SharedLinks;
 pub(super) use query::QueryText;
 use reading::ClientReads;
 
@@ -31,6 +33,8 @@ use super::scene::{Draws, Scene, between};
 
 /// Clients do not all begin at once.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
+/// Nor do many more of them within that time.
+const BEGIN_EACH: Duration = Duration::from_millis(3);
 /// After something went wrong, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
@@ -48,7 +52,8 @@ pub(super) async fn run_twin(scene: Arc<Scene>, client: u32, encoding: super::re
 }
 
 async fn follow(scene: &Scene, client: u32, behaviour: Behaviour, mut rng: fastrand::Rng) {
-    if !scene.pause(between(&mut rng, Duration::ZERO, BEGIN_WITHIN)).await {
+    let within = BEGIN_WITHIN.max(BEGIN_EACH * client);
+    if !scene.pause(between(&mut rng, Duration::ZERO, within)).await {
         return;
     }
     let role = behaviour.role;

@@ -1,6 +1,6 @@
 //! A history: all records of a run, read, put in order and set beside the truth.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::names::{KeyNumber, Keys, Numbered};
@@ -48,8 +48,8 @@ pub struct History {
     pub(super) asked: Vec<AtLine<AskedRecord>>,
     /// Which version of each truth somebody had seen by when.
     pub(super) witnessed: Vec<Witnessed>,
-    /// Whether the judged server says which of its answers are from its memory.
-    pub(super) tells_memory: bool,
+    /// The servers that say which of their answers are from their memory.
+    pub(super) tell_memory: HashSet<AskedServer>,
     /// The last moment of the run.
     pub(super) end_ns: u64,
 }
@@ -60,17 +60,17 @@ impl History {
         &self.run
     }
 
-    /// The watches that a promise is judged by: those of the judged server that were accepted.
+    /// The watches that a promise is judged by: those of the judged servers that were accepted.
     pub(super) fn watches(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
         self.judged(promise).filter(|op| op.verb == ReadVerb::Watch && op.answered(200).is_some())
     }
 
-    /// The operations that a promise is judged by: those of the judged server that are understood, and in whose time
+    /// The operations that a promise is judged by: those of the judged servers that are understood, and in whose time
     /// nothing waives the promise.
     pub(super) fn judged(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(move |op| {
             let last = op.last_ns().unwrap_or(self.end_ns);
-            op.server == AskedServer::Subject && op.ask.is_some() && !self.is_waived(promise, op.at_ns, last)
+            op.server.is_judged() && op.ask.is_some() && !self.is_waived(promise, op.at_ns, last)
         })
     }
 
@@ -79,9 +79,9 @@ impl History {
         waivers.any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
 
-    /// Whether an answer may be of the judged server's own memory.
+    /// Whether an answer may be of its server's own memory.
     pub(super) fn may_be_from_memory(&self, op: &Operation) -> bool {
-        !self.tells_memory || op.answer.as_ref().is_some_and(|answer| answer.from_memory)
+        !self.tell_memory.contains(&op.server) || op.answer.as_ref().is_some_and(|answer| answer.from_memory)
     }
 
     /// Whether something was broken at some time between two moments.

@@ -1,5 +1,6 @@
 //! The judges: one for each promise, each a pure function of a history.
 
+mod beginnings;
 mod bookmarks;
 mod bytes;
 mod continuity;
@@ -42,6 +43,7 @@ impl Promise {
             Self::Monotone => freshness::monotone(history),
             Self::TypedBytes => bytes::typed_bytes(history),
             Self::OneRelist => relists::one_relist(history),
+            Self::BeginsOnce => beginnings::begins_once(history),
         }
     }
 }

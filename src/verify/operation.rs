@@ -74,6 +74,7 @@ pub(super) struct Over {
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) op: Op,
+    pub(super) client: u32,
     pub(super) at_ns: u64,
     pub(super) line: u32,
     pub(super) verb: ReadVerb,

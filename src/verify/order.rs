@@ -10,6 +10,12 @@ use crate::probe::TargetCredentials;
 pub struct VerifyOrder {
     /// The server that is judged.
     pub url: String,
+    /// Further servers of the same cluster, which clients go to as well and which are judged as it is.
+    pub also: Vec<AlsoOrder>,
+    /// All clients are informers that go on for as long as any server lets them, and never begin again by themselves.
+    pub informers: bool,
+    /// As many clients share a connection over HTTP/2.
+    pub share: u32,
     pub credentials: TargetCredentials,
     /// etcd, as the apiserver's storage.
     pub etcd: Option<EtcdOrder>,
@@ -47,6 +53,30 @@ pub struct VerifyOrder {
     pub command: String,
 }
 
+/// A further server, and whom to believe there, where that is not as at the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AlsoOrder {
+    pub url: String,
+    pub ca: Option<PathBuf>,
+}
+
+impl AlsoOrder {
+    /// `URL[,CA]`.
+    ///
+    /// # Errors
+    /// If it is not that.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (url, ca) = match text.split_once(',') {
+            Some((url, ca)) => (url, Some(ca)),
+            None => (text, None),
+        };
+        if url.is_empty() || ca.is_some_and(|ca| ca.is_empty() || ca.contains(',')) {
+            return Err(format!("expected URL[,CA], not {text}"));
+        }
+        Ok(Self { url: url.to_owned(), ca: ca.map(PathBuf::from) })
+    }
+}
+
 /// Where etcd is, and who may ask it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EtcdOrder {
@@ -76,6 +106,9 @@ impl EtcdOrder {
 }
 
 const CLIENTS_MAX: u32 = 2_000;
+/// Servers beside the first.
+const ALSO_MAX: usize = 16;
+const SHARE_MAX: u32 = 100;
 const WRITERS_MAX: u32 = 100;
 const OBJECTS_MAX: usize = 10_000;
 const RATE_MAX: f64 = 10_000.0;
@@ -93,6 +126,8 @@ impl VerifyOrder {
             }
         };
         within("clients", f64::from(self.clients), 1.0, f64::from(CLIENTS_MAX));
+        within("share", f64::from(self.share), 1.0, f64::from(SHARE_MAX));
+        within("servers in also", self.also.len() as f64, 0.0, ALSO_MAX as f64);
         within("writers", f64::from(self.writers), 1.0, f64::from(WRITERS_MAX));
         within("objects", self.objects as f64, 1.0, OBJECTS_MAX as f64);
         within("namespaces", self.namespaces as f64, 1.0, World::NAMESPACES_MAX as f64);
@@ -115,6 +150,16 @@ impl VerifyOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_further_server_may_have_an_authority_of_its_own() {
+        let of = |url: &str, ca: Option<&str>| AlsoOrder { url: url.to_owned(), ca: ca.map(PathBuf::from) };
+        assert_eq!(AlsoOrder::parse("https://zone:1"), Ok(of("https://zone:1", None)));
+        assert_eq!(AlsoOrder::parse("https://zone:1,zone.crt"), Ok(of("https://zone:1", Some("zone.crt"))));
+        for wrong in ["", ",zone.crt", "https://zone,", "https://zone,a,b"] {
+            assert!(AlsoOrder::parse(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn where_etcd_is_may_be_said_with_or_without_files() {

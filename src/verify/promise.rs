@@ -44,10 +44,12 @@ pub enum Promise {
     TypedBytes,
     /// After an incident the server lists each resource once, however many clients it has (F4).
     OneRelist,
+    /// A client that goes from server to server begins once: each has what follows the version of another (F5).
+    BeginsOnce,
 }
 
 impl Promise {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Ordered,
         Self::Unique,
         Self::Reliable,
@@ -66,6 +68,7 @@ impl Promise {
         Self::Monotone,
         Self::TypedBytes,
         Self::OneRelist,
+        Self::BeginsOnce,
     ];
 }
 

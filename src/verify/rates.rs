@@ -1,17 +1,19 @@
 //! How much happened in a run, and how little is too little to say anything.
 
 use super::history::History;
-use super::record::{AskedServer, EventKind, ReadVerb};
+use super::record::{EventKind, ReadVerb};
 
 /// How much happened, or must at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Writes that succeeded.
     pub writes: u64,
-    /// Watches of the judged server that were accepted.
+    /// Watches of the judged servers that were accepted.
     pub watches: u64,
     /// How many of those went on from another or from a list.
     pub resumes: u64,
+    /// How many of those came from another server.
+    pub hops: u64,
     /// Events of objects that they delivered.
     pub events: u64,
     pub bookmarks: u64,
@@ -34,14 +36,14 @@ impl Counts {
             milliseconds: history.end_ns / 1_000_000,
             ..Self::default()
         };
-        for op in history.operations.iter().filter(|op| op.server == AskedServer::Subject && op.answered(200).is_some())
-        {
+        for op in history.operations.iter().filter(|op| op.server.is_judged() && op.answered(200).is_some()) {
             match op.verb {
                 ReadVerb::Get => counts.gets += 1,
                 ReadVerb::List => counts.lists += 1,
                 ReadVerb::Watch => {
                     counts.watches += 1;
                     counts.resumes += u64::from(op.resumes.is_some());
+                    counts.hops += u64::from(history.before(op).is_some_and(|before| before.server != op.server));
                     counts.events += op.events.iter().filter(|told| told.is_object()).count() as u64;
                     let bookmarks = op.events.iter().filter(|told| told.kind == EventKind::Bookmark);
                     counts.bookmarks += bookmarks.count() as u64;
@@ -60,11 +62,12 @@ impl Counts {
     }
 
     /// Each with its name.
-    pub fn named(&self) -> [(&'static str, u64); 9] {
+    pub fn named(&self) -> [(&'static str, u64); 10] {
         [
             ("writes", self.writes),
             ("watches", self.watches),
             ("resumes", self.resumes),
+            ("hops", self.hops),
             ("events", self.events),
             ("bookmarks", self.bookmarks),
             ("lists", self.lists),

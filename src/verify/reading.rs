@@ -110,6 +110,7 @@ impl HistoryReader {
         }
         self.history.operations.push(Operation {
             op: call.op,
+            client: call.client,
             at_ns: call.at_ns,
             line,
             verb: call.verb,
@@ -143,7 +144,6 @@ impl HistoryReader {
             told
         };
         let items = answer.items.into_iter().map(item).collect();
-        self.history.tells_memory |= answer.from_memory;
         let op = self.operation(answer.op)?;
         if op.answer.is_some() {
             return Err(format!("a second answer to operation {}", answer.op));
@@ -160,6 +160,10 @@ impl HistoryReader {
             remaining: answer.remaining,
             status: answer.status,
         });
+        let server = op.server;
+        if answer.from_memory {
+            self.history.tell_memory.insert(server);
+        }
         Ok(answer.at_ns)
     }
 

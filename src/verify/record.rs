@@ -53,6 +53,12 @@ pub struct RunRecord {
     pub seed: u64,
     /// The server that is judged.
     pub url: String,
+    /// Further servers of the same cluster, which clients go to as well and which are judged as it is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<String>,
+    /// Whether clients go on for as long as any server lets them, so that each begins once.
+    #[serde(skip_serializing_if = "is_default")]
+    pub begins_once: bool,
     /// Wall-clock time, for people.
     pub started: String,
     pub truth: TruthSource,
@@ -139,14 +145,22 @@ pub enum Transport {
 }
 
 /// Who is asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AskedServer {
     /// The server that is judged.
     #[default]
     Subject,
+    /// One of the further servers of a run ([`RunRecord::also`]), by its place there. It is judged as the first is.
+    Also(u8),
     /// The apiserver behind it, for comparison. What it answers is not judged.
     Direct,
+}
+
+impl AskedServer {
+    pub(super) fn is_judged(self) -> bool {
+        self != Self::Direct
+    }
 }
 
 /// The answer's head, and all of it where it is no watch.
@@ -369,6 +383,9 @@ pub struct WindowRecord {
     pub version: u64,
     /// When it may have done so at the earliest.
     pub at_ns: u64,
+    /// The one server that this is said of; all of them without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<AskedServer>,
 }
 
 /// Something was broken for a time.
@@ -417,6 +434,17 @@ mod tests {
         let line = serde_json::to_string(&Record::Event(event.clone())).unwrap();
         assert_eq!(line, r#"{"event":{"op":7,"at_ns":1200,"type":"ADDED","key":"a/b","version":5}}"#);
         assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), Record::Event(event));
+    }
+
+    #[test]
+    fn a_server_is_named_where_it_is_not_the_first() {
+        let call = |server| serde_json::to_string(&CallRecord { server, ..CallRecord::default() }).unwrap();
+        assert!(!call(AskedServer::Subject).contains("server"));
+        for (server, text) in [(AskedServer::Also(1), r#""server":{"also":1}"#), (AskedServer::Direct, r#":"direct""#)]
+        {
+            assert!(call(server).contains(text), "{}", call(server));
+            assert_eq!(serde_json::from_str::<CallRecord>(&call(server)).unwrap().server, server);
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::record::{RecordedEncoding, Transport};
+use super::client::SharedLinks;
+use super::record::{AskedServer, RecordedEncoding, Transport};
 use super::recorder::Recorder;
 use super::world::World;
 use crate::base::Tasks;
@@ -14,8 +15,11 @@ use crate::probe::Target;
 pub(super) struct Scene {
     pub(super) recorder: Recorder,
     pub(super) world: World,
-    /// The server that is judged.
-    pub(super) subject: Target,
+    /// The servers that are judged: the first one, and those that clients go to besides.
+    pub(super) subjects: Vec<Target>,
+    /// Clients are informers that begin once.
+    pub(super) informers: bool,
+    pub(super) links: SharedLinks,
     /// The apiserver behind it, where it is known.
     pub(super) direct: Option<Target>,
     pub(super) seed: u64,
@@ -59,6 +63,25 @@ pub(super) enum Draws {
 }
 
 impl Scene {
+    /// The server that is judged first, or alone.
+    pub(super) fn subject(&self) -> &Target {
+        &self.subjects[0]
+    }
+
+    pub(super) fn target(&self, server: AskedServer) -> &Target {
+        match server {
+            AskedServer::Subject => self.subject(),
+            AskedServer::Also(number) => &self.subjects[1 + usize::from(number)],
+            AskedServer::Direct => self.direct.as_ref().unwrap_or_else(|| self.subject()),
+        }
+    }
+
+    /// Those that clients may ask.
+    pub(super) fn servers(&self) -> impl Iterator<Item = AskedServer> + use<> {
+        let also = u8::try_from(self.subjects.len().saturating_sub(1)).unwrap_or(u8::MAX);
+        std::iter::once(AskedServer::Subject).chain((0..also).map(AskedServer::Also))
+    }
+
     pub(super) fn rng(&self, who: Draws) -> fastrand::Rng {
         rng(self.seed, who)
     }

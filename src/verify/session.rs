@@ -8,10 +8,11 @@ use futures_util::future::{join, join_all};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::client::SharedLinks;
 use super::faults::{self, FaultPlan};
 use super::learning::{Direct, Etcd, LearnError, Learnt, keep_windows};
 use super::order::{EtcdOrder, VerifyOrder};
-use super::record::{Record, RunRecord, TruthSource};
+use super::record::{AskedServer, Record, RunRecord, TruthSource};
 use super::recorder::{RecordCounts, Recorder};
 use super::scene::{Notes, Scene};
 use super::world::World;
@@ -60,17 +61,24 @@ async fn prepare_and_run(
     stop: &CancellationToken,
     tasks: &Tasks,
 ) -> Result<Recorded, VerifyError> {
-    let subject = order.credentials.target(&order.url).await?.by(AGENT);
+    let mut subjects = vec![order.credentials.target(&order.url).await?.by(AGENT)];
+    for also in &order.also {
+        let ca = also.ca.clone().or_else(|| order.credentials.ca.clone());
+        let credentials = TargetCredentials { ca, ..order.credentials.clone() };
+        subjects.push(credentials.target(&also.url).await?.by(AGENT));
+    }
     let direct = match &order.direct {
         Some(url) => Some(order.credentials.target(url).await?.by(AGENT)),
         None => None,
     };
     progress.phase(format!("preparing {} at {}", order.resource, order.url));
     // Definitions and namespaces are made where the truth is, if that is known.
-    let short = ShortClient::new(direct.as_ref().unwrap_or(&subject), WatchProtocol::H1, tasks);
+    let short = ShortClient::new(direct.as_ref().unwrap_or(&subjects[0]), WatchProtocol::H1, tasks);
     let resource = preparing::resource(&short, &order.resource).await?;
     let (notes, mut encodings) = (Notes::default(), order.encodings.clone());
-    preparing::rehearse(&subject, &resource, &order.transports, &mut encodings, tasks, &notes).await?;
+    for subject in &subjects {
+        preparing::rehearse(subject, &resource, &order.transports, &mut encodings, tasks, &notes).await?;
+    }
     let world = World::new(resource, order.namespaces, order.objects);
     preparing::namespaces(&short, &world).await?;
     let failed = |error| VerifyError::Write { path: order.out.clone(), source: error };
@@ -79,7 +87,9 @@ async fn prepare_and_run(
     let scene = Arc::new(Scene {
         recorder,
         world,
-        subject,
+        subjects,
+        informers: order.informers,
+        links: SharedLinks::new(order.share),
         direct,
         seed: order.seed,
         encodings,
@@ -112,6 +122,8 @@ fn about(order: &VerifyOrder) -> RunRecord {
     RunRecord {
         seed: order.seed,
         url: order.url.clone(),
+        also: order.also.iter().map(|also| also.url.clone()).collect(),
+        begins_once: order.informers,
         truth: if order.etcd.is_some() { TruthSource::Etcd } else { TruthSource::Direct },
         command: order.command.clone(),
         patience_ns: Some(u64::try_from(order.patience.as_nanos()).unwrap_or(u64::MAX)),
@@ -167,7 +179,7 @@ impl Session<'_> {
             None => {
                 let learnt = Learnt::new(scene, TruthSource::Direct);
                 let path = scene.world.resource.collection(None);
-                let direct = Direct::new(scene.direct.as_ref().unwrap_or(&scene.subject), &path, tasks);
+                let direct = Direct::new(scene.target(AskedServer::Direct), &path, tasks);
                 tasks.spawn("verify truth", direct.learn(learnt.clone()));
                 learnt
             }
@@ -207,7 +219,7 @@ impl Session<'_> {
         let plan = WriterPlan { writers: order.writers, rate: order.rate };
         let writer = |number: u32| {
             let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
-            let target = past.unwrap_or(&scene.subject).clone();
+            let target = past.unwrap_or_else(|| scene.subject()).clone();
             writing::run((*scene).clone(), number, plan, target, calm.clone())
         };
         join_all((0..order.writers).map(writer)).await;
@@ -253,7 +265,7 @@ impl Session<'_> {
     /// Learns the truth as far as anybody has seen.
     async fn close(&self, learnt: &Learnt) -> Result<(), VerifyError> {
         let scene = self.scene;
-        let target: &Target = scene.direct.as_ref().unwrap_or(&scene.subject);
+        let target = scene.target(AskedServer::Direct);
         let Some(version) = writing::fence(scene, target).await else {
             learnt.tell();
             scene.notes.add("the last write failed: what was seen at the end was not judged");

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::BufRead;
 
 use super::history::History;
+use super::hops::Hops;
 use super::promise::Promise;
 use super::rates::Counts;
 use super::record::{RunRecord, TruthSource};
@@ -34,6 +35,7 @@ pub enum Outcome {
 pub struct RunVerdict {
     pub run: RunRecord,
     pub counts: Counts,
+    pub hops: Hops,
     /// In the order of [`Promise::ALL`].
     pub judged: Vec<Judged>,
     /// What there was too little of.
@@ -48,7 +50,7 @@ impl RunVerdict {
         let idle = judged.iter().filter(|judged| judged.instances == 0 && judged.broken == 0);
         let idle = idle.filter(|judged| requirements.judged.contains(&judged.promise));
         lacks.extend(idle.map(|judged| format!("nothing to judge {} by", judged.promise)));
-        Self { run: history.run().clone(), counts, judged, lacks }
+        Self { run: history.run().clone(), counts, hops: Hops::of(history), judged, lacks }
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -76,7 +78,7 @@ impl RunVerdict {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{} judged by the truth from {source}", self.run.url);
         let counts = self.counts.named().map(|(name, count)| format!("{count} {name}"));
-        let _ = writeln!(text, "{}\n", counts.join(", "));
+        let _ = writeln!(text, "{}\n{}", counts.join(", "), self.hops.words(&self.run));
         for judged in &self.judged {
             let _ = writeln!(text, "  {:<14} {}", judged.promise, words(judged));
         }

@@ -22,11 +22,10 @@ use kube_fanout::verify::{
     Counts, EtcdOrder, FaultRecord, History, Outcome, Promise, Record, RecordedEncoding, Requirements, RunVerdict,
     Transport, VerifyOrder, excerpt,
 };
-use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
+use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, eventually, say};
 use canary::Canaries;
 use noise::Noise;
 use plan::Side;
@@ -95,7 +94,7 @@ impl<'a> Stage<'a> {
         fs::create_dir_all(&dir).expect("a directory");
         let upstream = Relay::start(Side::Upstream, plane.target(), seed, &dir).await;
         let kubeconfig = dir.join("relay.kubeconfig");
-        fs::write(&kubeconfig, kubeconfig_of(&upstream.target(&plane.user("admin")))).expect("a file");
+        fs::write(&kubeconfig, upstream.target(&plane.user("admin")).kubeconfig()).expect("a file");
         // In every other run the apiserver is asked who callers are and what they may, in the midst of all that.
         let plan = if seed.is_multiple_of(2) { Plan::tls() } else { Plan::delegated(plane) };
         let proxy = plan.upstream(&kubeconfig).start(plane).await;
@@ -123,10 +122,13 @@ impl<'a> Stage<'a> {
         let plane = self.plane;
         let subject = self.relays[1].target(&plane.user("admin"));
         let (kubeconfig, ca) = (out.with_extension("kubeconfig"), subject.ca.clone());
-        fs::write(&kubeconfig, kubeconfig_of(&plane.target())).expect("a file");
+        fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
         let etcd = EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() };
         let order = VerifyOrder {
             url: subject.url.clone(),
+            also: Vec::new(),
+            informers: false,
+            share: 1,
             credentials: TargetCredentials { kubeconfig: Some(kubeconfig), ca, ..TargetCredentials::default() },
             etcd: (resource == CUSTOM || self.stores_json).then_some(etcd),
             direct: Some(plane.url().to_owned()),
@@ -195,18 +197,6 @@ impl<'a> Stage<'a> {
         let lacks = self.relays.iter().find_map(|relay| Some((relay.tally(), relay.lacks(hits_min)?)));
         lacks.map(|(tally, kind)| format!("{kind:?} was not hit {hits_min} times: {tally}"))
     }
-}
-
-/// A kubeconfig with a token, as certificates do not pass a relay.
-fn kubeconfig_of(server: &Target) -> String {
-    let ca = server.ca.as_ref().expect("servers have TLS").display().to_string();
-    json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "it",
-        "clusters": [{"name": "it", "cluster": {"server": server.url, "certificate-authority": ca}}],
-        "users": [{"name": "it", "user": {"token": server.identity.token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-    })
-    .to_string()
 }
 
 /// Judges a record, with what was broken in its time.

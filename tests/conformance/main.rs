@@ -17,6 +17,7 @@ mod deploy;
 mod differential;
 mod elections;
 mod expired;
+mod failover;
 mod fanout;
 mod faults;
 mod floods;

@@ -63,6 +63,7 @@ mod sockets;
 mod stuck;
 mod syncing;
 mod tables;
+mod tiers;
 mod tls;
 mod transactions;
 mod unread;

@@ -155,6 +155,29 @@ async fn whoever_drops_repeats_or_tears_a_line_of_a_watch_or_falls_silent_is_fou
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_go_from_server_to_server_are_judged_across_them() {
+    let up = demo::upstream().run().await;
+    let zone = direct::app(&up).run().await;
+    let leaf = direct::in_front_of(&zone.url()).run().await;
+    let liar = relay(&zone.url(), Lie::Drop).await;
+    let (zone, up_url, liar) = (zone.url(), up.url(), liar.url());
+    let all = ["--also", &zone, "--also", &up_url, "--informers", "--share", "4", "--duration", "4s", "--rate", "100"];
+    let dir = Dir::new();
+    let output = verify(&leaf.url(), &up_url, &dir, &all).await;
+    assert_eq!(output.code, Some(0), "{}{}", output.stdout, output.stderr);
+    for promise in ["Reliable", "Resumable", "Unique", "Continuity", "BeginsOnce"] {
+        let line = output.stdout.lines().find(|line| line.trim_start().starts_with(promise));
+        assert!(line.is_some_and(|line| line.contains("ok in")), "{promise}: {}", output.stdout);
+    }
+    assert!(output.stdout.contains(" watches went on at http://"), "which went where: {}", output.stdout);
+    // One of them that lies is found as the first one would be.
+    let lied_to = ["--also", &liar, "--encodings", "json", "--duration", "5s", "--rate", "100"];
+    let output = verify(&leaf.url(), &up_url, &Dir::new(), &lied_to).await;
+    assert_eq!(output.code, Some(1), "{}{}", output.stdout, output.stderr);
+    assert!(is_broken(&output, "Reliable"), "{}", output.stdout);
+}
+
 /// Whether a promise is said to be broken.
 fn is_broken(output: &Output, promise: &str) -> bool {
     output.stdout.lines().any(|line| line.trim_start().starts_with(promise) && line.contains("BROKEN"))

@@ -27,6 +27,7 @@ pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
     let mut asking = Asking { reads, rng, failures: 0 };
     let scene = asking.reads.scene;
     while !scene.leave.is_cancelled() {
+        asking.reads.go_to_some(&mut asking.rng, |_| true);
         let refused = match asking.reads.behaviour.role {
             Role::Lister => asking.list().await,
             Role::Prober => asking.probe().await,

@@ -55,6 +55,9 @@ const ROLES: [Role; 16] = [
     Role::Informer,
 ];
 
+/// The roles of those who all go on for as long as they can.
+const INFORMERS: [Role; 2] = [Role::Informer, Role::Streamer];
+
 /// How long one watch goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::verify) struct WatchLength {
@@ -67,7 +70,8 @@ pub(in crate::verify) struct WatchLength {
 impl Behaviour {
     pub(in crate::verify) fn draw(client: u32, scene: &Scene, rng: &mut fastrand::Rng) -> Self {
         let world = &scene.world;
-        let role = ROLES[client as usize % ROLES.len()];
+        let of_all = if scene.informers { &INFORMERS[..] } else { &ROLES[..] };
+        let role = of_all[client as usize % of_all.len()];
         // What has been drawn is used whether or not it is needed: what comes later does not depend on it.
         let (encoding, transport) = (rng.usize(..), rng.usize(..));
         let encodings = &scene.encodings;
@@ -76,16 +80,21 @@ impl Behaviour {
         let namespace = rng.usize(..world.namespaces.len());
         let namespace = rng.bool().then(|| world.namespaces[namespace].clone());
         let (labels, fields) = (World::label_selector(rng), world.field_selector(rng));
-        let selects = rng.u8(..10);
+        // Whoever wants to go on from where it was must hear how far that is: informers ask for bookmarks, and select
+        // by nothing that no object may ever match.
+        let (selects, bookmarks) = (rng.u8(..10), rng.u8(..4) > 0 || scene.informers);
+        let selects_fields = matches!(selects, 4..=5) && !scene.informers;
+        let servers: Vec<_> = scene.servers().collect();
+        let server = if servers.len() > 1 { servers[rng.usize(..servers.len())] } else { servers[0] };
         Self {
             role,
-            server: AskedServer::Subject,
+            server,
             encoding: encodings[of_encodings],
             transport: scene.transports[transport % scene.transports.len()],
             namespace,
             labels: matches!(selects, 0..=4).then_some(labels),
-            fields: matches!(selects, 4..=5).then_some(fields),
-            bookmarks: rng.u8(..4) > 0,
+            fields: selects_fields.then_some(fields),
+            bookmarks,
         }
     }
 
@@ -127,5 +136,12 @@ impl WatchLength {
             4..=6 => Self { timeout_seconds: Some(timeout_seconds), ..Self::default() },
             _ => Self { timeout_seconds: Some(timeout_seconds), cut: Some(cut) },
         }
+    }
+
+    /// As informers do it, which always name a time; some leave before it is over.
+    pub(in crate::verify) fn of_informer(rng: &mut fastrand::Rng) -> Self {
+        let timeout_seconds = Some(rng.u32(3..=12));
+        let cut = between(rng, Duration::from_millis(300), Duration::from_secs(8));
+        Self { timeout_seconds, cut: (rng.u8(..3) == 0).then_some(cut) }
     }
 }

@@ -2,7 +2,7 @@ use super::backoff;
 use super::behaviour::{Behaviour, Role, WatchLength};
 use super::query::QueryText;
 use super::reading::{Answered, ClientReads, WatchFrom, WatchOver};
-use crate::verify::record::Op;
+use crate::verify::record::{AskedServer, Op};
 use crate::verify::scene::between;
 
 use std::time::Duration;
@@ -22,13 +22,16 @@ struct Following<'a> {
     rng: fastrand::Rng,
     place: Option<Place>,
     failures: u32,
+    /// Servers that have said that they do not have what follows this place.
+    refused_by: Vec<AskedServer>,
     /// The server does not know watch-lists.
     lists_instead: bool,
 }
 
 /// Lists, or lets itself be told the state, watches, and goes on, until it is to leave.
 pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
-    let mut following = Following { reads, rng, place: None, failures: 0, lists_instead: false };
+    let mut following =
+        Following { reads, rng, place: None, failures: 0, refused_by: Vec::new(), lists_instead: false };
     let scene = following.reads.scene;
     while !scene.leave.is_cancelled() {
         let wait = following.step().await;
@@ -69,11 +72,12 @@ impl Following<'_> {
     }
 
     async fn watch(&mut self, from: WatchFrom, resumes: Option<Op>) -> Duration {
-        let length = WatchLength::draw(&mut self.rng);
+        let informers = self.reads.scene.informers;
+        let length = if informers { WatchLength::of_informer(&mut self.rng) } else { WatchLength::draw(&mut self.rng) };
         match self.reads.watch(from, resumes, length).await {
             Answered::With(op, over) => self.watched(op, &over),
             Answered::Refused { code: 410, .. } => {
-                self.place = None;
+                self.expired();
                 self.failed(0)
             }
             Answered::Refused { code: 400 | 422, .. } if matches!(from, WatchFrom::Initial(_)) => {
@@ -81,26 +85,52 @@ impl Following<'_> {
                 self.reads.scene.notes.add("the server refuses watch-lists: clients list instead");
                 Duration::ZERO
             }
-            Answered::Refused { retry_after, .. } => self.failed(retry_after),
-            Answered::Broken => self.failed(0),
+            Answered::Refused { retry_after, .. } => self.failed_here(retry_after),
+            Answered::Broken => self.failed_here(0),
         }
     }
 
     fn watched(&mut self, op: Op, over: &WatchOver) -> Duration {
-        self.place = over.place.filter(|_| !over.is_expired).map(|version| Place { version, told_by: op });
-        // Informers that are started again list again.
-        if self.rng.u8(..12) == 0 {
-            self.place = None;
-        }
-        if over.is_expired || over.is_short {
+        self.place = over.place.map(|version| Place { version, told_by: op });
+        if over.is_expired {
+            self.expired();
             return self.failed(0);
         }
+        // Informers that are started again list again.
+        if self.rng.u8(..12) == 0 && !self.reads.scene.informers {
+            self.place = None;
+        }
+        self.refused_by.clear();
+        if over.is_short {
+            return self.failed_here(0);
+        }
         self.failures = 0;
+        self.reads.go_to_some(&mut self.rng, |_| true);
         // Most go on at once, some are away for a while.
         match self.rng.u8(..4) {
             0 => between(&mut self.rng, Duration::ZERO, Duration::from_secs(2)),
             _ => Duration::ZERO,
         }
+    }
+
+    /// The server has not, or no longer, what follows this place. Another one may have it: it is given up once all of
+    /// them have said so.
+    fn expired(&mut self) {
+        self.refused_by.push(self.reads.behaviour.server);
+        let refused_by = std::mem::take(&mut self.refused_by);
+        if self.place.is_some() && self.reads.go_to_some(&mut self.rng, |server| !refused_by.contains(&server)) {
+            self.refused_by = refused_by;
+        } else {
+            self.place = None;
+        }
+    }
+
+    /// Something is wrong with the server, which others need not share.
+    fn failed_here(&mut self, retry_after: u64) -> Duration {
+        let (here, refused_by) = (self.reads.behaviour.server, std::mem::take(&mut self.refused_by));
+        self.reads.go_to_some(&mut self.rng, |server| server != here && !refused_by.contains(&server));
+        self.refused_by = refused_by;
+        self.failed(retry_after)
     }
 
     fn failed(&mut self, retry_after: u64) -> Duration {
@@ -127,8 +157,8 @@ impl Following<'_> {
         for _ in 0..PAGES_MAX {
             let (op, read) = match self.reads.list(&query, page_of).await {
                 Answered::With(op, read) => (op, read),
-                Answered::Refused { retry_after, .. } => return self.failed(retry_after),
-                Answered::Broken => return self.failed(0),
+                Answered::Refused { retry_after, .. } => return self.failed_here(retry_after),
+                Answered::Broken => return self.failed_here(0),
             };
             let Some(token) = read.token else {
                 self.failures = 0;

@@ -11,8 +11,8 @@ use super::query::QueryText;
 use crate::base::now_ns;
 use crate::probe::{AnswerBody, Frames, Framing, LinkError, PendingAnswer};
 use crate::verify::record::{
-    CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding, RecordedStatus,
-    ReturnRecord, Transport,
+    AskedServer, CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding,
+    RecordedStatus, ReturnRecord, Transport,
 };
 use crate::verify::scene::Scene;
 
@@ -81,14 +81,33 @@ pub(super) struct WatchOver {
 
 impl<'a> ClientReads<'a> {
     pub(super) fn new(scene: &'a Scene, client: u32, behaviour: Behaviour) -> Self {
-        let target = match (behaviour.server, &scene.direct) {
-            (crate::verify::record::AskedServer::Direct, Some(direct)) => direct,
-            _ => &scene.subject,
+        let over = |transport| {
+            let connection = ClientConnection::new(scene.target(behaviour.server), transport, &scene.tasks);
+            connection.sharing(scene.links.of(behaviour.server, client))
         };
-        let over = |transport| ClientConnection::new(target, transport, &scene.tasks);
         let short = if behaviour.transport == Transport::H2 { Transport::H2 } else { Transport::H1 };
         let watching = (behaviour.transport == Transport::Ws).then(|| over(Transport::Ws));
         Self { scene, client, connection: over(short), watching, behaviour }
+    }
+
+    /// Asks another server from now on.
+    pub(super) fn go_to(&mut self, server: AskedServer) {
+        if server != self.behaviour.server {
+            *self = Self::new(self.scene, self.client, Behaviour { server, ..self.behaviour.clone() });
+        }
+    }
+
+    /// Asks one of the judged servers from now on that `may` be asked, drawn by chance; false if there is none.
+    pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(AskedServer) -> bool) -> bool {
+        // Who compares stays where it is.
+        if !self.behaviour.server.is_judged() {
+            return false;
+        }
+        let servers: Vec<_> = self.scene.servers().filter(|server| may(*server)).collect();
+        let drawn = if servers.len() > 1 { rng.usize(..servers.len()) } else { 0 };
+        let server = servers.get(drawn).copied();
+        server.into_iter().for_each(|server| self.go_to(server));
+        server.is_some()
     }
 
     fn call(&self, verb: ReadVerb, path: &str, query: &QueryText, resumes: Option<Op>) -> Op {

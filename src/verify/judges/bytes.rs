@@ -29,7 +29,7 @@ pub(super) fn typed_bytes(history: &History) -> Judged {
     // The apiserver's come first: the others are compared with them.
     for op in direct.chain(history.judged(Promise::TypedBytes)) {
         let (Some(ask), Some(answer)) = (&op.ask, op.answered(200)) else { continue };
-        let is_judged = op.server == AskedServer::Subject;
+        let is_judged = op.server.is_judged();
         if let Some(encoding) = answer.encoding.filter(|encoding| is_judged && *encoding != op.encoding) {
             judged.instances += 1;
             judged.violation(op, &[answer.line], || {

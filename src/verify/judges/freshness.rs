@@ -73,7 +73,7 @@ pub(super) fn monotone(history: &History) -> Judged {
         let (ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any)) = ask.plan else { continue };
         let Some(shown) = shown(history, op) else { continue };
         judged.instances += 1;
-        let timeline = seen.get(&(ask.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
+        let timeline = seen.get(&(op.server, ask.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
         let known = timeline.map_or(0, |seen| seen.before(op.at_ns));
         shown
             .judge(history, op, known, &mut judged, || format!("an answer of {known} or later, as an earlier one was"));
@@ -81,15 +81,18 @@ pub(super) fn monotone(history: &History) -> Judged {
     judged
 }
 
-/// What the judged server had shown from memory by when, of each collection in each encoding, between two moments at
-/// which it was allowed to go back.
-fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<(&'a str, RecordedEncoding, usize), Witnessed> {
+/// What is in one memory: a server's, of a collection in an encoding, between two moments.
+type Memory<'a> = (AskedServer, &'a str, RecordedEncoding, usize);
+
+/// What each judged server had shown from memory by when, of each collection in each encoding, between two moments at
+/// which it was allowed to go back. What another one has in its memory is no word of its own.
+fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witnessed> {
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
-    let shows_memory = |op: &&Operation| op.server == AskedServer::Subject && history.may_be_from_memory(op);
+    let shows_memory = |op: &&Operation| op.server.is_judged() && history.may_be_from_memory(op);
     for op in history.operations.iter().filter(shows_memory) {
         let Some(ask) = &op.ask else { continue };
         let mut add = |at_ns, version| {
-            let key = (ask.collection.as_str(), op.encoding, period(waived, at_ns));
+            let key = (op.server, ask.collection.as_str(), op.encoding, period(waived, at_ns));
             points.entry(key).or_default().push((at_ns, version));
         };
         for told in op.events.iter().filter(|told| told.is_bookmark()) {

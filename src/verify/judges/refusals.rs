@@ -76,7 +76,10 @@ fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> 
     let compacted = version + 1 < history.compacted_by(at_ns);
     let resource = op.ask.as_ref().map_or("", |ask| &ask.resource);
     let begun = history.windows.iter().map(|line| &line.record).any(|window| {
-        (window.resource.is_empty() || window.resource == resource) && window.at_ns <= at_ns && version < window.version
+        (window.resource.is_empty() || window.resource == resource)
+            && window.server.is_none_or(|server| server == op.server)
+            && window.at_ns <= at_ns
+            && version < window.version
     });
     let outgrown = || {
         let (Some(held), Some(truth)) = (history.run.window_changes, history.truth(op)) else { return false };

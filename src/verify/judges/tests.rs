@@ -7,6 +7,7 @@ mod content;
 mod delivery;
 mod order;
 mod refusals;
+mod several;
 mod states;
 
 use super::super::history::History;

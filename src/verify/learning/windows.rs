@@ -27,7 +27,7 @@ pub(in crate::verify) async fn keep_windows(learnt: Arc<Learnt>, window: Duratio
 /// The server need not know changes at or below a version from a moment on.
 pub(in crate::verify) fn forgets(learnt: &Learnt, version: u64, at_ns: u64) {
     let resource = learnt.resource.clone();
-    learnt.scene.recorder.put(&Record::Window(WindowRecord { resource, version, at_ns }));
+    learnt.scene.recorder.put(&Record::Window(WindowRecord { resource, version, at_ns, server: None }));
 }
 
 /// Versions by when they were the newest.

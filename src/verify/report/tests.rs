@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::verify::record::{CallRecord, EventRecord, ReadVerb, Record, RunRecord, TruthRecord};
-use crate::verify::{Counts, Promise};
+use crate::verify::{Counts, Hops, Promise};
 
 /// A record in which a watch was told what never happened.
 fn record(name: &str) -> PathBuf {
@@ -52,7 +52,13 @@ fn verdict() -> RunVerdict {
     };
     let kept = Judged { promise: Promise::Ordered, instances: 12, broken: 0, violations: Vec::new() };
     let broken = Judged { promise: Promise::Reliable, instances: 3, broken: 1, violations: vec![violation] };
-    RunVerdict { run: about_run(), counts: Counts::default(), judged: vec![kept, broken], lacks: Vec::new() }
+    RunVerdict {
+        run: about_run(),
+        counts: Counts::default(),
+        hops: Hops::default(),
+        judged: vec![kept, broken],
+        lacks: Vec::new(),
+    }
 }
 
 fn about_run() -> RunRecord {

@@ -50,6 +50,8 @@ pub(super) struct Model {
     memory: u64,
     compacted: u64,
     ops: Op,
+    /// Who asked.
+    clients: BTreeMap<Op, u32>,
     watches: Vec<Open>,
     /// The last list in one piece, with its version and whether it is whole.
     listed: Option<(Op, Scope, u64)>,
@@ -57,8 +59,9 @@ pub(super) struct Model {
 
 /// What a run of these acts writes down.
 pub(super) fn run(acts: &[Act]) -> Model {
+    let about = RunRecord { patience_ns: Some(PATIENCE_NS), begins_once: true, ..RunRecord::default() };
     let mut model = Model {
-        records: vec![Record::Run(RunRecord { patience_ns: Some(PATIENCE_NS), ..RunRecord::default() })],
+        records: vec![Record::Run(about)],
         past: Vec::new(),
         scopes: BTreeMap::new(),
         at_ns: 100,
@@ -66,6 +69,7 @@ pub(super) fn run(acts: &[Act]) -> Model {
         memory: BEGINNING,
         compacted: BEGINNING,
         ops: 0,
+        clients: BTreeMap::new(),
         watches: Vec::new(),
         listed: None,
     };
@@ -209,7 +213,10 @@ impl Model {
 
     fn call(&mut self, verb: ReadVerb, path: String, query: String, resumes: Option<Op>, server: AskedServer) -> Op {
         self.ops += 1;
-        let (op, at_ns, client) = (self.ops, self.at_ns, 1);
+        let (op, at_ns) = (self.ops, self.at_ns);
+        // Who does not go on from what it was told is somebody else.
+        let client = resumes.map_or(u32::try_from(op).unwrap(), |before| self.clients[&before]);
+        self.clients.insert(op, client);
         let call = CallRecord { op, client, at_ns, verb, path, query, resumes, server, ..CallRecord::default() };
         self.records.push(Record::Call(call));
         self.at_ns += 2;
@@ -430,7 +437,13 @@ impl Model {
         }
         let open = self.end(watch, Ending::Broken);
         let behind = Plan::Behind(open.moment.cast_signed() - self.version.cast_signed());
-        self.watch(behind, open.of, open.bookmarks, open.server, Some(open.op));
+        // Every other one goes on at another server.
+        let server = match open.server {
+            AskedServer::Direct => AskedServer::Direct,
+            _ if self.ops.is_multiple_of(2) => AskedServer::Also(0),
+            _ => AskedServer::Subject,
+        };
+        self.watch(behind, open.of, open.bookmarks, server, Some(open.op));
         if amid {
             self.catch_up();
         }

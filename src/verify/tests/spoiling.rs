@@ -1,6 +1,6 @@
 //! What mutations work on: the records of a run, and where its streams and reads are in them.
 
-use super::super::record::{AskedServer, EventKind, EventRecord, Op, ReadVerb, Record, ReturnRecord};
+use super::super::record::{EventKind, EventRecord, Op, ReadVerb, Record, ReturnRecord};
 use super::acts::Scope;
 use super::model::Model;
 
@@ -89,9 +89,7 @@ impl Spoiling<'_> {
 
     pub(super) fn streams(&self) -> Vec<Stream> {
         let calls = self.records.iter().enumerate().filter_map(|(at, record)| match record {
-            Record::Call(call) if call.verb == ReadVerb::Watch && call.server == AskedServer::Subject => {
-                Some((at, call))
-            }
+            Record::Call(call) if call.verb == ReadVerb::Watch && call.server.is_judged() => Some((at, call)),
             _ => None,
         });
         let stream = |(call, record): (usize, &super::super::record::CallRecord)| {

@@ -48,7 +48,7 @@ fn a_verdict_in_words_says_what_was_not_judged_and_shows_the_first_violation() {
     let words = kept.text(&BTreeMap::new());
     assert!(words.starts_with("https://here judged by the truth from a watch at the apiserver, which is weaker"));
     assert!(words.contains("  Reliable       ok in 1\n") && words.contains("  Exact          not judged\n"), "{words}");
-    assert!(words.contains("1 watches, 0 resumes, 1 events") && words.contains("9 milliseconds"), "{words}");
+    assert!(words.contains("1 watches, 0 resumes, 0 hops, 1 events") && words.contains("9 milliseconds"), "{words}");
     assert!(!words.contains("violation") && !words.contains("void"), "{words}");
 
     let records = run(12);
@@ -71,7 +71,8 @@ fn a_verdict_in_words_says_what_was_not_judged_and_shows_the_first_violation() {
 
 #[test]
 fn everything_is_counted_that_the_judged_server_did() {
-    let more = r#"{"call":{"op":2,"client":1,"at_ns":5,"verb":"watch","path":"/api/v1/pods","resumes":1}}
+    let more = r#"
+{"call":{"op":2,"client":1,"at_ns":5,"verb":"watch","path":"/api/v1/pods","resumes":1,"server":{"also":0}}}
 {"return":{"op":2,"at_ns":6,"code":200}}
 {"event":{"op":2,"at_ns":7,"type":"BOOKMARK","version":12}}
 {"call":{"op":3,"client":1,"at_ns":5,"verb":"list","path":"/api/v1/pods"}}
@@ -87,7 +88,8 @@ fn everything_is_counted_that_the_judged_server_did() {
 {"fault":{"name":"cut","from_ns":1,"to_ns":2,"hits":3}}
 "#;
     let (events, writes, watches, resumes, bookmarks, lists, gets, faults, milliseconds) = (1, 1, 2, 1, 1, 1, 1, 3, 9);
-    let counts = Counts { writes, watches, resumes, events, bookmarks, lists, gets, faults, milliseconds };
+    let hops = 1;
+    let counts = Counts { writes, watches, resumes, hops, events, bookmarks, lists, gets, faults, milliseconds };
     assert_eq!(Counts::of(&History::read((run(11) + more).as_bytes()).unwrap()), counts);
 }
 

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::identity::Identity;
 use super::watch::Watch;
@@ -88,6 +88,18 @@ impl Target {
     /// The same server with the credentials of another caller.
     pub fn by(&self, identity: &Identity) -> Self {
         Self { identity: identity.clone(), ..self.clone() }
+    }
+
+    /// A kubeconfig with the caller's token. Certificates do not pass whoever ends TLS in between.
+    pub fn kubeconfig(&self) -> String {
+        let ca = self.ca.as_ref().expect("servers have TLS").display().to_string();
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "clusters": [{"name": "it", "cluster": {"server": self.url, "certificate-authority": ca}}],
+            "users": [{"name": "it", "user": {"token": self.identity.token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        })
+        .to_string()
     }
 
     /// The origin that a web page from this server would have.

@@ -19,6 +19,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(20);
 pub struct Plan {
     tls: bool,
     listen: String,
+    /// The files of a certificate and its key; a new pair of its own without them.
+    pair: Option<(PathBuf, PathBuf)>,
     config: Option<String>,
     /// The kubeconfig for upstream, if it is not the control plane's own.
     kubeconfig: Option<PathBuf>,
@@ -44,6 +46,7 @@ impl Plan {
         Self {
             tls: true,
             listen: "127.0.0.1:0".to_owned(),
+            pair: None,
             config: None,
             kubeconfig: None,
             client_ca: None,
@@ -59,6 +62,11 @@ impl Plan {
 
     pub fn listen(self, address: &str) -> Self {
         Self { listen: address.to_owned(), ..self }
+    }
+
+    /// Shows this certificate, also when it is started again, which clients then trust.
+    pub fn certified(self, certificate: &Path, key: &Path) -> Self {
+        Self { pair: Some((certificate.to_owned(), key.to_owned())), ..self }
     }
 
     /// Runs with this configuration file.
@@ -101,9 +109,17 @@ impl Plan {
         command.arg("--kubeconfig").arg(self.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig()));
         let admin = if self.admin { "127.0.0.1:0" } else { "off" };
         command.args(["--admin", admin, "--listen", &self.listen]);
-        if self.tls {
-            command.arg("--tls-self-signed").arg("--tls-self-signed-out").arg(&ca);
-        }
+        let ca = match &self.pair {
+            Some((certificate, key)) => {
+                command.arg("--tls-cert").arg(certificate).arg("--tls-key").arg(key);
+                certificate.clone()
+            }
+            None if self.tls => {
+                command.arg("--tls-self-signed").arg("--tls-self-signed-out").arg(&ca);
+                ca
+            }
+            None => ca,
+        };
         if let Some(yaml) = &self.config {
             fs::write(file("yaml"), yaml).expect("a file");
             command.arg("--config").arg(file("yaml"));

@@ -18,6 +18,7 @@ fn a_410_is_for_history_that_may_be_gone() {
     kept(Expired, 1, &[&open, &refused, &line("compacted", r#""version":12,"at_ns":300"#)]);
     kept(Expired, 1, &[&open, &refused, &line("window", r#""version":11,"at_ns":300"#)]);
     kept(Expired, 1, &[&open, &refused, &line("window", r#""resource":"pods","version":11,"at_ns":300"#)]);
+    kept(Expired, 1, &[&open, &refused, &line("window", r#""version":11,"at_ns":300,"server":"subject""#)]);
     // Seven changes are behind version 10.
     kept(Expired, 1, &[&open, &refused, &line("run", r#""window_changes":6"#)]);
     let list = |query| list_at(300, 1, query, r#""code":410,"status":{"code":410,"message":"m"}"#);
@@ -39,6 +40,8 @@ fn a_410_for_history_that_is_there_is_wrong() {
     wrong(&[&open, &error(410, 300), &line("window", r#""version":10,"at_ns":300"#)]);
     wrong(&[&open, &error(410, 300), &line("window", r#""resource":"secrets","version":11,"at_ns":300"#)]);
     wrong(&[&open, &error(410, 300), &line("run", r#""window_changes":7"#)]);
+    // Another server has forgotten it.
+    wrong(&[&open, &error(410, 300), &line("window", r#""version":11,"at_ns":300,"server":{"also":0}"#)]);
     // It had got further than where it began.
     let told = events("ADDED a/y 11");
     let further = "what came behind 11, which nothing had let go of";

@@ -6,7 +6,7 @@ use super::super::model::content;
 use super::super::spoiling::{Answered, Spoiling};
 use super::Mutation;
 
-pub(super) const MUTATIONS: [Mutation; 22] = [
+pub(super) const MUTATIONS: [Mutation; 23] = [
     ("a list has an object of another version", Promise::ListSnapshot, torn),
     ("a list lacks an object", Promise::ListSnapshot, lacking),
     ("a list has an object twice", Promise::ListSnapshot, twice),
@@ -29,6 +29,7 @@ pub(super) const MUTATIONS: [Mutation; 22] = [
     ("an object has other bytes", Promise::TypedBytes, other_bytes),
     ("an answer in another encoding", Promise::TypedBytes, other_encoding),
     ("a second list after an incident", Promise::OneRelist, second_list),
+    ("a client that has a state lists again", Promise::BeginsOnce, begin_again),
 ];
 
 fn nonempty(it: &Spoiling<'_>, least: usize) -> Vec<Answered> {
@@ -269,5 +270,20 @@ fn second_list(it: &mut Spoiling<'_>) -> Option<()> {
     let asked = (0..it.records.len()).filter(|at| matches!(it.records[*at], Record::Asked(_))).collect();
     let at = it.pick(asked)?;
     it.records.insert(at, it.records[at].clone());
+    Some(())
+}
+
+fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
+    let client = |at: usize, it: &Spoiling<'_>| match &it.records[at] {
+        Record::Call(call) => (call.client, call.resumes),
+        _ => panic!("no call at {at}"),
+    };
+    let lists = it.lists();
+    let first = it.pick(lists.iter().filter(|list| !it.answer(list.at).more).cloned().collect())?;
+    let later = lists.into_iter().filter(|list| list.call > first.at && client(list.call, it).1.is_none());
+    let later = it.pick(later.collect())?;
+    let (again, _) = client(first.call, it);
+    let Record::Call(call) = &mut it.records[later.call] else { panic!("no call") };
+    call.client = again;
     Some(())
 }

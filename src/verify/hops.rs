@@ -1,0 +1,97 @@
+//! Where clients of several servers went, and what became of them there.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use super::history::History;
+use super::record::{AskedServer, ReadVerb, RunRecord};
+
+/// How clients went from server to server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hops {
+    /// How often a watch went on at the second one from what the first had told.
+    pub between: BTreeMap<(AskedServer, AskedServer), u64>,
+    /// How often each ended a watch with a 410.
+    pub expired: BTreeMap<AskedServer, u64>,
+    /// Clients that were told a state, or went on from one.
+    pub clients: u64,
+}
+
+impl Hops {
+    pub fn of(history: &History) -> Self {
+        let (mut hops, mut clients) = (Self::default(), HashSet::new());
+        for op in history.operations.iter().filter(|op| op.server.is_judged() && op.verb == ReadVerb::Watch) {
+            let refusals = op.errors.iter().filter(|status| status.code == 410).count() as u64;
+            if refusals > 0 {
+                *hops.expired.entry(op.server).or_default() += refusals;
+            }
+            if op.answered(200).is_none() {
+                continue;
+            }
+            clients.insert(op.client);
+            let before = history.before(op).filter(|before| before.server != op.server);
+            if let Some(before) = before {
+                *hops.between.entry((before.server, op.server)).or_default() += 1;
+            }
+        }
+        hops.clients = clients.len() as u64;
+        hops
+    }
+
+    /// In words, a line for each pair of servers; nothing of a run with one server.
+    pub(super) fn words<'a>(&'a self, run: &'a RunRecord) -> impl fmt::Display + 'a {
+        HopsWords { hops: self, run }
+    }
+}
+
+struct HopsWords<'a> {
+    hops: &'a Hops,
+    run: &'a RunRecord,
+}
+
+impl fmt::Display for HopsWords<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |server: AskedServer| match server {
+            AskedServer::Subject => self.run.url.as_str(),
+            AskedServer::Also(number) => self.run.also.get(usize::from(number)).map_or("?", String::as_str),
+            AskedServer::Direct => "the apiserver",
+        };
+        for ((from, to), times) in &self.hops.between {
+            writeln!(f, "  {times} watches went on at {} from where {} had been", name(*to), name(*from))?;
+        }
+        for (server, times) in &self.hops.expired {
+            writeln!(f, "  {times} watches were told 410 by {}", name(*server))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hop_is_a_watch_that_goes_on_at_another_server_and_is_told_with_both_names() {
+        let text = r#"
+{"run":{"url":"https://leaf","also":["https://zone"]}}
+{"call":{"op":1,"client":7,"at_ns":1,"verb":"list","path":"/api/v1/pods"}}
+{"return":{"op":1,"at_ns":2,"code":200,"version":10}}
+{"call":{"op":2,"client":7,"at_ns":3,"verb":"watch","path":"/api/v1/pods","resumes":1,"server":{"also":0}}}
+{"return":{"op":2,"at_ns":4,"code":200}}
+{"event":{"op":2,"at_ns":5,"type":"ERROR","status":{"code":410}}}
+{"end":{"op":2,"at_ns":6,"how":"clean"}}
+{"call":{"op":3,"client":7,"at_ns":7,"verb":"watch","path":"/api/v1/pods","resumes":2,"server":{"also":0}}}
+{"return":{"op":3,"at_ns":8,"code":200}}
+{"call":{"op":4,"client":7,"at_ns":9,"verb":"watch","path":"/api/v1/pods","resumes":3}}
+{"return":{"op":4,"at_ns":9,"code":0}}
+"#;
+        let history = History::read(text.as_bytes()).unwrap();
+        let hops = Hops::of(&history);
+        let (leaf, zone) = (AskedServer::Subject, AskedServer::Also(0));
+        assert_eq!(hops.between, BTreeMap::from([((leaf, zone), 1)]), "nobody was let in at the end");
+        assert_eq!((hops.expired.clone(), hops.clients), (BTreeMap::from([(zone, 1)]), 1));
+        let words = hops.words(history.run()).to_string();
+        assert!(words.contains("1 watches went on at https://zone from where https://leaf had been"), "{words}");
+        assert!(words.contains("1 watches were told 410 by https://zone"), "{words}");
+    }
+}

@@ -1,0 +1,67 @@
+//! `BeginsOnce`: whoever goes from one server of a cluster to another needs no second state.
+
+use std::collections::HashMap;
+
+use super::super::ask::ReadPlan;
+use super::super::history::History;
+use super::super::operation::Operation;
+use super::super::promise::Promise;
+use super::super::record::{EventKind, ReadVerb};
+use super::super::violation::Judged;
+
+/// What one client has been told.
+#[derive(Clone, Copy, Debug)]
+struct Begun<'a> {
+    /// What told it the first state.
+    first: &'a Operation,
+    /// The last event that refused its version, if one did.
+    refusal: Option<u32>,
+}
+
+/// Who holds a state neither lists again nor lets itself be told another one: clients of such a run go on as long as
+/// there is a server that lets them.
+pub(super) fn begins_once(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::BeginsOnce);
+    if !history.run.begins_once {
+        return judged;
+    }
+    let mut clients: HashMap<u32, Begun<'_>> = HashMap::new();
+    for op in history.judged(Promise::BeginsOnce) {
+        let Some(begun) = clients.get_mut(&op.client) else {
+            if is_whole(op) {
+                clients.insert(op.client, Begun { first: op, refusal: None });
+            }
+            continue;
+        };
+        judged.instances += u64::from(op.verb == ReadVerb::Watch);
+        if begins(op) {
+            let (first, refusal) = (begun.first, begun.refusal.unwrap_or(0));
+            judged.violation(op, &[first.line, refusal], || {
+                let began = first.answer.as_ref().and_then(|answer| answer.version).or(first.state);
+                let got = if op.verb == ReadVerb::List { "another list" } else { "another initial state" };
+                (format!("a client that goes on from the state at {}", began.unwrap_or_default()), got.to_owned())
+            });
+        }
+        let error = op.events.iter().rev().find(|told| told.kind == EventKind::Error);
+        begun.refusal = error.map(|told| told.line).or(begun.refusal);
+    }
+    judged
+}
+
+/// Whether it told a whole state.
+fn is_whole(op: &Operation) -> bool {
+    match op.verb {
+        ReadVerb::List => op.answered(200).is_some_and(|answer| !answer.more),
+        ReadVerb::Watch => op.state.is_some(),
+        ReadVerb::Get => false,
+    }
+}
+
+/// Whether it asks for a state from its beginning.
+fn begins(op: &Operation) -> bool {
+    op.ask.as_ref().is_some_and(|ask| match op.verb {
+        ReadVerb::List => ask.first.is_empty(),
+        ReadVerb::Watch => matches!(ask.plan, ReadPlan::State(_)),
+        ReadVerb::Get => false,
+    })
+}

@@ -1,0 +1,85 @@
+//! Histories of several servers of one cluster, among which clients go with the versions that they have.
+
+use super::super::super::promise::Promise::{BeginsOnce, Continuity, Monotone, Reliable, Resumable, Unique};
+use super::{broken, events, events_of, kept, list, list_at, resume, watch};
+
+const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+const BEGINS_ONCE: &str = r#"{"run":{"begins_once":true}}"#;
+const NOTHING: &str = r#""code":200,"version":10,"items":[{"key":"a/x","version":5}]"#;
+
+/// The same call at the first of the further servers.
+fn elsewhere(call: &str) -> String {
+    call.replacen(r#""client":1,"#, r#""client":1,"server":{"also":0},"#, 1)
+}
+
+fn run(records: &[&str]) -> Vec<String> {
+    [BEGINS_ONCE, "\n"].into_iter().chain(records.iter().copied()).map(str::to_owned).collect()
+}
+
+#[test]
+fn who_goes_on_elsewhere_holds_the_state_there_as_well() {
+    let (first, there) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
+    let back = resume(3, 2, "resourceVersion=12");
+    let seen = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
+    kept(Continuity, 2, &[&first, &there, &seen, &back, &events_of(3, "DELETED a/y 13, ADDED a-b/z 14")]);
+    let lost = events_of(3, "ADDED a-b/z 14");
+    let words = ["a client that holds the state at 14, with nothing of a/y", "one with a/y of 11"];
+    broken(Continuity, words[0], words[1], &[&first, &there, &seen, &back, &lost]);
+}
+
+#[test]
+fn what_one_server_has_told_another_does_not_tell_again_and_does_not_leave_out() {
+    let (open, seen) = (watch(1, "resourceVersion=10"), events("ADDED a/y 11, MODIFIED a/x 12"));
+    let there = elsewhere(&resume(2, 1, "resourceVersion=12"));
+    let on = events_of(2, "DELETED a/y 13, ADDED a-b/z 14");
+    for (promise, instances) in [(Unique, 4), (Resumable, 2), (Reliable, 4)] {
+        kept(promise, instances, &[&open, &seen, &there, &on]);
+    }
+    let again = events_of(2, "MODIFIED a/x 12, DELETED a/y 13");
+    broken(Unique, "MODIFIED a/x at 12 once", "MODIFIED a/x at 12 again", &[&open, &seen, &there, &again]);
+    let late = events_of(2, "ADDED a-b/z 14");
+    let words = ["DELETED a/y at 13 first behind 12", "ADDED a-b/z at 14 first"];
+    broken(Resumable, words[0], words[1], &[&open, &seen, &there, &late]);
+}
+
+#[test]
+fn each_has_a_memory_of_its_own() {
+    let of = |version| format!(r#""code":200,"version":{version}"#);
+    let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
+    kept(Monotone, 2, &[&any(100, 1, 12), &elsewhere(&any(110, 2, 11))]);
+    let words = ["an answer of 12 or later, as an earlier one was", "one of 11"];
+    broken(Monotone, words[0], words[1], &[&elsewhere(&any(100, 1, 12)), &elsewhere(&any(110, 2, 11))]);
+}
+
+#[test]
+fn who_holds_a_state_needs_no_other_one() {
+    let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
+    let of = |records: &[&str]| run(records).concat();
+    kept(BeginsOnce, 1, &[&of(&[&first, &goes_on])]);
+    // Nobody was told a state by a list that failed, or of which a page is missing.
+    let failed = list(1, "", r#""code":503"#);
+    let begun = list(1, "limit=1", r#""code":200,"version":10,"more":true"#);
+    let second = list_at(200, 2, "", NOTHING);
+    kept(BeginsOnce, 0, &[&of(&[&failed, &second])]);
+    kept(BeginsOnce, 0, &[&of(&[&begun, &second])]);
+    // Somebody else begins.
+    let other = second.replace(r#""client":1"#, r#""client":2"#);
+    kept(BeginsOnce, 0, &[&of(&[&first, &other])]);
+    // Where clients may list as they like nothing is judged.
+    kept(BeginsOnce, 0, &[&first, &second]);
+}
+
+#[test]
+fn whoever_lists_again_or_is_told_a_second_state_is_found() {
+    let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
+    let wrong = |got: &str, records: &[&str]| {
+        let records = run(records).concat();
+        broken(BeginsOnce, "a client that goes on from the state at 10", got, &[&records]);
+    };
+    let refused = r#"{"event":{"op":2,"at_ns":120,"type":"ERROR","status":{"code":410}}}"#;
+    wrong("another list", &[&first, &goes_on, refused, "\n", &list_at(200, 3, "", NOTHING)]);
+    wrong("another list", &[&first, &elsewhere(&list_at(200, 3, "resourceVersion=0", NOTHING))]);
+    wrong("another initial state", &[&first, &watch(3, STATE)]);
+    let streamed = [&watch(1, STATE), &events("ADDED a/x 5, END - 10")].map(String::as_str).concat();
+    wrong("another list", &[&streamed, &list_at(200, 3, "", NOTHING)]);
+}

@@ -1,0 +1,282 @@
+//! Versions are the cluster's: informers go from a proxy to the apiserver and on to a proxy of another tier, while
+//! each of the three is killed and started again, and lose, repeat and list nothing (F5). `make failover` does it for
+//! longer.
+
+mod tiers;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::probe::{ProgressLine, TargetCredentials};
+use kube_fanout::verify::{
+    AlsoOrder, AskedServer, Counts, EtcdOrder, History, Outcome, Promise, Record, RecordedEncoding, Requirements,
+    RunVerdict, Transport, VerifyOrder, excerpt,
+};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::bed::{self, Ask, Http, Plane, Proxy, Seed, Watch, eventually, say, within};
+use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
+
+/// Configmaps are stored as JSON, so that etcd's gateway shows them.
+const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
+const MAPS: &str = "/api/v1/configmaps";
+/// A run that lasts so long, as `make test` does it, has each of the three killed once.
+const SHORT: Duration = Duration::from_secs(9);
+/// Between the time that all is known behind one kill and the next, in a short run and in a long one: by then every
+/// client has heard of something that came later.
+const BETWEEN_SHORT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(900));
+const BETWEEN: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(10));
+/// The end of a long run, in which nothing is killed.
+const CALM: Duration = Duration::from_secs(8);
+/// How late a change may be while nothing is broken, in a short run and in a long one of many informers.
+const ON_TIME_SHORT: Duration = Duration::from_secs(3);
+const ON_TIME: Duration = Duration::from_secs(10);
+/// As many informers share a connection.
+const SHARE: u32 = 25;
+
+/// What must have been judged, or the run says nothing.
+const JUDGED: [Promise; 8] = [
+    Promise::Ordered,
+    Promise::Unique,
+    Promise::Reliable,
+    Promise::Resumable,
+    Promise::Bookmarkable,
+    Promise::Continuity,
+    Promise::TypedBytes,
+    Promise::BeginsOnce,
+];
+
+/// How large a run is.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    informers: u32,
+    duration: Duration,
+    /// Writes in a second.
+    rate: u32,
+    seed: u64,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn informers_thrown_among_two_tiers_and_the_apiserver_lose_nothing_and_begin_once() {
+    let small = |name: &str, usual| u32::try_from(bed::number(name, usual)).expect("a small number");
+    let (informers, rate) = (small("FAILOVER_INFORMERS", 60), small("FAILOVER_RATE", 25));
+    let seconds = bed::number("FAILOVER_SECONDS", 0);
+    let seed = Seed::new("FAILOVER_SEED", |seed| {
+        format!("make failover INFORMERS={informers} SECONDS={} RATE={rate} SEED={seed}", seconds.max(60))
+    });
+    let Some(bed) = bed::own_with("failover", &AS_JSON).await else { return };
+    let duration = if seconds == 0 { SHORT } else { Duration::from_secs(seconds) };
+    let scale = Scale { informers, duration, rate, seed: seed.first() };
+    let mut tiers = Tiers::start(&bed).await;
+    let out = bed.file("failover");
+    let order = order(&bed, &tiers, &out, scale);
+    let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
+    let running = kube_fanout::verify::run(&order, &progress, &stop);
+    let (ran, kills) = tokio::join!(running, kill(&mut tiers, scale));
+    let notes = ran.unwrap_or_else(|error| panic!("{error}")).notes;
+    for (victim, times) in &kills {
+        say(&format!("{} was killed {times} times", name(*victim)));
+    }
+    assert_eq!(kills.len(), 3, "the run is void: not each of them was killed");
+    judge(&out.join("records.jsonl"), &tiers.records, &notes, &least(scale));
+    tiers.assert_sound();
+}
+
+fn order(plane: &Plane, tiers: &Tiers<'_>, out: &Path, scale: Scale) -> VerifyOrder {
+    let Scale { informers, duration, rate, seed } = scale;
+    let (leaf, zone) = (tiers.leaf.proxy().target(), tiers.zone.proxy().target());
+    let credentials =
+        TargetCredentials { kubeconfig: Some(plane.kubeconfig()), ca: leaf.ca, ..TargetCredentials::default() };
+    VerifyOrder {
+        url: leaf.url,
+        also: vec![
+            AlsoOrder { url: zone.url, ca: zone.ca },
+            AlsoOrder { url: plane.url().to_owned(), ca: Some(plane.ca()) },
+        ],
+        informers: true,
+        share: SHARE,
+        credentials,
+        etcd: Some(EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() }),
+        direct: Some(plane.url().to_owned()),
+        resource: "configmaps".to_owned(),
+        clients: informers,
+        writers: 4,
+        rate: f64::from(rate),
+        objects: 40,
+        namespaces: 4,
+        duration,
+        seed,
+        faults: Vec::new(),
+        fault_every: (Duration::ZERO, Duration::ZERO),
+        window: Duration::from_secs(75),
+        patience: if duration == SHORT { ON_TIME_SHORT } else { ON_TIME },
+        events_min: 0,
+        transports: [[Transport::H2; 14].as_slice(), &[Transport::H1, Transport::Ws]].concat(),
+        encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
+        record_bytes_max: 4 << 30,
+        out: out.to_owned(),
+        keep: false,
+        command: String::new(),
+    }
+}
+
+/// Kills one after the other, in rounds of all three: each in an order and at moments that are drawn.
+async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32> {
+    let Scale { informers, duration, seed, .. } = scale;
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let begun = Instant::now();
+    for (what, tier) in [("the leaf", &tiers.leaf), ("the zone's proxy", &tiers.zone)] {
+        eventually(&format!("informers are at {what}"), async || {
+            let watches = tier.proxy().metrics().await.sum("kube_fanout_watches_open", &[]);
+            (watches > i64::from(informers) / 6).then_some(())
+        })
+        .await;
+    }
+    let mut kills = BTreeMap::new();
+    let (is_short, over) = (duration == SHORT, begun + duration.saturating_sub(CALM));
+    let (least, most) = if is_short { BETWEEN_SHORT } else { BETWEEN };
+    loop {
+        let mut round = [LEAF, ZONE, APISERVER];
+        // What an apiserver has forgotten a proxy cannot know that begins behind it, and in a short run some clients
+        // may have heard of nothing since: there it comes last.
+        rng.shuffle(if is_short { &mut round[..2] } else { &mut round });
+        for victim in round {
+            sleep(least + most.saturating_sub(least).mul_f64(rng.f64())).await;
+            if !is_short && Instant::now() > over {
+                return kills;
+            }
+            tiers.kill(victim, &mut rng).await;
+            *kills.entry(victim).or_default() += 1;
+        }
+        if is_short {
+            return kills;
+        }
+    }
+}
+
+/// With less than this a run is void: a third of the writes, an event a second for each informer where there are as
+/// many writes as usual, and a hop in half a minute.
+fn least(scale: Scale) -> Counts {
+    let (seconds, clients) = (scale.duration.as_secs(), u64::from(scale.informers));
+    let writes = u64::from(scale.rate) * seconds / 3;
+    Counts {
+        writes,
+        events: clients * seconds * u64::from(scale.rate) / 25,
+        hops: clients * seconds / 30,
+        resumes: clients,
+        faults: 3,
+        ..Counts::default()
+    }
+}
+
+/// Judges a record, with what was killed in its time.
+fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) {
+    let mut file = File::options().append(true).open(record).expect("a record");
+    for line in kills {
+        writeln!(file, "{}", serde_json::to_string(line).expect("it is JSON")).expect("a line");
+    }
+    let open = || BufReader::new(File::open(record).expect("a record"));
+    let history = History::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
+    let verdict = RunVerdict::of(&history, &Requirements { least: *least, judged: JUDGED.into() });
+    drop(history);
+    let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
+    let text = verdict.text(&excerpt(open(), &lines).expect("a record"));
+    text.lines().for_each(say);
+    say(&format!("{} clients went on from a state", verdict.hops.clients));
+    notes.iter().for_each(|note| say(&format!("note: {note}")));
+    assert_eq!(verdict.outcome(), Outcome::Kept, "{}", record.display());
+}
+
+/// Watches of the leaf, and one of the apiserver to compare them with.
+const WATCHES: usize = 20;
+
+/// The changes of a watch up to a version, each by type, name and version.
+async fn changes(mut watch: Watch, last: u64) -> Vec<(String, String, u64)> {
+    let mut all = Vec::new();
+    loop {
+        let change = watch.change().await;
+        let version = change.version();
+        all.push((change.kind.clone(), change.name().to_owned(), version));
+        if version >= last {
+            return all;
+        }
+    }
+}
+
+/// How many lists a proxy has asked its upstream for, to fill its feeds.
+async fn lists_asked(proxy: &Proxy) -> i64 {
+    proxy.metrics().await.sum("kube_fanout_upstream_requests_total", &[("cause", "list")])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leaf_whose_zone_is_killed_under_load_goes_on_without_a_list_and_reads_there_what_is_current() {
+    let Some(bed) = bed::alone().await else { return };
+    let mut tiers = Tiers::start(&bed).await;
+    let version = bed.direct().version(MAPS).await;
+    let ask = || Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"));
+    let leaf: Http = tiers.leaf.proxy().client();
+    let watches = join_all((0..WATCHES).map(|_| leaf.watch(ask()))).await;
+    let direct = bed.direct().watch(ask()).await;
+    let churn = bed.drive("churn").args(["--resource", "configmaps", "--namespace", "tiers", "--ops", "500"]);
+    let churn = churn.args(["--rate", "100", "--objects", "30"]).start();
+    churn.wrote(100).await;
+    let began = lists_asked(tiers.leaf.proxy()).await;
+    tiers.zone.kill();
+    churn.wrote(200).await;
+    tiers.zone.start_again(&bed).await;
+    let last = *churn.finish().await.versions().last().expect("it wrote");
+    let told = within("all watches have it", join_all(watches.into_iter().map(|watch| changes(watch, last)))).await;
+    let expected = within("the apiserver has it", changes(direct, last)).await;
+    assert!(told.iter().all(|told| *told == expected), "each change once and in order");
+    let (leaf_lists, zone_lists) = (lists_asked(tiers.leaf.proxy()).await, lists_asked(tiers.zone.proxy()).await);
+    say(&format!(
+        "{} changes in each of {WATCHES} watches; {began} lists of the leaf, then {}; {zone_lists} of the next zone",
+        expected.len(),
+        leaf_lists - began
+    ));
+    assert!(began >= 1, "the leaf has asked the zone for a state");
+    assert_eq!(leaf_lists, began, "and goes on where it was");
+    assert_eq!(zone_lists, 1, "a state for each feed");
+    let gaps = tiers.leaf.proxy().metrics().await;
+    assert_eq!(gaps.sum("kube_fanout_history_gaps_total", &[]), 0);
+    proofs_are_answered_by_the_zone(&bed, &tiers).await;
+    tiers.assert_sound();
+}
+
+/// Whoever reads at the leaf without a version gets what is written, and the zone passes nothing on for that.
+async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
+    const OWN: &str = "/api/v1/namespaces/default/configmaps";
+    const READS: usize = 50;
+    let (leaf, zone) = (tiers.leaf.proxy(), tiers.zone.proxy());
+    // What has to be found out about a form is found out once.
+    leaf.client().version(OWN).await;
+    let (forwarded, asked) = (passed_on(zone).await, leaf.asked("position").await);
+    for n in 0..READS {
+        let patch = serde_json::json!({"data": {"n": n.to_string()}});
+        let written = plane.direct().patch(&format!("{OWN}/failover-probe"), patch).await;
+        let list = leaf.client().get(OWN).await;
+        assert!(list.is_cached(), "{}", list.text());
+        let items = list.value()["items"].as_array().expect("items").clone();
+        let read = items.iter().find(|item| item["metadata"]["name"] == "failover-probe").expect("it is there");
+        assert_eq!(read["data"]["n"], n.to_string(), "{} was written before", bed::version_of(&written));
+    }
+    let proofs = leaf.asked("position").await - asked;
+    say(&format!("{READS} reads behind a write at the leaf: {proofs} questions to the zone, none of them passed on"));
+    assert_eq!(passed_on(zone).await, forwarded);
+}
+
+/// What a proxy has passed on, but for samples by which a form is compared with what upstream writes: they name a
+/// version that is soon over, and there are a few for each form, however many read it.
+async fn passed_on(proxy: &Proxy) -> Vec<(String, i64)> {
+    const SAMPLES_MAX: i64 = 5;
+    let forwarded = proxy.forwarded().await;
+    let is_sample = |labels: &str| labels.contains("exact_version");
+    let samples = forwarded.iter().filter(|(labels, _)| is_sample(labels)).map(|(_, count)| count).sum::<i64>();
+    assert!(samples <= SAMPLES_MAX, "{forwarded:?}");
+    forwarded.into_iter().filter(|(labels, _)| !is_sample(labels)).collect()
+}

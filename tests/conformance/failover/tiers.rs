@@ -1,0 +1,156 @@
+//! An apiserver, a proxy in front of it and a proxy in front of that, each of which can be killed and started again.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube_fanout::base::now_ns;
+use kube_fanout::verify::{AskedServer, FaultRecord, Record, WindowRecord};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::bed::{self, Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
+
+/// The servers, in the order in which a run names them.
+pub const LEAF: AskedServer = AskedServer::Subject;
+pub const ZONE: AskedServer = AskedServer::Also(0);
+pub const APISERVER: AskedServer = AskedServer::Also(1);
+
+/// How long a server is away that was killed, besides the time that it takes to start.
+const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Longer than a frame may be on its way behind one that came later.
+const SETTLED: Duration = Duration::from_millis(500);
+const PROBES: &str = "/api/v1/namespaces/default/configmaps";
+const PROBE: &str = "failover-probe";
+
+/// A proxy that keeps its address and its certificate when it is started again.
+pub struct Tier {
+    plan: Plan,
+    proxy: Proxy,
+}
+
+/// The three of them, and what each may have forgotten.
+pub struct Tiers<'a> {
+    plane: &'a Plane,
+    pub zone: Tier,
+    pub leaf: Tier,
+    /// Changes at or below these versions the apiserver, the zone's proxy and the leaf need not know.
+    forgotten: [u64; 3],
+    /// What was broken, and what was forgotten then.
+    pub records: Vec<Record>,
+}
+
+impl Tier {
+    async fn start(plane: &Plane, name: &str, upstream: Option<PathBuf>) -> Self {
+        let pair = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
+        let file = |end: &str, text: String| {
+            let path = plane.file(&format!("{name}-{end}"));
+            fs::write(&path, text).expect("a file");
+            path
+        };
+        let (certificate, key) = (file("crt", pair.cert.pem()), file("key", pair.signing_key.serialize_pem()));
+        let plan = Plan::tls().listen(&bed::free_address()).certified(&certificate, &key);
+        let plan = upstream.into_iter().fold(plan, |plan, upstream| plan.upstream(&upstream));
+        let proxy = plan.clone().start(plane).await;
+        Self { plan, proxy }
+    }
+
+    pub fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    pub fn kill(&self) {
+        self.proxy.kill();
+    }
+
+    pub async fn start_again(&mut self, plane: &Plane) {
+        self.proxy = self.plan.clone().start(plane).await;
+    }
+}
+
+impl<'a> Tiers<'a> {
+    pub async fn start(plane: &'a Plane) -> Self {
+        let zone = Tier::start(plane, "zone", None).await;
+        let upstream = plane.file("zone-kubeconfig");
+        fs::write(&upstream, zone.proxy.target().kubeconfig()).expect("a file");
+        let leaf = Tier::start(plane, "leaf", Some(upstream)).await;
+        plane.direct().create(PROBES, json!({"metadata": {"name": PROBE}})).await;
+        Self { plane, zone, leaf, forgotten: [0; 3], records: Vec::new() }
+    }
+
+    /// Kills one of them and starts it again, and returns when both proxies are up to date.
+    pub async fn kill(&mut self, victim: AskedServer, rng: &mut fastrand::Rng) {
+        let (from_ns, began) = (now_ns(), Instant::now());
+        let away = AWAY.0 + AWAY.1.saturating_sub(AWAY.0).mul_f64(rng.f64());
+        let [apiserver, zone, _] = self.forgotten;
+        let forgotten = match victim {
+            APISERVER => {
+                self.plane.kill_apiserver().await;
+                sleep(away).await;
+                self.plane.start_apiserver().await;
+                // It begins with what is there when it starts.
+                self.forgotten[0] = self.plane.direct().version(PROBES).await;
+                self.forgotten[0]
+            }
+            ZONE => {
+                self.zone.kill();
+                sleep(away).await;
+                self.zone.start_again(self.plane).await;
+                // Whoever begins anew knows what its upstream remembers.
+                self.forgotten[1] = apiserver;
+                apiserver
+            }
+            _ => {
+                self.leaf.kill();
+                sleep(away).await;
+                self.leaf.start_again(self.plane).await;
+                self.forgotten[2] = zone;
+                zone
+            }
+        };
+        let back = began.elapsed();
+        self.until_known().await;
+        let late = began.elapsed().saturating_sub(back);
+        let name = name(victim);
+        say(&format!(
+            "{name} was away for {:.1} s, all was known {:.1} s later",
+            back.as_secs_f64(),
+            late.as_secs_f64()
+        ));
+        sleep(SETTLED).await;
+        let (name, to_ns) = (format!("the kill of {name}"), now_ns());
+        self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() }));
+        let (resource, server) = ("configmaps".to_owned(), Some(victim));
+        self.records.push(Record::Window(WindowRecord { resource, version: forgotten, at_ns: from_ns, server }));
+    }
+
+    /// Waits until both proxies have what is written now.
+    async fn until_known(&self) {
+        let path = format!("{PROBES}/{PROBE}");
+        let annotation = format!("{:x}", fastrand::u64(..));
+        let patch = json!({"metadata": {"annotations": {"probe": annotation}}});
+        let written = version_of(&self.plane.direct().patch(&path, patch).await);
+        for (name, tier) in [("the zone's proxy", &self.zone), ("the leaf", &self.leaf)] {
+            let (client, path) = (Http::new(tier.proxy.target(), Protocol::H1), format!("{path}?resourceVersion=0"));
+            eventually(&format!("{name} is up to date"), async || {
+                let answer = client.try_get(&path).await.filter(|answer| answer.status == 200)?;
+                (version_of(&answer.value()) >= written).then_some(())
+            })
+            .await;
+        }
+    }
+
+    pub fn assert_sound(&self) {
+        self.zone.proxy.assert_sound();
+        self.leaf.proxy.assert_sound();
+    }
+}
+
+/// A server in words.
+pub fn name(server: AskedServer) -> &'static str {
+    match server {
+        LEAF => "the leaf",
+        ZONE => "the zone's proxy",
+        _ => "the apiserver",
+    }
+}

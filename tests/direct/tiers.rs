@@ -1,0 +1,89 @@
+//! A proxy whose upstream is a proxy: what reaches its clients, and what the apiserver sees of it (F5, W10).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
+
+use crate::direct::{self, App, History, PODS, Protocol, assert_same, configmap, straight};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// A proxy names itself in each request; what it passes on has the names of those before it as well.
+const HOPS: &str = "kube-fanout-hops";
+const CLIENTS: usize = 40;
+
+/// A zone's proxy in front of upstream, and a leaf in front of that.
+async fn tiers(up: &RunningUpstream) -> (App, App) {
+    let zone = direct::app(up).run().await;
+    zone.discovered().await;
+    let leaf = direct::in_front_of(&zone.url()).run().await;
+    leaf.discovered().await;
+    (zone, leaf)
+}
+
+/// The requests for a path that upstream has had: of the zone itself, and of the leaf or its clients through it.
+fn seen(up: &RunningUpstream, path: &str) -> (usize, usize) {
+    let hops = |seen: &ReceivedRequest| {
+        let values = seen.headers.get_all(HOPS).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).count()
+    };
+    let requests = up.requests();
+    let of = |wanted: fn(usize) -> bool| {
+        requests.iter().filter(|seen| seen.uri.path() == path && wanted(hops(seen))).count()
+    };
+    (of(|hops| hops == 1), of(|hops| hops > 1))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_asks_for() {
+    let up = demo::upstream().pods(60).seed(71).run().await;
+    let (_zone, leaf) = tiers(&up).await;
+    let mut history = History::begin(&up, PODS).await;
+    let first = leaf.watch(PODS).from(history.from).await;
+    direct::followed(&up, "pods").await;
+    let before = seen(&up, PODS);
+    assert_eq!(before.1, 0, "the leaf's own state and stream are the zone's");
+    let open = (0..CLIENTS).map(|n| leaf.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future());
+    let mut watches = join_all(open).await;
+    watches.push(first);
+    for _ in 0..CLIENTS {
+        assert_eq!(leaf.get(&format!("{PODS}?resourceVersion=0")).await.status, 200);
+    }
+    let last = up.churn(30).await;
+    history.is_told_to(&watches, last).await;
+    assert_eq!(seen(&up, PODS), before, "watches, and what needs no proof");
+    assert_eq!(up.counts().watches_open.of("pods"), 1);
+    for n in 0..10 {
+        let rv = up.update_pod("default", &format!("mine-{n}"));
+        let list = leaf.get(PODS).await;
+        assert!(list.rv() >= rv, "{} < {rv}", list.rv());
+        assert_eq!(list.headers["kube-fanout-served"], "cache");
+    }
+    let (zones, through) = seen(&up, PODS);
+    assert_eq!(through, 0, "what the leaf asks to prove it the zone answers");
+    let asked = zones - before.0;
+    assert!(asked <= 2 * 10 + 10, "{asked} questions for 10 reads");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bookmark_crosses_two_tiers_within_a_second_and_byte_for_byte() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_zone, leaf) = tiers(&up).await;
+    let from = up.revision();
+    let open = Protocol::ALL.map(|protocol| leaf.watch(PODS).from(from).bookmarks().over(protocol).into_future());
+    let watches = join_all(open).await;
+    direct::followed(&up, "pods").await;
+    let theirs = straight(&up).watch(PODS).from(from).bookmarks().await;
+    for n in 0..3 {
+        let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
+        let sent = tokio::time::Instant::now();
+        up.faults().only("pods").bookmark();
+        theirs.reached(rv).await;
+        for watch in &watches {
+            watch.reached(rv).await;
+            let took = watch.last_came().expect("a bookmark").duration_since(sent);
+            assert!(took < SECOND, "{took:?}");
+            assert_same("the bookmarks", &watch.events(), &theirs.events());
+        }
+    }
+}
