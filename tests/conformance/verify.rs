@@ -84,8 +84,8 @@ async fn nothing_is_broken_while_the_apiserver_is_killed_again_and_again() {
     proxy.assert_sound();
 }
 
-/// A command that kills the apiserver of a plane, starts it again and ends once it is ready: on a busy machine that takes
-/// longer than what a fault may still do behind its command. The one that it starts ends with the others.
+/// A command that kills the apiserver of a plane, starts it again and ends once it is ready: on a busy machine that
+/// takes longer than what a fault may still do behind its command. The one that it starts ends with the others.
 fn killing(plane: &Plane) -> String {
     let (dir, binary, kubeconfig) = (plane.dir.display(), plane.binary.display(), plane.kubeconfig());
     let kubeconfig = kubeconfig.display();
