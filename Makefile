@@ -172,6 +172,12 @@ failover: ## Informers go among two tiers and the apiserver, all killed (INFORME
 	  $(RATE:%=FAILOVER_RATE=%) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture failover::informers
 
+.PHONY: imperfect
+imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
+	@tests/kube/build.sh
+	$(SEED:%=IMPERFECT_SEED=%) IMPERFECT_SECONDS=$(SECONDS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 imperfect::
+
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
 	@fuzz/run.sh $(SECONDS) $(ARGS)

@@ -43,7 +43,7 @@ mod stub;
 mod tests;
 mod token_reviewer;
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 pub use affected::{Affected, AffectedScope, Subjects};
 pub use authenticator::{FrontProxy, Trusted};
@@ -129,10 +129,4 @@ impl Default for AuthConfig {
             namespaces_per_user: 500,
         }
     }
-}
-
-/// The time of day, by which credentials end.
-#[allow(clippy::disallowed_methods, reason = "nothing else says when a credential is over")]
-fn now() -> SystemTime {
-    SystemTime::now()
 }

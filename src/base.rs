@@ -16,7 +16,7 @@ mod wake_flag;
 
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
-pub use clock::{now_ns, until};
+pub use clock::{WallClock, now_ns, until};
 pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 pub use metrics::describe;

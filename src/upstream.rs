@@ -29,6 +29,7 @@ mod release;
 mod review;
 mod secrecy;
 mod server_url;
+mod token_file;
 
 pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};

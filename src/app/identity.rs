@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::StartError;
 use crate::auth::{AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted};
-use crate::base::{Reloaded, Tasks};
+use crate::base::{Reloaded, Tasks, WallClock};
 use crate::config::Serve;
 use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
 
@@ -29,7 +29,8 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
         }
         None => None,
     };
-    let parts = Delegation { client: client.clone(), client_authorities, front_proxy, tasks: tasks.clone() };
+    let clock = WallClock::default();
+    let parts = Delegation { client: client.clone(), client_authorities, front_proxy, clock, tasks: tasks.clone() };
     Ok(Gate::delegated(delegated.auth.clone(), parts))
 }
 

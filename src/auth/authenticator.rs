@@ -8,8 +8,8 @@ use super::certificate::{Authorities, CertificateHolder, Untrusted};
 use super::credential::Credential;
 use super::reviews::Reviews;
 use super::token_reviewer::{self, TokenReviewer};
-use super::{AuthConfig, AuthorityRole, NotGranted, Shown, now};
-use crate::base::Reloaded;
+use super::{AuthConfig, AuthorityRole, NotGranted, Shown};
+use crate::base::{Reloaded, WallClock};
 use crate::kube::User;
 use crate::upstream::CredentialId;
 
@@ -29,6 +29,7 @@ pub(super) struct Authenticator {
     key: ring::hmac::Key,
     token_reviewer: TokenReviewer,
     pub(super) access_reviewer: AccessReviewer,
+    pub(super) clock: WallClock,
     client_authorities: Option<Trusted>,
     front_proxy: Option<FrontProxy>,
 }
@@ -48,14 +49,16 @@ impl Authenticator {
         config: &AuthConfig,
         client_authorities: Option<Trusted>,
         front_proxy: Option<FrontProxy>,
+        clock: WallClock,
     ) -> Self {
         let mut secret = [0; 32];
         let random = ring::rand::SystemRandom::new();
         ring::rand::SecureRandom::fill(&random, &mut secret).expect("the system has randomness");
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            token_reviewer: TokenReviewer::new(reviews.clone(), config),
+            token_reviewer: TokenReviewer::new(reviews.clone(), config, clock.clone()),
             access_reviewer: AccessReviewer::new(reviews, config),
+            clock,
             client_authorities,
             front_proxy,
         }
@@ -96,7 +99,7 @@ impl Authenticator {
     fn front_proxy(&self, shown: &Shown) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
-            shown.holder(AuthorityRole::FrontProxy, &front.authorities.current(), now()).ok()?;
+            shown.holder(AuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
@@ -130,7 +133,7 @@ impl Authenticator {
     /// The holder of a certificate; `None` if the certificate is trusted and names nobody.
     fn holder(&self, shown: &Shown) -> Result<Option<CertificateHolder>, NotGranted> {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
-        match shown.holder(AuthorityRole::Client, &authorities, now()) {
+        match shown.holder(AuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),
             Err(Untrusted::Nameless) => Ok(None),
             Err(_) => Err(NotGranted::Unauthenticated),

@@ -17,7 +17,7 @@ use super::reviews::Reviews;
 use super::{
     Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, access_reviewer, metrics, token_reviewer,
 };
-use crate::base::{Shares, Tasks, mutant};
+use crate::base::{Shares, Tasks, WallClock, mutant};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{ActingAs, Client, CredentialId, Release};
 
@@ -50,6 +50,8 @@ pub struct Delegation {
     pub client: Client,
     pub client_authorities: Option<Trusted>,
     pub front_proxy: Option<FrontProxy>,
+    /// By which credentials end.
+    pub clock: WallClock,
     pub tasks: Tasks,
 }
 
@@ -106,8 +108,8 @@ impl Gate {
 
     /// A gate whose questions `reviews` answers.
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
-        let Delegation { client, client_authorities, front_proxy, tasks } = parts;
-        let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy));
+        let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
+        let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let (leases, slots) = (Arc::<Leases>::default(), Shares::new(IN_FLIGHT_MAX));
         let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();

@@ -19,7 +19,7 @@ use super::authenticator::{Authenticator, Identity, Trusted};
 use super::changes::LOOKED_AT;
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::{Affected, NotGranted, Revoked, metrics, now, token_reviewer};
+use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::base::Tasks;
 use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
@@ -341,7 +341,7 @@ impl Keeper {
                     due = self.bounded(self.good.oldest() + period);
                 }
                 // What the credential says itself, nobody has to be asked about.
-                Err(why) if why.is_doubt() && self.until.is_some_and(|until| until <= now()) => {
+                Err(why) if why.is_doubt() && self.is_over() => {
                     return NotGranted::Unauthenticated;
                 }
                 Err(why) if why.is_doubt() => {
@@ -366,9 +366,7 @@ impl Keeper {
 
     async fn ask(&mut self, since: Instant) -> Result<(), NotGranted> {
         let wanted = since.max(self.needed.identity);
-        // What a credential says itself has come to its end, perhaps.
-        let is_over = self.until.is_some_and(|until| until <= now());
-        if self.good.identity < wanted || is_over {
+        if self.good.identity < wanted || self.is_over() {
             let Identity { asked, user, until } = self.identify(wanted).await?;
             (self.good.identity, self.until) = (asked, until);
             let before = std::mem::replace(&mut *self.standing.user.lock(), user.clone());
@@ -398,8 +396,7 @@ impl Keeper {
         self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
     }
 
-    /// Whether the caller, as last seen, may still what it may.
-    /// Who it is, policy does not say.
+    /// Whether the caller, as last seen, may still what it may. Who it is, policy does not say.
     async fn assert_right(&mut self, since: Instant) -> Result<(), NotGranted> {
         // As long as this is not answered, no older answer will do either.
         self.needed.right = since;
@@ -414,7 +411,12 @@ impl Keeper {
 
     /// When to ask again if nothing happens: not later than the credential ends.
     fn bounded(&self, due: Instant) -> Instant {
-        self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)))
+        self.until.map_or(due, |until| due.min(Instant::now() + remaining(until, self.authenticator.clock.now())))
+    }
+
+    /// Whether the credential has come to its end by its own word.
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= self.authenticator.clock.now())
     }
 
     fn revoke(&self, why: &NotGranted) {
@@ -492,7 +494,7 @@ impl LeaseTerms {
 
 /// Time until a credential is over by the clock on the wall; a moment more, so that then it is over. At most a day: a
 /// token may say what it likes, and that clock may be set.
-fn remaining(until: SystemTime) -> Duration {
-    let left = until.duration_since(now()).unwrap_or_default();
+fn remaining(until: SystemTime, now: SystemTime) -> Duration {
+    let left = until.duration_since(now).unwrap_or_default();
     left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10)
 }

@@ -161,8 +161,13 @@ impl Readable {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere, crate::upstream::CostLedger::default())
             .expect("nothing is asked");
-        let authenticator =
-            super::authenticator::Authenticator::new(Arc::new(client), &super::AuthConfig::default(), None, None);
+        let authenticator = super::authenticator::Authenticator::new(
+            Arc::new(client),
+            &super::AuthConfig::default(),
+            None,
+            None,
+            crate::base::WallClock::default(),
+        );
         let access = Access { verb: "watch".to_owned(), target: crate::kube::AccessTarget::Path(String::new()) };
         let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
         let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone(), slots));

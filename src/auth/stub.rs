@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::credential::Token;
 use super::reviews::{ReviewFuture, Reviews};
 use super::{AuthConfig, Caller, Delegation, Gate, NotGranted, RequestSender};
-use crate::base::Tasks;
+use crate::base::{Tasks, WallClock};
 use crate::kube::{Access, AccessTarget, Query, RequestInfo, User};
 use crate::upstream::{AccessVerdict, Client, CredentialSource, Error, TokenVerdict};
 
@@ -21,6 +21,7 @@ use crate::upstream::{AccessVerdict, Client, CredentialSource, Error, TokenVerdi
 #[derive(Default)]
 pub(super) struct Stub {
     rules: Mutex<Rules>,
+    pub(super) clock: WallClock,
 }
 
 #[derive(Default)]
@@ -135,7 +136,8 @@ pub(super) fn gate(config: AuthConfig) -> (Gate, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client = Client::connect(&nowhere, crate::upstream::CostLedger::default()).expect("nothing is sent");
-    let parts = Delegation { client, client_authorities: None, front_proxy: None, tasks: tasks.clone() };
+    let clock = stub.clock.clone();
+    let parts = Delegation { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
     (Gate::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
 }
 

@@ -3,6 +3,7 @@
 mod crowds;
 mod leases;
 mod namespaces;
+mod steps;
 
 use std::sync::Arc;
 use std::time::Duration;

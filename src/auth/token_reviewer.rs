@@ -10,7 +10,8 @@ use super::credential::{TOKEN_BYTES_MAX, Token};
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
-use super::{AuthConfig, NotGranted, now};
+use super::{AuthConfig, NotGranted};
+use crate::base::WallClock;
 use crate::kube::{Payer, User};
 use crate::upstream::CredentialId;
 
@@ -22,6 +23,7 @@ use crate::upstream::CredentialId;
 /// Leases ask apart from requests, so they do not wait for a question that waits behind those of others.
 pub(super) struct TokenReviewer {
     reviews: Arc<dyn Reviews>,
+    clock: WallClock,
     audiences: Arc<[String]>,
     of_requests: Answers,
     of_leases: Answers,
@@ -82,7 +84,7 @@ const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
 const SOURCES_MAX: usize = 100_000;
 
 impl TokenReviewer {
-    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
+    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig, clock: WallClock) -> Self {
         let ages = Ages { known: config.recheck, unknown: config.token_ttl };
         let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
         let in_all = quota(config.reviews, config.reviews);
@@ -91,6 +93,7 @@ impl TokenReviewer {
         let regulars = moka::sync::Cache::builder().max_capacity(ANSWERS_MAX).time_to_idle(REGULAR_IDLE_MAX).build();
         Self {
             reviews,
+            clock,
             audiences: config.audiences.clone().into(),
             of_requests: Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build(),
             of_leases: Answers::builder().max_capacity(ANSWERS_MAX).expire_after(ages).build(),
@@ -122,7 +125,7 @@ impl TokenReviewer {
         };
         let user = answer.user.ok_or(NotGranted::Unauthenticated)?;
         // Upstream accepts a token for some time beyond its own word; here it ends with that word.
-        if answer.until.is_some_and(|until| until <= now()) {
+        if answer.until.is_some_and(|until| until <= self.clock.now()) {
             return Err(NotGranted::Unauthenticated);
         }
         Ok(Bearer { asked: answer.asked, user, until: answer.until })

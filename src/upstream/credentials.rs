@@ -15,6 +15,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use super::Error;
 use super::plugins::put_runner;
 use super::secrecy::words;
+use super::token_file::TokenFile;
 use crate::net::is_loopback;
 
 /// Says where our credentials come from.
@@ -31,8 +32,8 @@ pub enum CredentialSource {
 impl CredentialSource {
     /// The files that connections are made from: a kubeconfig and the certificates and keys that it names.
     ///
-    /// Token files are not among them: kube-client reads them again by itself. In a pod there are none, because
-    /// kube-client looks at the CA every minute by itself.
+    /// Token files are not among them: they are read again without new connections ([`TokenFile`]). In a pod there are
+    /// none, because kube-client looks at the CA every minute by itself.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         let Self::File(path) = self else { return Vec::new() };
         let mut files = vec![path.clone()];
@@ -160,13 +161,16 @@ impl UpstreamCredentials {
         anonymous.auth_info = AuthInfo::default();
         let anonymous_tls = tls_of(&anonymous)?;
         let invalid = |error: kube_client::Error| CredentialError::Invalid(words(&error));
-        // The innermost service only returns the headers of its request. kube-client's layers (static tokens, rotating
-        // token files, exec plugins) are put around it and add theirs.
+        // The innermost service only returns the headers of its request. kube-client's layers (static tokens, exec
+        // plugins) are put around it and add theirs.
         let echo = echo();
         let extra = config.extra_headers_layer().map_err(invalid)?;
-        let headers = match config.auth_layer().map_err(invalid)? {
-            Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo))),
-            None => BoxCloneSyncService::new(extra.layer(echo)),
+        let headers = match token_file(&config.auth_info)? {
+            Some(file) => BoxCloneSyncService::new(extra.layer(with_token(file))),
+            None => match config.auth_layer().map_err(invalid)? {
+                Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo))),
+                None => BoxCloneSyncService::new(extra.layer(echo)),
+            },
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
@@ -212,6 +216,31 @@ pub(super) fn is_private(server: &Uri) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse();
     let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(is_loopback);
     server.scheme() == Some(&Scheme::HTTPS) || is_local
+}
+
+/// The file that the token is in, where nothing has precedence over it: neither a password nor a token that is given
+/// itself, as in kube-client.
+fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError> {
+    let has_other =
+        auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
+    let Some(path) = auth.token_file.as_ref().filter(|_| !has_other) else { return Ok(None) };
+    let fail = |error: std::io::Error| CredentialError::Invalid(format!("token file {path}: {}", error.kind()));
+    Ok(Some(Arc::new(TokenFile::load(path.into()).map_err(fail)?)))
+}
+
+/// A service that hands back the token's header.
+fn with_token(
+    file: Arc<TokenFile>,
+) -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
+    service_fn(move |request: Request<String>| {
+        let file = file.clone();
+        async move {
+            let mut response = Response::new(String::new());
+            *response.headers_mut() = request.into_parts().0.headers;
+            response.headers_mut().insert(AUTHORIZATION, file.header().await);
+            Ok::<_, Failure>(response)
+        }
+    })
 }
 
 /// A service that hands a request's headers back.

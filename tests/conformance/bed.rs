@@ -21,6 +21,7 @@ mod proxy;
 mod raw;
 pub mod rbac;
 mod seed;
+mod sibling;
 mod times;
 mod watch;
 
@@ -44,6 +45,7 @@ pub use process::{Process, cpu_seconds_of_ended, kube_fanout};
 pub use proxy::{Plan, Proxy};
 pub use raw::read_until_quiet;
 pub use seed::Seed;
+pub use sibling::{Sibling, is_ready, write_kubeconfig};
 pub use times::Times;
 pub use watch::{Ended, Event, Watch, outline};
 

@@ -3,7 +3,7 @@
 //! `make faults` does it for longer.
 
 mod canary;
-mod framing;
+pub mod framing;
 mod noise;
 mod plan;
 mod pump;
@@ -110,8 +110,10 @@ impl<'a> Stage<'a> {
         let (notes, faults) = tokio::join!(futures_util::future::join_all(runs), self.break_things(armed));
         drop(noise);
         self.relays.iter().for_each(|relay| say(&relay.tally().to_string()));
+        let least = Counts { events: 200, writes: 50, resumes: 10, faults: 10, ..Counts::default() };
+        let requirements = Requirements { least, judged: JUDGED.into() };
         for (out, notes) in out.iter().zip(notes) {
-            judge(&out.join("records.jsonl"), &faults, &notes);
+            judge(&out.join("records.jsonl"), &faults, &notes, &requirements);
         }
         assert_eq!(self.lacks(), None, "the run is void");
         self.proxy.assert_sound();
@@ -199,8 +201,18 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Judges a record, with what was broken in its time.
-fn judge(record: &Path, faults: &[FaultRecord], notes: &[String]) {
+/// Judges a record, with what was broken in its time. Fails unless every promise was kept.
+fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: &Requirements) {
+    let (verdict, mut text) = verdict(record, faults, requirements);
+    for note in notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    assert_eq!(verdict.outcome(), Outcome::Kept, "{}\n{text}", record.display());
+    text.lines().filter(|line| line.contains(" events, ")).for_each(say);
+}
+
+/// What becomes of a record, with its words.
+pub fn verdict(record: &Path, faults: &[FaultRecord], requirements: &Requirements) -> (RunVerdict, String) {
     let mut file = File::options().append(true).open(record).expect("a record");
     for fault in faults {
         let line = serde_json::to_string(&Record::Fault(fault.clone())).expect("it is JSON");
@@ -208,13 +220,8 @@ fn judge(record: &Path, faults: &[FaultRecord], notes: &[String]) {
     }
     let open = || BufReader::new(File::open(record).expect("a record"));
     let history = History::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
-    let least = Counts { events: 200, writes: 50, resumes: 10, faults: 10, ..Counts::default() };
-    let verdict = RunVerdict::of(&history, &Requirements { least, judged: JUDGED.into() });
+    let verdict = RunVerdict::of(&history, requirements);
     let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
-    let mut text = verdict.text(&excerpt(open(), &lines).expect("a record"));
-    for note in notes {
-        let _ = writeln!(text, "note: {note}");
-    }
-    assert_eq!(verdict.outcome(), Outcome::Kept, "{}\n{text}", record.display());
-    text.lines().filter(|line| line.contains(" events, ")).for_each(say);
+    let text = verdict.text(&excerpt(open(), &lines).expect("a record"));
+    (verdict, text)
 }

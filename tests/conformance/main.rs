@@ -24,6 +24,7 @@ mod floods;
 mod freshness;
 mod gaps;
 mod hostile;
+mod imperfect;
 mod impersonation;
 mod informers;
 mod kubectl;

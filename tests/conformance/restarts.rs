@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Outcome, Plan, Plane, Proxy, say};
 
-const COUNT: usize = 20;
+pub const COUNT: usize = 20;
 
 /// Watches through the proxy that write down every frame, until the version that is written to `until`.
-async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until: &Path) -> crate::bed::Driving {
+pub async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until: &Path) -> crate::bed::Driving {
     let ready = plane.file("ready");
     let watches = plane.drive("watches").at(&proxy.target()).args(["--path", path, "--accept", form, "--verbose"]);
     let watches = watches.args(["--query", "resourceVersion=now&allowWatchBookmarks=true"]);
@@ -32,7 +32,7 @@ fn told(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
 }
 
 /// No watch ended, all saw the same, and every acknowledged version came to each exactly once and in order.
-fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
+pub fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
     let summary = outcome.summary();
     assert_eq!(summary["ended"], json!({"complete": COUNT}), "{summary}");
     assert_eq!(summary["distinct_complete"], 1, "{summary}");
@@ -46,7 +46,7 @@ fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
 }
 
 /// What the proxy asked upstream besides its watches.
-async fn questions(proxy: &Proxy) -> Vec<(String, i64)> {
+pub async fn questions(proxy: &Proxy) -> Vec<(String, i64)> {
     let metrics = proxy.metrics().await;
     let all = metrics.series("kube_fanout_upstream_questions_total", &[]);
     let mut all: Vec<_> = all.map(|(labels, count)| (labels.to_owned(), count)).collect();

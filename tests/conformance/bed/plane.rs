@@ -161,6 +161,17 @@ impl Plane {
         self.end("apiserver", "-KILL", &self.again).await;
     }
 
+    /// Ends the apiserver with SIGTERM, and waits for its end. Nothing restarts it by itself.
+    pub async fn stop_apiserver(&self) {
+        self.end("apiserver", "-TERM", &self.again).await;
+    }
+
+    /// Sends the apiserver a signal, which is given by its name without `SIG`.
+    pub fn signal_apiserver(&self, name: &str) {
+        let told = Command::new("kill").args([&format!("-{name}"), &self.apiserver_pid().to_string()]).status();
+        assert!(told.expect("there is kill").success(), "the apiserver runs");
+    }
+
     async fn end(&self, what: &str, signal: &str, again: &Mutex<Option<Process>>) {
         let pid = self.pid(what);
         let told = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");

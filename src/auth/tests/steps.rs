@@ -1,0 +1,64 @@
+//! The time of day is set forwards and backwards while watches are open. Credentials end by it, and nothing else does.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use tokio::time::sleep;
+
+use super::*;
+use crate::base::WallClock;
+
+const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
+const HOUR: i64 = 3600;
+/// A lease is asserted again within this (A4).
+const BOUND: Duration = Duration::from_secs(75);
+
+/// A token of ada's that ends by its own word so many seconds from now.
+fn token(clock: &WallClock, seconds: u64) -> String {
+    let ends = clock.now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() + seconds;
+    format!("ada~.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{ends}}}"#)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_time_is_set_beyond_the_end_of_a_token_its_watch_ends_within_the_bound() {
+    let scene = scene();
+    let token = token(&scene.stub.clock, 600);
+    let watch = scene.watch(&token, PODS).await;
+    sleep(seconds(5)).await;
+    scene.stub.clock.step(HOUR);
+    let took = until(&watch.over()).await;
+    assert!(took <= BOUND, "{took:?}");
+    assert_eq!(watch.why(), Some("unauthenticated"));
+    assert!(scene.gate.known(&token, [127, 0, 0, 1]).await.is_err(), "and it is good for nothing else");
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_time_is_set_back_what_upstream_says_ends_a_watch_as_soon_as_ever() {
+    let scene = scene();
+    let token = token(&scene.stub.clock, 600);
+    let watch = scene.watch(&token, PODS).await;
+    sleep(seconds(5)).await;
+    scene.stub.clock.step(-24 * HOUR);
+    sleep(seconds(300)).await;
+    assert_eq!(watch.why(), None, "nothing ends by the step");
+    scene.stub.take(&token);
+    let took = until(&watch.over()).await;
+    assert!(took <= BOUND, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_that_is_set_back_and_forth_ends_nothing_and_costs_no_more_questions() {
+    let scene = scene();
+    let token = token(&scene.stub.clock, 24 * 3600);
+    let watch = scene.watch(&token, PODS).await;
+    scene.stub.asked();
+    for step in [-HOUR, 2 * HOUR, -30 * HOUR, 29 * HOUR] {
+        scene.stub.clock.step(step);
+        sleep(seconds(150)).await;
+        assert_eq!(watch.why(), None, "by {step} s");
+    }
+    // Whose it is and whether it may, every 48 to 60 s.
+    let asked = scene.stub.asked().len();
+    assert!((16..=27).contains(&asked), "{asked}");
+}

@@ -1,0 +1,104 @@
+//! A token that whoever rotates it writes to a file anew, as a kubelet does for the service account of a pod.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// A bearer token that is read again from its file by the monotonic clock.
+///
+/// kube-client does that by the time of day, a minute after it has read the file last. When that is set back by an
+/// hour, it does not look for an hour, and goes on with a token that has ended.
+#[derive(Debug)]
+pub(super) struct TokenFile {
+    path: PathBuf,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    header: HeaderValue,
+    read: Instant,
+}
+
+/// Whoever rotates a token writes the next one long before this one ends.
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+impl TokenFile {
+    pub(super) fn load(path: PathBuf) -> io::Result<Self> {
+        let header = read(&path)?;
+        Ok(Self { path, held: Mutex::new(Held { header, read: Instant::now() }) })
+    }
+
+    /// The value of an `Authorization` header. If the file cannot be read, the last one that could be.
+    pub(super) async fn header(&self) -> HeaderValue {
+        if !self.is_due() {
+            return self.held.lock().header.clone();
+        }
+        let path = self.path.clone();
+        // Disks stall.
+        match tokio::task::spawn_blocking(move || read(&path)).await {
+            Ok(Ok(header)) => self.held.lock().header = header,
+            Ok(Err(error)) => {
+                let (file, why) = (self.path.display(), error.kind());
+                tracing::warn!(%file, %why, "the token file was not read: the token before is used");
+            }
+            Err(error) => tracing::error!(%error, "the token file was not read"),
+        }
+        self.held.lock().header.clone()
+    }
+
+    /// Whether it is time to read. Whoever is told so reads, and the others go on with what there is.
+    fn is_due(&self) -> bool {
+        let (mut held, now) = (self.held.lock(), Instant::now());
+        let is_due = now.duration_since(held.read) >= READ_EVERY;
+        if is_due {
+            held.read = now;
+        }
+        is_due
+    }
+}
+
+fn read(path: &Path) -> io::Result<HeaderValue> {
+    let text = std::fs::read_to_string(path)?;
+    let token = text.trim();
+    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
+    if token.is_empty() {
+        return Err(invalid("it is empty"));
+    }
+    let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| invalid("it is no token"))?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    /// The time of day does not move at all here, as after it was set back.
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_read_again_whatever_the_time_of_day_does() {
+        let path = std::env::temp_dir().join(format!("kube-fanout-token-{}", std::process::id()));
+        let write = |text: &str| std::fs::write(&path, text).expect("a file");
+        write("one\n");
+        let file = TokenFile::load(path.clone()).expect("it is there");
+        write("two");
+        assert_eq!(file.header().await, "Bearer one");
+        advance(READ_EVERY).await;
+        assert_eq!(file.header().await, "Bearer two");
+        for broken in ["", " \n", "a\nb"] {
+            write(broken);
+            advance(READ_EVERY).await;
+            assert_eq!(file.header().await, "Bearer two", "the last good one stays: {broken:?}");
+        }
+        std::fs::remove_file(&path).expect("it is there");
+        advance(READ_EVERY).await;
+        assert_eq!(file.header().await, "Bearer two");
+        assert!(TokenFile::load(path).is_err());
+    }
+}

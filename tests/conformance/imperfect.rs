@@ -1,0 +1,282 @@
+//! A control plane that is not perfect: two kube-apiservers on one etcd, of which one lags behind the other, behind one
+//! address or named to the proxy. They are killed, paused and restarted in turn, connections are cut, and etcd is
+//! compacted all the time. `make imperfect` does it for longer.
+
+mod balancer;
+mod deeds;
+mod lag;
+mod rolling;
+mod rotation;
+mod trial;
+
+use std::time::Duration;
+
+use kube_fanout::verify::{Promise, Requirements};
+use serde_json::json;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::bed::{self, Ask, Plan, Plane, Proxy, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig};
+use balancer::Balancer;
+use deeds::Deed;
+use lag::{Lag, LagRelay};
+use trial::Trial;
+
+/// How long a part of a run lasts in `make test`.
+const SHORT: Duration = Duration::from_secs(8);
+/// How long the same watches go on over rolling restarts.
+const ROUND: Duration = Duration::from_secs(45);
+/// How often etcd forgets what was before.
+const COMPACT_EVERY: Duration = Duration::from_millis(200);
+/// How late the second apiserver is at first.
+const LAG: Duration = Duration::from_millis(700);
+
+/// How much of its history etcd keeps where apiservers stand still besides: one that does so for longer than that has
+/// to begin anew.
+const KEPT: Duration = Duration::from_secs(5);
+
+const BUILT_IN: &str = "configmaps";
+const CUSTOM: &str = "samples.verify.kube-fanout.io";
+
+/// The control plane: its first apiserver, the second one behind a relay to etcd, and an address for both.
+struct Stage<'a> {
+    plane: &'a Plane,
+    sibling: Sibling,
+    relay: LagRelay,
+    balancer: Balancer,
+}
+
+/// How a proxy comes to the two apiservers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// By one address that balances connections.
+    Balanced,
+    /// By their own addresses (`upstream.servers`).
+    Listed,
+}
+
+/// A part of a run.
+struct Scene {
+    name: &'static str,
+    /// A proxy each, with its clients, at the same time.
+    proxies: &'static [(Access, &'static str)],
+    deeds: &'static [Deed],
+    lag: Duration,
+    /// How much of its history etcd keeps, if it is compacted.
+    keeps: Option<Duration>,
+}
+
+const LAGGING: Scene = Scene {
+    name: "one of two behind one address lags",
+    proxies: &[(Access::Balanced, BUILT_IN), (Access::Balanced, CUSTOM)],
+    deeds: &[Deed::Cut, Deed::Slower, Deed::Hold, Deed::PauseSecond],
+    lag: LAG,
+    keeps: None,
+};
+const LISTED: Scene = Scene {
+    name: "two that are named, of which the first fails",
+    proxies: &[(Access::Listed, BUILT_IN), (Access::Listed, CUSTOM)],
+    deeds: &[Deed::KillFirst, Deed::PauseFirst, Deed::Slower],
+    lag: LAG,
+    keeps: None,
+};
+const ROLLING: Scene = Scene {
+    name: "rolling restarts",
+    proxies: &[(Access::Balanced, BUILT_IN), (Access::Listed, CUSTOM)],
+    deeds: &[Deed::RestartBoth],
+    lag: Duration::ZERO,
+    keeps: None,
+};
+const COMPACTED: Scene = Scene {
+    name: "compaction all the time",
+    proxies: &[(Access::Balanced, BUILT_IN), (Access::Listed, CUSTOM)],
+    deeds: &[Deed::Cut],
+    lag: Duration::ZERO,
+    keeps: Some(Duration::ZERO),
+};
+const EVERYTHING: Scene = Scene {
+    name: "all of it",
+    proxies: &[(Access::Balanced, BUILT_IN), (Access::Listed, CUSTOM)],
+    deeds: &[
+        Deed::Cut,
+        Deed::Slower,
+        Deed::Hold,
+        Deed::PauseFirst,
+        Deed::PauseSecond,
+        Deed::KillFirst,
+        Deed::KillSecond,
+        Deed::RestartBoth,
+    ],
+    lag: LAG,
+    keeps: Some(KEPT),
+};
+/// What `make test` has time for: nothing that starts an apiserver again, which `rolling` does.
+const BRIEFLY: Scene = Scene { name: "briefly", deeds: &[Deed::Cut, Deed::Hold, Deed::PauseFirst], ..EVERYTHING };
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_promise_breaks_before_apiservers_that_lag_pause_and_come_and_go() {
+    let seconds = bed::number("IMPERFECT_SECONDS", 0);
+    let seed = Seed::new("IMPERFECT_SEED", |seed| format!("make imperfect SECONDS={} SEED={seed}", seconds.max(60)));
+    let Some(bed) = bed::own_with("imperfect", &deeds::FLAGS).await else { return };
+    let stage = Stage::set(&bed).await;
+    stage.the_pair_goes_back_and_the_proxy_does_not().await;
+    if seconds == 0 {
+        stage.play(&BRIEFLY, seed.first(), SHORT).await;
+        stage.restarts_end_no_watch(Duration::ZERO).await;
+        return;
+    }
+    let scenes = [LAGGING, LISTED, ROLLING, COMPACTED, EVERYTHING];
+    let each = Duration::from_secs(seconds).div_f64(2.0 + scenes.len() as f64);
+    stage.the_pair_itself(seed.first(), each).await;
+    for (scene, seed) in scenes.iter().zip(seed.rounds()) {
+        stage.play(scene, seed, each).await;
+    }
+    let over = Instant::now() + each;
+    while Instant::now() < over {
+        stage.restarts_end_no_watch(ROUND.min(over - Instant::now())).await;
+    }
+}
+
+impl<'a> Stage<'a> {
+    async fn set(plane: &'a Plane) -> Self {
+        let relay = LagRelay::start(&plane.etcd_url()).await;
+        let sibling = Sibling::start(plane, relay.port).await;
+        let balancer = Balancer::start(plane, &[plane.target(), sibling.target()]).await;
+        Self { plane, sibling, relay, balancer }
+    }
+
+    /// Both apiservers, as one server.
+    fn both(&self) -> Target {
+        self.balancer.target(&self.plane.user("admin"))
+    }
+
+    async fn proxy(&self, access: Access) -> Proxy {
+        let (token, both) = (json!({"token": self.plane.user("admin").token}), self.both());
+        let kubeconfig = self.plane.file("imperfect.kubeconfig");
+        write_kubeconfig(&kubeconfig, &both.url, &self.plane.ca(), &token);
+        let plan = Plan::tls().upstream(&kubeconfig);
+        let servers = [self.plane.url(), &self.sibling.target().url].map(str::to_owned);
+        match access {
+            Access::Balanced => plan.start(self.plane).await,
+            Access::Listed => {
+                plan.config(&json!({"upstream": {"servers": servers}}).to_string()).start(self.plane).await
+            }
+        }
+    }
+
+    /// One after the other answers from its memory. Of what both say, clients of the balancer are told what is older
+    /// than they knew; those of the proxy are not, wherever its feed has its stream.
+    async fn the_pair_goes_back_and_the_proxy_does_not(&self) {
+        let path = format!("/api/v1/namespaces/{}/configmaps", self.plane.namespace("lag").await);
+        let any = format!("{path}?resourceVersion=0");
+        let servers = [self.plane.direct(), self.sibling.direct()];
+        let proxy = self.proxy(Access::Balanced).await;
+        let through = proxy.client();
+        let known = async |version: u64, client: &bed::Http| {
+            eventually("what was written is known", async || {
+                let list = client.try_get(&any).await.filter(|list| list.status == 200)?;
+                (version_of(&list.value()) >= version).then_some(())
+            })
+            .await;
+        };
+        let first = version_of(&servers[0].create(&path, json!({"metadata": {"name": "first"}})).await);
+        known(first, &servers[1]).await;
+        self.relay.set(Lag::Held);
+        let second = version_of(&servers[0].create(&path, json!({"metadata": {"name": "second"}})).await);
+        known(second, &servers[0]).await;
+        let [new, old] = [servers[0].json(&any).await, servers[1].json(&any).await].map(|list| version_of(&list));
+        assert!(old < second && second <= new, "the pair goes back: {new}, then {old}");
+        let current = version_of(&through.json(&path).await);
+        assert!(current >= second, "a current list has what was written");
+        let watch = Ask::get(&format!("{path}?watch=1&resourceVersion={current}"));
+        let mut watch = through.watch(watch).await;
+        let mut shown = current;
+        // Its connections go to either of them in turn.
+        for _ in 0..6 {
+            self.balancer.cut();
+            let list = through.get(&any).await;
+            if list.is_cached() {
+                let version = version_of(&list.value());
+                assert!(version >= shown, "the proxy went back: {shown}, then {version}");
+                shown = version;
+            }
+        }
+        self.relay.set(Lag::By(Duration::ZERO));
+        let third = version_of(&servers[0].create(&path, json!({"metadata": {"name": "third"}})).await);
+        known(third, &through).await;
+        assert_eq!(watch.change().await.name(), "third", "nothing twice, and nothing is missing");
+        say(&format!("the pair went back from {new} to {old}, and the proxy did not: {current}, then {shown}"));
+        proxy.assert_sound();
+    }
+
+    /// Judges the balanced pair without a proxy in front: answers from memory go back, as the second one lags.
+    async fn the_pair_itself(&self, seed: u64, duration: Duration) {
+        self.relay.set(Lag::By(LAG));
+        let trial =
+            Trial { subject: self.both(), direct: self.plane.url().to_owned(), resource: BUILT_IN, duration, seed };
+        let record = trial.run(self.plane).await;
+        let found = record.found(&[], &Requirements::default());
+        say(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
+        assert!(found.broken.contains(&Promise::Monotone), "{}", found.text);
+        self.relay.set(Lag::By(Duration::ZERO));
+    }
+
+    /// Plays one part: a proxy for each resource, with clients and writers, while deeds are done.
+    async fn play(&self, scene: &Scene, seed: u64, duration: Duration) {
+        self.relay.set(Lag::By(scene.lag));
+        let compactions = scene.keeps.map(|keep| deeds::compact(&self.plane.etcd_url(), COMPACT_EVERY, keep));
+        let mut proxies = Vec::new();
+        for (access, resource) in scene.proxies {
+            proxies.push((self.proxy(*access).await, *resource));
+        }
+        let direct = if scene.deeds.contains(&Deed::RestartBoth) { self.both().url } else { self.sibling.target().url };
+        let trials = proxies.iter().map(|(proxy, resource)| {
+            let (subject, direct) = (proxy.target(), direct.clone());
+            let trial = Trial { subject, direct, resource, duration, seed };
+            async move { trial.run(self.plane).await }
+        });
+        let doing = deeds::until_over(self, scene, &proxies, seed, duration);
+        let (records, faults) = tokio::join!(futures_util::future::join_all(trials), doing);
+        drop(compactions);
+        self.relay.set(Lag::By(Duration::ZERO));
+        for (record, (proxy, resource)) in records.iter().zip(&proxies) {
+            say(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
+            // A server that is three seconds behind what others know refuses that as of the future, and so does whoever
+            // has it for an upstream.
+            let broken_upstream: &[Promise] = if scene.lag.is_zero() { &[] } else { &[Promise::Future] };
+            let figures = record.judge(&faults, broken_upstream);
+            say(&format!("{}: {resource}: {figures}", scene.name));
+            proxy.assert_sound();
+        }
+        let (count, connections) = (faults.len(), self.balancer.counts());
+        say(&format!("{}: {count} times something was done; connections balanced so far: {connections:?}", scene.name));
+    }
+}
+
+/// What a proxy has listed upstream for its feeds.
+async fn lists(proxy: &Proxy) -> String {
+    let questions = ["initial", "relist", "doubt", "renewal"];
+    let mut said = Vec::new();
+    for question in questions {
+        said.push(format!("{question} {}", proxy.asked(question).await));
+    }
+    let metrics = proxy.metrics().await;
+    let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
+    said.push(format!(
+        "gaps mended {}, new histories {}, rewound {}",
+        gaps("mended"),
+        gaps("new_history"),
+        gaps("rewound")
+    ));
+    said.push(format!("switches {}", metrics.sum("kube_fanout_upstream_server_switches_total", &[])));
+    said.join(", ")
+}
+
+/// Ends a task with its owner.
+struct Background(AbortHandle);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,182 @@
+//! What is done to the control plane while clients are at work.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use base64::Engine as _;
+use fastrand::Rng;
+use futures_util::future::join;
+use http::Method;
+use kube_fanout::base::now_ns;
+use kube_fanout::verify::FaultRecord;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::lag::Lag;
+use super::{Background, Scene, Stage};
+use crate::bed::{ALLOWANCE, Ask, Http, Identity, Protocol, Proxy, Target, eventually, is_ready, say, version_of};
+
+/// Something that is done, by its own name in the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deed {
+    /// All connections of the balancer end.
+    Cut,
+    /// The second apiserver lags by another time.
+    Slower,
+    /// The second apiserver hears nothing of etcd's for a while.
+    Hold,
+    PauseFirst,
+    PauseSecond,
+    KillFirst,
+    KillSecond,
+    /// Each is told to end and started again, one after the other.
+    RestartBoth,
+}
+
+/// Configmaps are stored as JSON, so that etcd shows them. A server that is told to end ends its watches, and does not
+/// wait a minute for them to end by themselves. Two servers of one machine have one name, by which they would tell each
+/// other from themselves.
+pub const FLAGS: [&str; 3] = [
+    "--storage-media-type=application/json",
+    "--shutdown-watch-termination-grace-period=500ms",
+    "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
+];
+
+/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Not configurable").
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// Before the end of a run nothing more is done.
+const CALM: Duration = Duration::from_secs(2);
+
+/// Does one deed after the other, each at a moment that is drawn, until a run is over. What a deed has broken is over
+/// once all proxies know what is written then.
+pub async fn until_over(
+    stage: &Stage<'_>,
+    scene: &Scene,
+    proxies: &[(Proxy, &str)],
+    seed: u64,
+    duration: Duration,
+) -> Vec<FaultRecord> {
+    let (over, mut rng) = (Instant::now() + duration.saturating_sub(CALM), Rng::with_seed(seed));
+    let namespace = stage.plane.namespace("deeds").await;
+    let (mut faults, mut longest) = (Vec::new(), Duration::ZERO);
+    // Each at least once, in an order that is drawn; then whichever is drawn.
+    let mut first = scene.deeds.to_vec();
+    rng.shuffle(&mut first);
+    let mut deeds = first.into_iter();
+    loop {
+        sleep(Duration::from_millis(rng.u64(300..1500))).await;
+        if Instant::now() >= over {
+            break;
+        }
+        let deed = deeds.next().unwrap_or_else(|| *rng.choice(scene.deeds).expect("there are some"));
+        let from_ns = now_ns();
+        stage.carry_out(deed, &mut rng).await;
+        let known = known(stage, &namespace, proxies).await;
+        assert!(known < LONGEST_WAIT + ALLOWANCE, "{deed:?}: feeds were without their streams for {known:?}");
+        longest = longest.max(known);
+        let to_ns = now_ns() + 1_000_000_000;
+        faults.push(FaultRecord { name: format!("{deed:?}"), from_ns, to_ns, hits: 1, waives: Vec::new() });
+    }
+    say(&format!("{}: all was known {:.1} s behind a deed at most", scene.name, longest.as_secs_f64()));
+    faults
+}
+
+impl Stage<'_> {
+    async fn carry_out(&self, deed: Deed, rng: &mut Rng) {
+        match deed {
+            Deed::Cut => self.balancer.cut(),
+            Deed::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..2500)))),
+            Deed::Hold => {
+                self.relay.set(Lag::Held);
+                sleep(Duration::from_millis(rng.u64(300..2000))).await;
+                self.relay.set(Lag::By(super::LAG));
+            }
+            Deed::PauseFirst => {
+                self.plane.signal_apiserver("STOP");
+                sleep(Duration::from_millis(rng.u64(200..3000))).await;
+                self.plane.signal_apiserver("CONT");
+            }
+            Deed::PauseSecond => {
+                self.sibling.signal("STOP");
+                sleep(Duration::from_millis(rng.u64(200..3000))).await;
+                self.sibling.signal("CONT");
+            }
+            Deed::KillFirst => {
+                self.plane.kill_apiserver().await;
+                sleep(Duration::from_millis(rng.u64(0..2000))).await;
+                self.plane.start_apiserver().await;
+            }
+            Deed::KillSecond => {
+                self.sibling.kill();
+                sleep(Duration::from_millis(rng.u64(0..2000))).await;
+                self.sibling.start_again().await;
+            }
+            Deed::RestartBoth => self.restart_both().await,
+        }
+    }
+
+    /// Each ends by itself and is started again, and the other one serves meanwhile.
+    pub async fn restart_both(&self) {
+        self.plane.stop_apiserver().await;
+        self.plane.start_apiserver().await;
+        self.sibling.stop().await;
+        self.sibling.start_again().await;
+    }
+}
+
+/// How long it takes until all proxies know what is written now.
+async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) -> Duration {
+    let target = stage.plane.target();
+    is_ready(&target).await;
+    let (direct, since) = (Http::new(target, Protocol::H1), Instant::now());
+    for (proxy, resource) in proxies {
+        let (client, (group, plural, kind)) = (proxy.client(), of(resource));
+        let path = format!("{group}/namespaces/{namespace}/{plural}");
+        let version = group.rsplit_once("/apis/").map_or("v1", |(_, version)| version);
+        let made = json!({"apiVersion": version, "kind": kind, "metadata": {"generateName": "known-"}});
+        let ask = Ask::get(&path).with(Method::POST, "application/json", made.to_string());
+        // A definition is served when whoever brings it has done so.
+        let written = eventually("it is written", async || {
+            let answer = direct.try_ask(ask.clone()).await.ok().filter(|answer| answer.status == 201)?;
+            Some(version_of(&answer.value()))
+        })
+        .await;
+        eventually("it is known", async || {
+            let list = client.try_get(&format!("{path}?resourceVersion=0")).await?;
+            (list.status == 200 && list.is_cached() && version_of(&list.value()) >= written).then_some(())
+        })
+        .await;
+    }
+    since.elapsed()
+}
+
+/// Where a resource is, by what name, and of which kind.
+fn of(resource: &str) -> (&'static str, &'static str, &'static str) {
+    match resource {
+        super::BUILT_IN => ("/api/v1", "configmaps", "ConfigMap"),
+        _ => ("/apis/verify.kube-fanout.io/v1", "samples", "Sample"),
+    }
+}
+
+/// Compacts etcd again and again, up to what was the present so long ago, by the JSON gateway of its client URL.
+pub fn compact(etcd_url: &str, every: Duration, keep: Duration) -> Background {
+    let etcd = Http::new(Target { url: etcd_url.to_owned(), ca: None, identity: Identity::anonymous() }, Protocol::H1);
+    let post = async move |path: &str, body: serde_json::Value| {
+        let ask = Ask::get(path).with(Method::POST, "application/json", body.to_string());
+        etcd.try_ask(ask).await.ok().map(|answer| answer.value())
+    };
+    let key = base64::engine::general_purpose::STANDARD.encode("none");
+    let compact = async move {
+        let mut revisions: VecDeque<(Instant, String)> = VecDeque::new();
+        loop {
+            let (range, ()) = join(post("/v3/kv/range", json!({"key": key})), sleep(every)).await;
+            let revision = range.and_then(|range| Some(range["header"]["revision"].as_str()?.to_owned()));
+            revisions.extend(revision.map(|revision| (Instant::now(), revision)));
+            let old = revisions.partition_point(|(at, _)| at.elapsed() >= keep);
+            if let Some((_, revision)) = revisions.drain(..old).next_back() {
+                post("/v3/kv/compaction", json!({"revision": revision})).await;
+            }
+        }
+    };
+    Background(tokio::spawn(compact).abort_handle())
+}

@@ -1,0 +1,119 @@
+//! Clients, writers and judges of `kube-fanout verify` on one server.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube_fanout::probe::{ProgressLine, TargetCredentials};
+use kube_fanout::verify::{
+    Counts, EtcdOrder, FaultRecord, Promise, RecordedEncoding, Requirements, Transport, VerifyOrder,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::bed::{Plane, Target};
+use crate::faults;
+
+/// A run of `verify`.
+pub struct Trial {
+    /// The server that is judged.
+    pub subject: Target,
+    /// The URL of another way to the storage, by which half of the writers write.
+    pub direct: String,
+    pub resource: &'static str,
+    pub duration: Duration,
+    pub seed: u64,
+}
+
+/// What a run has left.
+pub struct Recorded {
+    path: PathBuf,
+    notes: Vec<String>,
+}
+
+/// A verdict.
+pub struct Found {
+    /// In words.
+    pub text: String,
+    pub broken: Vec<Promise>,
+    /// What there was too little of.
+    pub lacks: Vec<String>,
+}
+
+/// How late a change may be while nothing is broken. The second apiserver may lag by a third of that.
+const ON_TIME: Duration = Duration::from_secs(8);
+
+/// What must have been judged, or the run says nothing.
+const JUDGED: [Promise; 12] = [
+    Promise::Ordered,
+    Promise::Unique,
+    Promise::Reliable,
+    Promise::Resumable,
+    Promise::Filtered,
+    Promise::Typed,
+    Promise::InitialEvents,
+    Promise::ListSnapshot,
+    Promise::Continuity,
+    Promise::NotOlderThan,
+    Promise::Consistent,
+    Promise::Monotone,
+];
+
+impl Trial {
+    pub async fn run(&self, plane: &Plane) -> Recorded {
+        let out = plane.file("imperfect");
+        let kubeconfig = out.with_extension("kubeconfig");
+        fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
+        let ca = self.subject.ca.clone();
+        let order = VerifyOrder {
+            url: self.subject.url.clone(),
+            credentials: TargetCredentials { kubeconfig: Some(kubeconfig), ca, ..TargetCredentials::default() },
+            etcd: Some(EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() }),
+            direct: Some(self.direct.clone()),
+            resource: self.resource.to_owned(),
+            clients: 12,
+            writers: 4,
+            rate: 30.0,
+            objects: 40,
+            namespaces: 4,
+            duration: self.duration,
+            seed: self.seed,
+            faults: Vec::new(),
+            fault_every: (Duration::ZERO, Duration::ZERO),
+            window: Duration::from_secs(75),
+            patience: ON_TIME,
+            events_min: 0,
+            transports: vec![Transport::H1, Transport::H2, Transport::Ws],
+            encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
+            record_bytes_max: 1 << 30,
+            out: out.clone(),
+            keep: false,
+            command: String::new(),
+        };
+        let ran = kube_fanout::verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
+        let notes = ran.unwrap_or_else(|error| panic!("{}: {error}", self.resource)).notes;
+        Recorded { path: out.join("records.jsonl"), notes }
+    }
+}
+
+impl Recorded {
+    /// Fails unless every promise was kept that upstream lets be kept, and enough was judged. Returns how much it was.
+    pub fn judge(&self, faults: &[FaultRecord], broken_upstream: &[Promise]) -> String {
+        let least = Counts { events: 100, writes: 50, resumes: 5, faults: 1, ..Counts::default() };
+        let Found { text, broken, lacks } = self.found(faults, &Requirements { least, judged: JUDGED.into() });
+        let kept = broken.iter().all(|promise| broken_upstream.contains(promise)) && lacks.is_empty();
+        assert!(kept, "{}\n{text}\n{:?}", self.path.display(), self.notes);
+        figures(&text)
+    }
+
+    pub fn found(&self, faults: &[FaultRecord], requirements: &Requirements) -> Found {
+        let (verdict, text) = faults::verdict(&self.path, faults, requirements);
+        let broken = verdict.judged.iter().filter(|judged| judged.broken > 0).map(|judged| judged.promise);
+        Found { text, broken: broken.collect(), lacks: verdict.lacks }
+    }
+}
+
+/// The lines of a verdict that say how much there was, and what was broken.
+pub fn figures(text: &str) -> String {
+    let lines = text.lines().filter(|line| line.contains(" events, ") || line.contains("BROKEN"));
+    lines.map(str::trim).collect::<Vec<_>>().join("; ")
+}
