@@ -6,6 +6,7 @@
 mod app;
 mod client;
 mod event;
+mod evidence;
 mod frames;
 mod history;
 mod io;
