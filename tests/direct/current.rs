@@ -1,15 +1,21 @@
 //! Reads without a version contain every write that was complete before them, and cost upstream little (L5, F4, O3).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioExecutor;
 use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::verify::Promise;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
-use crate::direct::{self, Answer, Client, History, PODS, Watch, configmap};
+use crate::direct::{self, Answer, Client, History, PODS, Stub, Watch, configmap};
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -152,6 +158,54 @@ async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanw
     let (first, ()) = tokio::join!(first, second);
     reads.have_all(&up, &mut history).await;
     assert!(first.is_cached() && first.rv() == before, "it came before the write");
+}
+
+/// A server in front of another one that holds the first answer about an object back, from when it has it.
+async fn holding(up: &RunningUpstream, path: &'static str, has_it: Arc<AtomicBool>, go: Arc<Notify>) -> Stub {
+    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http::<Incoming>();
+    let to = up.url();
+    let relay = move |request: Request<Incoming>| {
+        let (client, to, has_it, go) = (client.clone(), to.clone(), has_it.clone(), go.clone());
+        async move {
+            let (mut head, body) = request.into_parts();
+            let is_asked = head.uri.path() == path;
+            head.uri = format!("{to}{}", head.uri).parse()?;
+            head.version = http::Version::HTTP_11;
+            let (mut head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
+            head.headers.remove("transfer-encoding");
+            if is_asked && !has_it.swap(true, Ordering::SeqCst) {
+                go.notified().await;
+            }
+            Ok(Response::from_parts(head, body.map_err(Into::into).boxed_unsync()))
+        }
+    };
+    direct::stub(relay).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_under_way_is_no_answer_to_who_comes_behind_a_write() {
+    const ONE: &str = "/api/v1/namespaces/default/pods/one";
+    let up = demo::upstream().pods(3).run().await;
+    up.create_pod("default", "one");
+    let (mut history, reads) = (History::begin(&up, PODS).await, Reads::default());
+    let (has_it, go) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+    let held = holding(&up, ONE, has_it.clone(), go.clone()).await;
+    let app = direct::in_front_of(&held.url()).run().await;
+    app.discovered().await;
+    let client = app.multiplexed().await;
+    let behind = async {
+        direct::eventually("upstream has answered", || async { has_it.load(Ordering::SeqCst) }).await;
+        reads.write(&up, "one");
+        let crowd = join_all((0..5).map(|_| reads.get(&client, ONE)));
+        // What comes behind them on their connection is answered: they have been taken in.
+        let release = async {
+            assert_eq!(client.get("/livez").await.status, 200);
+            go.notify_one();
+        };
+        tokio::join!(crowd, release);
+    };
+    tokio::join!(client.get(ONE), behind);
+    reads.have_all(&up, &mut history).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
