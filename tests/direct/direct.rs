@@ -11,6 +11,7 @@ mod frames;
 mod history;
 mod io;
 mod listening;
+mod records;
 mod stub;
 mod watch;
 

@@ -1,6 +1,6 @@
 //! What a test wrote, asked and was told, as the records of `kube-fanout verify`: the same judges say what is wrong.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,17 +9,15 @@ use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
 use kube_fanout::kube::Query;
 use kube_fanout::verify::{
     AskedRecord, AskedServer, CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
-    History as Judges, KnownRecord, Op, Promise, ReadVerb, Record, RecordedEncoding, RecordedItem, RecordedStatus,
-    ReturnRecord, RunRecord, TruthRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
+    History as Judges, KnownRecord, Op, Promise, ReadVerb, Record, RecordedEncoding, RecordedStatus, ReturnRecord,
+    RunRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
 };
 use serde_json::Value;
 
 use super::client::Answer;
 use super::event::{Ended, Event};
+use super::records;
 use super::watch::Watch;
-
-/// Fields that tests select by, besides name and namespace.
-const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"];
 
 /// Records of what is true of one resource, and of what was told of it.
 pub struct Evidence {
@@ -59,21 +57,9 @@ impl Evidence {
     /// A change that happened, or an object that there was at first. `gone` is how a watch tells it whose selection the
     /// object leaves.
     pub(super) fn truth(&mut self, event: &Event, gone: Option<Event>, at_ns: u64) {
-        let spelled = self.spelled(&event.body);
-        let kind = kind_of(event);
-        let there = (kind != EventKind::Deleted).then_some(&*spelled.object);
-        self.records.push(Record::Truth(TruthRecord {
-            resource: self.resource.clone(),
-            key: event.key.clone(),
-            version: event.rv,
-            kind,
-            at_ns,
-            digest: there.map(Digest::of_object),
-            metadata: there.map(Digest::of_metadata),
-            labels: there.map(labels).unwrap_or_default(),
-            fields: there.map(fields).unwrap_or_default(),
-            source: TruthSource::Direct,
-        }));
+        let object = self.spelled(&event.body).object;
+        let kind = records::kind(&event.kind);
+        self.records.push(Record::Truth(records::truth(&self.resource, kind, &object, at_ns)));
         // Its bytes are those of everybody else, too.
         for event in [Some(event.clone()), gone].into_iter().flatten() {
             let told = self.event(0, &event, at_ns);
@@ -126,12 +112,12 @@ impl Evidence {
         let (path, query, at_ns) = (path.to_owned(), query.to_owned(), answer.asked_ns);
         self.records.push(Record::Call(CallRecord { op, at_ns, verb, path, query, ..CallRecord::default() }));
         let items = match &body["items"] {
-            Value::Array(items) => items.iter().map(item).collect(),
-            _ if answer.status == 200 => vec![item(&body)],
+            Value::Array(items) => items.iter().map(records::item).collect(),
+            _ if answer.status == 200 => vec![records::item(&body)],
             _ => Vec::new(),
         };
         let is_ok = answer.status == 200;
-        let newest = is_ok.then(|| version(&body));
+        let newest = is_ok.then(|| records::version(&body));
         self.newest = self.newest.max(newest.unwrap_or(0));
         let more = body["metadata"]["continue"].as_str().is_some_and(|token| !token.is_empty());
         self.records.push(Record::Return(ReturnRecord {
@@ -143,7 +129,7 @@ impl Evidence {
             items,
             more,
             remaining: body["metadata"]["remainingItemCount"].as_u64(),
-            status: if is_ok { RecordedStatus::default() } else { status(&body) },
+            status: if is_ok { RecordedStatus::default() } else { records::status(&body) },
             ..ReturnRecord::default()
         }));
         op
@@ -173,8 +159,8 @@ impl Evidence {
 
     /// Nobody need know any more what happened at a version or before. Without this, each 410 is wrong.
     pub fn forgotten(&mut self, version: u64) -> &mut Self {
-        let (resource, at_ns) = (self.resource.clone(), 0);
-        self.records.push(Record::Window(WindowRecord { resource, version, at_ns }));
+        let resource = self.resource.clone();
+        self.records.push(Record::Window(WindowRecord { resource, version, ..WindowRecord::default() }));
         self
     }
 
@@ -219,34 +205,23 @@ impl Evidence {
     /// with everything that is known: who still changes things has to say first what happened (`History::upto`).
     #[track_caller]
     pub fn shows(&self, promises: &[Promise]) {
-        let judged = self.judges().judge_all();
-        let broken: Vec<_> = judged.iter().filter(|judged| judged.broken > 0).collect();
-        if let Some(first) = broken.iter().flat_map(|judged| judged.violations.first()).next() {
-            let names: Vec<_> = broken.iter().map(|judged| judged.promise.to_string()).collect();
-            let lines = first.lines.iter().filter_map(|line| self.records.get(*line as usize - 1));
-            let lines: Vec<_> = lines.filter_map(|record| serde_json::to_string(record).ok()).collect();
-            let (names, lines) = (names.join(", "), lines.join("\n  "));
-            panic!("{names} broken: expected {}, got {}\n  {lines}", first.expected, first.got);
-        }
-        for promise in promises {
-            let instances =
-                judged.iter().find(|judged| judged.promise == *promise).map_or(0, |judged| judged.instances);
-            assert!(instances > 0, "nothing to judge {promise} by");
-        }
+        records::assert_kept(&self.all(), promises);
     }
 
     /// Whether something that must come has not, of what nothing has passed over.
     pub(super) fn is_awaited(&mut self) -> bool {
-        let broken = |evidence: &Self| evidence.judges().judge(Promise::Reliable).broken;
+        let broken = |evidence: &Self| {
+            let judges = Judges::of(evidence.all()).unwrap_or_else(|error| panic!("no history: {error}"));
+            judges.judge(Promise::Reliable).broken
+        };
         let before = broken(self);
         broken(self.overdue()) > before
     }
 
-    fn judges(&self) -> Judges {
+    fn all(&self) -> Vec<Record> {
         let (resource, from, to, at_ns) = (self.resource.clone(), self.from, self.newest, now_ns());
         let known = Record::Known(KnownRecord { resource, from, to, at_ns });
-        let records = self.records.iter().cloned().chain([known]);
-        Judges::of(records).unwrap_or_else(|error| panic!("no history: {error}"))
+        self.records.iter().cloned().chain([known]).collect()
     }
 
     fn op(&mut self) -> Op {
@@ -256,19 +231,10 @@ impl Evidence {
 
     fn event(&mut self, op: Op, event: &Event, at_ns: u64) -> EventRecord {
         let spelled = self.spelled(&event.body);
-        let kind = kind_of(event);
-        let is_object = kind < EventKind::Bookmark;
-        EventRecord {
-            op,
-            at_ns,
-            kind,
-            key: if is_object { event.key.clone() } else { String::new() },
-            version: event.rv,
-            digest: is_object.then_some(spelled.content),
-            bytes: is_object.then_some(spelled.bytes),
-            initial_end: event.ends_initial_events(),
-            status: if kind == EventKind::Error { status(&spelled.object) } else { RecordedStatus::default() },
-        }
+        let record = records::event(op, at_ns, records::kind(&event.kind), &spelled.object);
+        let is_object = record.kind < EventKind::Bookmark;
+        let (digest, bytes) = (is_object.then_some(spelled.content), is_object.then_some(spelled.bytes));
+        EventRecord { digest, bytes, ..record }
     }
 
     /// Most watches are told the same: it is read once.
@@ -340,44 +306,4 @@ fn asked(seen: &ReceivedRequest) -> Option<AskedRecord> {
         code: seen.status.unwrap_or(0),
         forwarded: !header("user-agent").starts_with("kube-fanout/"),
     })
-}
-
-fn kind_of(event: &Event) -> EventKind {
-    match event.kind.as_str() {
-        "ADDED" => EventKind::Added,
-        "MODIFIED" => EventKind::Modified,
-        "DELETED" => EventKind::Deleted,
-        "BOOKMARK" => EventKind::Bookmark,
-        "ERROR" => EventKind::Error,
-        other => panic!("{other} is no type of an event"),
-    }
-}
-
-fn item(object: &Value) -> RecordedItem {
-    let name = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-    let (namespace, name) = (name("namespace"), name("name"));
-    let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
-    RecordedItem { key, version: version(object), digest: Some(Digest::of_object(object)), bytes: None }
-}
-
-fn version(object: &Value) -> u64 {
-    object["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
-fn status(object: &Value) -> RecordedStatus {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let code = object["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(0);
-    let [reason, message, cause] = ["/reason", "/message", "/details/causes/0/reason"].map(text);
-    RecordedStatus { code, reason, message, cause }
-}
-
-fn labels(object: &Value) -> BTreeMap<String, String> {
-    let labels = object["metadata"]["labels"].as_object();
-    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
-    labels.into_iter().flatten().filter_map(text).collect()
-}
-
-fn fields(object: &Value) -> BTreeMap<String, String> {
-    let value = |name: &str| object.pointer(&format!("/{}", name.replace('.', "/"))).and_then(Value::as_str);
-    FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?.to_owned()))).collect()
 }
