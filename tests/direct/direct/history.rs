@@ -34,15 +34,8 @@ pub struct History {
 }
 
 /// What a watch that was told a change is judged by.
-const TOLD: [Promise; 7] = [
-    Promise::Ordered,
-    Promise::Unique,
-    Promise::Reliable,
-    Promise::Filtered,
-    Promise::Typed,
-    Promise::Resumable,
-    Promise::TypedBytes,
-];
+const TOLD: [Promise; 6] =
+    [Promise::Ordered, Promise::Unique, Promise::Reliable, Promise::Filtered, Promise::Typed, Promise::TypedBytes];
 
 impl History {
     /// Begins a history with the present state.
