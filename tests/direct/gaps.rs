@@ -129,7 +129,7 @@ async fn what_cannot_be_proven_ends_the_watches_with_410_and_one_list_serves_all
     let last = up.create_pod("default", "behind");
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
     let mut evidence = history.upto(last).await.evidence();
-    evidence.watches(&watches).forgotten(unseen).shows(&[Promise::Reliable, Promise::Expired]);
+    evidence.watches(&watches).forgotten(unseen).overdue().shows(&[Promise::Reliable, Promise::Expired]);
     assert!(watches.iter().all(|watch| watch.end() == Some(Ended::Expired)));
     let again = join_all((0..30).map(|_| app.watch(PODS).initial_events().from(0).into_future())).await;
     join_all(again.iter().map(Watch::listed)).await;

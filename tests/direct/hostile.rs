@@ -69,7 +69,7 @@ async fn a_version_that_goes_back_is_never_passed_on() {
     let mut evidence = history.upto(last).await.evidence();
     evidence.answer(&list);
     // Going on and starting over are both honest; what must not happen is that anybody sees it.
-    evidence.watches(&watches).broken("a version that goes back", since, &[Promise::Expired]);
+    evidence.watches(&watches).overdue().broken("a version that goes back", since, &[Promise::Expired]);
     evidence.shows(&[Promise::Reliable, Promise::Unique, Promise::ListSnapshot]);
     assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
 }

@@ -39,7 +39,7 @@ async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is
     let last = write(&up, 3);
     join_all(within.iter().map(|watch| watch.reached(last))).await;
     let mut evidence = history.upto(last).await.evidence();
-    evidence.watches(within.iter().chain(&before)).window(5);
+    evidence.watches(within.iter().chain(&before)).window(5).overdue();
     evidence.shows(&[Promise::Resumable, Promise::Reliable, Promise::Future, Promise::Expired]);
     assert!(before.iter().all(|watch| watch.end() == Some(Ended::Expired)));
 }
@@ -81,7 +81,7 @@ async fn an_empty_ring_resumes_at_the_lists_version_and_not_before_what_upstream
     at_list.reached(last).await;
     before.reached_or_ended(last).await;
     let mut evidence = history.upto(last).await.evidence();
-    evidence.watches([&at_list, &before]).forgotten(listed).shows(&[Promise::Resumable, Promise::Expired]);
+    evidence.watches([&at_list, &before]).forgotten(listed).overdue().shows(&[Promise::Resumable, Promise::Expired]);
     assert_eq!((at_list.end(), before.end()), (None, Some(Ended::Expired)));
 }
 

@@ -37,7 +37,7 @@ async fn one_that_was_stuck_for_longer_than_the_ring_is_told_to_list_again() {
     history.upto(last).await;
     stuck.iter().for_each(Watch::resume);
     join_all(stuck.iter().map(|watch| watch.reached_or_ended(last))).await;
-    history.evidence().watches(&stuck).window(64).shows(&[Promise::Reliable, Promise::Expired]);
+    history.evidence().watches(&stuck).window(64).overdue().shows(&[Promise::Reliable, Promise::Expired]);
     for (n, watch) in stuck.iter().enumerate() {
         assert_eq!(watch.end(), Some(Ended::Expired), "over {:?}: ten megabytes do not fit", Protocol::ALL[n]);
     }
@@ -59,7 +59,14 @@ async fn a_ring_of_one_event_never_skips() {
     }
     app.reached("pods", last).await;
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
-    history.upto(last).await.evidence().watches(&watches).window(1).shows(&[Promise::Reliable, Promise::Resumable]);
+    history
+        .upto(last)
+        .await
+        .evidence()
+        .watches(&watches)
+        .window(1)
+        .overdue()
+        .shows(&[Promise::Reliable, Promise::Resumable]);
     assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
 }
 

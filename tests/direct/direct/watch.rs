@@ -267,16 +267,16 @@ impl Watch {
         self.until(&format!("version {rv}"), late).await;
     }
 
-    /// Returns when everything up to this version has come, or the watch has ended.
+    /// Returns when everything up to this version has come, when the watch has ended, or when neither is so for longer
+    /// than [`PATIENCE`]: what is to be made of that is for the judges to say.
     pub async fn reached_or_ended(&self, rv: u64) {
-        within(&format!("version {rv}, or an end"), self.until_reached_or_ended(rv)).await;
-    }
-
-    pub(super) async fn until_reached_or_ended(&self, rv: u64) {
-        let mut changed = self.log.changed.subscribe();
-        while self.is_open() && self.log.events.lock().last().is_none_or(|(event, _)| event.rv < rv) {
-            let _ = changed.changed().await;
-        }
+        let is_over = async {
+            let mut changed = self.log.changed.subscribe();
+            while self.is_open() && self.log.events.lock().last().is_none_or(|(event, _)| event.rv < rv) {
+                let _ = changed.changed().await;
+            }
+        };
+        let _ = timeout(PATIENCE, is_over).await;
     }
 
     /// Reads no more, as a client that leaves.
