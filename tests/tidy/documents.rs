@@ -183,7 +183,7 @@ fn every_mutant_has_a_place_and_a_test() {
     let document = files::text("docs/GUARANTEES.md");
     let numbered = |row: &str| {
         let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
-        number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest))
+        number.bytes().all(|b| b.is_ascii_digit()).then_some((number.to_owned(), rest))
     };
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
     assert!(rows.len() > 20, "the mutants were not found");
