@@ -87,7 +87,7 @@ impl Ledger {
         }
         let known = KnownRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
         self.put(Record::Known(known));
-        records::assert_kept(&self.records.lock(), promises);
+        records::assert_kept(self.path, &self.records.lock(), promises);
     }
 
     fn put(&self, record: Record) {

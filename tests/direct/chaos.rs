@@ -122,7 +122,7 @@ async fn survives(seed: u64) {
     let up = demo::upstream().pods(60).seed(seed).bookmark_period(Duration::from_millis(20)).run().await;
     let witness = up.beside();
     let mut history = History::following(&witness, PODS).await;
-    println!("seed {seed}");
+    history.amid(format!("seed {seed}"));
     let (app, since) = (direct::app(&up).window_events(300).run().await, now_ns());
     let (goal, reached) = watch::channel(None);
     let informers = (0..INFORMERS).map(|number| tokio::spawn(Informer::new(&app, number).run(reached.clone())));

@@ -81,9 +81,9 @@ async fn changes_that_storage_still_knows_are_read_back_and_nothing_is_lost_or_d
         let up = demo::upstream().pods(10).seed(92).run().await;
         up.create_pod("default", "kept");
         up.create_pod("default", "doomed");
-        println!("{what}");
         let witness = up.beside();
         let mut history = History::following(&witness, PODS).await;
+        history.amid(what);
         let app = direct::app(&up).run().await;
         let watches = in_step(&up, &app, &mut history).await;
         happen(&up);

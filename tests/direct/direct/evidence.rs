@@ -28,6 +28,8 @@ pub struct Evidence {
     newest: u64,
     next: Op,
     read: HashMap<Bytes, Spelled>,
+    /// What is tried, for when that fails.
+    what: String,
 }
 
 /// What is known of an object by its bytes.
@@ -40,7 +42,7 @@ struct Spelled {
 
 impl Evidence {
     /// Begins with what is true of the collection at a path, whose whole state is known at a version.
-    pub(super) fn about(path: &str, from: u64, at_ns: u64) -> Self {
+    pub(super) fn about(path: &str, from: u64, at_ns: u64, what: &str) -> Self {
         let parts: Vec<_> = path.split('/').collect();
         let plural = parts.last().copied().unwrap_or_default();
         let resource = if parts[1] == "apis" { format!("{plural}.{}", parts[2]) } else { plural.to_owned() };
@@ -51,7 +53,7 @@ impl Evidence {
         let answer = ReturnRecord { at_ns, code: 200, ..ReturnRecord::default() };
         let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
         let records = vec![Record::Run(run), Record::Known(known), Record::Call(call), Record::Return(answer)];
-        Self { records, resource, from, newest: from, next: 1, read: HashMap::new() }
+        Self { records, resource, from, newest: from, next: 1, read: HashMap::new(), what: what.to_owned() }
     }
 
     /// A change that happened, or an object that there was at first. `gone` is how a watch tells it whose selection the
@@ -205,7 +207,7 @@ impl Evidence {
     /// with everything that is known: who still changes things has to say first what happened (`History::upto`).
     #[track_caller]
     pub fn shows(&self, promises: &[Promise]) {
-        records::assert_kept(&self.all(), promises);
+        records::assert_kept(&self.what, &self.all(), promises);
     }
 
     /// Whether something that must come has not, of what nothing has passed over.

@@ -31,6 +31,8 @@ pub struct History {
     learnt_ns: Vec<u64>,
     /// A watch that goes on, where there is a server that nothing is done to.
     open: Option<Watch>,
+    /// What is tried, for when that fails.
+    what: String,
 }
 
 /// What a watch that was told a change is judged by.
@@ -49,7 +51,17 @@ impl History {
         let mut start = BTreeMap::new();
         told.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
         let (path, begun_ns) = (path.to_owned(), now_ns());
-        Self { client, path, from, start, changes: Vec::new(), begun_ns, learnt_ns: Vec::new(), open: None }
+        Self {
+            client,
+            path,
+            from,
+            start,
+            changes: Vec::new(),
+            begun_ns,
+            learnt_ns: Vec::new(),
+            open: None,
+            what: String::new(),
+        }
     }
 
     /// Begins one that keeps its watch, so that it has what is forgotten later. The server is one that no fault is
@@ -58,6 +70,11 @@ impl History {
         let history = Self::begin(witness, path).await;
         let open = history.client.watch(path).from(history.from).await;
         Self { open: Some(open), ..history }
+    }
+
+    /// Says what is tried, for when that fails.
+    pub fn amid(&mut self, what: impl Into<String>) {
+        self.what = what.into();
     }
 
     /// Reads on, up to a version that must belong to this resource, because the watch waits for it.
@@ -108,7 +125,7 @@ impl History {
 
     /// What is known, for what else was told to be set beside it.
     pub fn evidence(&self) -> Evidence {
-        let mut evidence = Evidence::about(&self.path, self.from, self.begun_ns);
+        let mut evidence = Evidence::about(&self.path, self.from, self.begun_ns, &self.what);
         let mut state = self.start.clone();
         self.start.values().for_each(|event| evidence.truth(event, None, self.begun_ns));
         for (event, learnt_ns) in self.changes.iter().zip(&self.learnt_ns) {

@@ -13,7 +13,7 @@ const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase"
 
 /// Fails, with the names of the promises, if one is broken by these records, or if one of those given was not judged.
 #[track_caller]
-pub fn assert_kept(records: &[Record], promises: &[Promise]) {
+pub fn assert_kept(what: &str, records: &[Record], promises: &[Promise]) {
     let history = History::of(records.iter().cloned()).unwrap_or_else(|error| panic!("no history: {error}"));
     let judged = history.judge_all();
     let broken: Vec<_> = judged.iter().filter(|judged| judged.broken > 0).collect();
@@ -22,11 +22,11 @@ pub fn assert_kept(records: &[Record], promises: &[Promise]) {
         let lines = first.lines.iter().filter_map(|line| records.get(*line as usize - 1));
         let lines: Vec<_> = lines.filter_map(|record| serde_json::to_string(record).ok()).collect();
         let (names, lines) = (names.join(", "), lines.join("\n  "));
-        panic!("{names} broken: expected {}, got {}\n  {lines}", first.expected, first.got);
+        panic!("{names} broken: expected {}, got {}\n  {what}\n  {lines}", first.expected, first.got);
     }
     for promise in promises {
         let instances = judged.iter().find(|judged| judged.promise == *promise).map_or(0, |judged| judged.instances);
-        assert!(instances > 0, "nothing to judge {promise} by");
+        assert!(instances > 0, "nothing to judge {promise} by: {what}");
     }
 }
 
