@@ -181,10 +181,6 @@ fn a_promise_that_nobody_observes_is_found() {
 #[test]
 fn every_mutant_has_a_place_and_a_test() {
     let document = files::text("docs/GUARANTEES.md");
-    let numbered = |row: &str| {
-        let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
-        number.bytes().all(|b| b.is_ascii_digit()).then_some((number.to_owned(), rest))
-    };
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
     assert!(rows.len() > 20, "the mutants were not found");
     let untested = rows.iter().filter(|(_, rest)| !rest.contains(".rs::")).map(|(number, _)| number.clone());
@@ -201,6 +197,12 @@ fn every_mutant_has_a_place_and_a_test() {
     }
     let listed: Names = rows.into_iter().map(|(number, _)| number).collect();
     assert_same("switched in src", &switched, "in the table of docs/GUARANTEES.md, \"Mutants\"", &listed);
+}
+
+/// A mutant's number, and the rest of its row.
+fn numbered(row: &str) -> Option<(String, &str)> {
+    let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
+    number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest))
 }
 
 /// Whether a mutant's row ends with a promise that has a judge, and names a test that is judged by it; or with `none`.
