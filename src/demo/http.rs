@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream;
 use http::header::{CONTENT_TYPE, IF_NONE_MATCH};
+use http::request::Parts;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
@@ -36,7 +37,13 @@ const WATCH_SECONDS: u64 = 1800;
 
 pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -> DemoReply {
     let (head, body) = request.into_parts();
-    shared.remember(&head.method, &head.uri, &head.headers);
+    let number = shared.remember(&head.method, &head.uri, &head.headers);
+    let reply = reply(shared.clone(), head, body).await;
+    shared.answered(number, reply.status());
+    reply
+}
+
+async fn reply(shared: Arc<DemoState>, head: Parts, body: Incoming) -> DemoReply {
     shared.counts.note(|counts| counts.requests += 1);
     let query = Query::parse(head.uri.query().unwrap_or_default());
     let style = Style::of(&head.headers, &query);

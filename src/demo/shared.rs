@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, Method, StatusCode, Uri};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +14,7 @@ use super::counts::Counter;
 use super::reviews::ReviewAnswers;
 use super::store::ObjectStore;
 use super::switches::Switches;
+use crate::base::now_ns;
 
 /// Requests that are remembered for tests to look at.
 const SEEN_MAX: usize = 4096;
@@ -21,6 +22,10 @@ const SEEN_MAX: usize = 4096;
 /// A request as it arrived.
 #[derive(Clone, Debug)]
 pub struct ReceivedRequest {
+    /// When it arrived, in the time of `base::now_ns`.
+    pub at_ns: u64,
+    /// What the head of its answer said, once there is one.
+    pub status: Option<u16>,
     pub method: Method,
     pub uri: Uri,
     pub headers: HeaderMap,
@@ -50,7 +55,14 @@ pub(crate) struct DemoState {
     pub(crate) bound: watch::Sender<bool>,
     /// The generation of connections. When it rises, all connections that are open reset themselves.
     pub(crate) connections: watch::Sender<u64>,
-    seen: Mutex<VecDeque<ReceivedRequest>>,
+    seen: Mutex<Seen>,
+}
+
+/// The last requests, and how many were before them.
+#[derive(Debug, Default)]
+struct Seen {
+    forgotten: usize,
+    requests: VecDeque<ReceivedRequest>,
 }
 
 impl DemoState {
@@ -70,18 +82,31 @@ impl DemoState {
         }
     }
 
-    pub(crate) fn remember(&self, method: &Method, uri: &Uri, headers: &HeaderMap) {
+    /// Remembers a request; the number tells it apart.
+    pub(crate) fn remember(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> usize {
         if !self.settings.remember_requests {
-            return;
+            return 0;
         }
+        let (method, uri, headers) = (method.clone(), uri.clone(), headers.clone());
         let mut seen = self.seen.lock();
-        if seen.len() == SEEN_MAX {
-            seen.pop_front();
+        if seen.requests.len() == SEEN_MAX {
+            seen.requests.pop_front();
+            seen.forgotten += 1;
         }
-        seen.push_back(ReceivedRequest { method: method.clone(), uri: uri.clone(), headers: headers.clone() });
+        seen.requests.push_back(ReceivedRequest { at_ns: now_ns(), status: None, method, uri, headers });
+        seen.forgotten + seen.requests.len()
+    }
+
+    /// Notes the answer to the request with this number, if it is still remembered.
+    pub(crate) fn answered(&self, number: usize, status: StatusCode) {
+        let mut seen = self.seen.lock();
+        let place = number.checked_sub(seen.forgotten + 1);
+        if let Some(request) = place.and_then(|place| seen.requests.get_mut(place)) {
+            request.status = Some(status.as_u16());
+        }
     }
 
     pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
-        self.seen.lock().iter().cloned().collect()
+        self.seen.lock().requests.iter().cloned().collect()
     }
 }

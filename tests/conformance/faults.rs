@@ -50,7 +50,7 @@ const BUILT_IN: &str = "configmaps";
 const CUSTOM: &str = "samples.verify.kube-fanout.io";
 
 /// What must have been judged, or the run says nothing.
-const JUDGED: [Promise; 9] = [
+const JUDGED: [Promise; 15] = [
     Promise::Ordered,
     Promise::Unique,
     Promise::Reliable,
@@ -58,7 +58,13 @@ const JUDGED: [Promise; 9] = [
     Promise::Filtered,
     Promise::Typed,
     Promise::Bookmarkable,
+    Promise::InitialEvents,
+    Promise::ListSnapshot,
     Promise::Continuity,
+    Promise::NotOlderThan,
+    Promise::Exact,
+    Promise::Consistent,
+    Promise::Monotone,
     Promise::TypedBytes,
 ];
 

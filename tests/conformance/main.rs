@@ -5,6 +5,9 @@
 //! bed every test says so and passes; with CI=true it fails.
 
 mod bed;
+mod ledger;
+#[path = "../direct/direct/records.rs"]
+mod records;
 
 mod audit;
 mod authorization;

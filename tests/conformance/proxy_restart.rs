@@ -1,15 +1,16 @@
 //! The proxy is killed with SIGKILL. Clients come back to the next one, at once or half a minute later, and go on where
 //! they were (F9).
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use serde_json::Value;
+use kube_fanout::verify::{Ending, Op, Promise, ReadVerb};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::bed::{self, Ask, Event, Http, Plan, Plane, Protocol, Proxy, Target, Watch, say, version_of, within};
+use crate::bed::{self, Ask, Event, Http, Plan, Protocol, Proxy, Target, Watch, say, version_of, within};
+use crate::ledger::Ledger;
 
 const MAPS: &str = "/api/v1/configmaps";
 /// A client's back-off, while nobody listens.
@@ -22,20 +23,21 @@ const AWAY: u32 = 30;
 /// A client as small as can be: lists, watches, resumes from its version, and lists again when it is told 410.
 struct Follower {
     http: Http,
-    state: BTreeMap<String, u64>,
+    ledger: Arc<Ledger>,
+    /// What it goes on from.
+    before: Option<Op>,
     at: u64,
     lists: u32,
     resumed: u32,
     expired: u32,
-    back_in_time: u32,
     /// It goes after so many events, until the proxy was killed and so long behind that.
     away: Option<(u32, watch::Receiver<bool>, Duration)>,
 }
 
 impl Follower {
-    fn new(target: Target) -> Self {
-        let http = Http::new(target, Protocol::H1);
-        Self { http, state: BTreeMap::new(), at: 0, lists: 0, resumed: 0, expired: 0, back_in_time: 0, away: None }
+    fn new(target: Target, ledger: &Arc<Ledger>) -> Self {
+        let (http, ledger) = (Http::new(target, Protocol::H1), ledger.clone());
+        Self { http, ledger, before: None, at: 0, lists: 0, resumed: 0, expired: 0, away: None }
     }
 
     /// One that goes after so many events, and comes back so long after the kill.
@@ -50,9 +52,11 @@ impl Follower {
             if self.at == 0 {
                 self.list().await;
             }
-            let mut watch = self.watch().await;
-            loop {
+            let (op, mut watch) = self.watch().await;
+            self.before = Some(op);
+            let how = loop {
                 if target.is_some_and(|target| self.at >= target) {
+                    self.ledger.over(op, Ending::Left);
                     return self;
                 }
                 let event = tokio::select! {
@@ -62,15 +66,17 @@ impl Follower {
                         continue;
                     }
                 };
-                let Some(event) = event else { break };
+                let Some(event) = event else { break Ending::Broken };
+                self.ledger.told(op, &event);
                 if !self.apply(&event) {
-                    break;
+                    break Ending::Left;
                 }
                 events += 1;
                 if self.away.as_ref().is_some_and(|(last, ..)| events >= *last) {
-                    break;
+                    break Ending::Left;
                 }
-            }
+            };
+            self.ledger.over(op, how);
             drop(watch);
             if let Some((_, mut killed, long)) = self.away.take() {
                 killed.wait_for(|killed| *killed).await.expect("the test says when");
@@ -81,23 +87,29 @@ impl Follower {
     }
 
     async fn list(&mut self) {
-        let list = loop {
+        let (op, answer) = loop {
+            let op = self.ledger.called(ReadVerb::List, "", None);
             match self.http.try_get(MAPS).await {
-                Some(answer) if answer.status == 200 => break answer.value(),
+                Some(answer) if answer.status == 200 => break (op, answer),
                 _ => sleep(TRY_AGAIN).await,
             }
         };
+        let list = answer.value();
+        self.ledger.listed(op, &list, answer.is_cached());
+        self.before = Some(op);
         self.at = version_of(&list);
         self.lists += 1;
-        let items = list["items"].as_array().expect("items");
-        self.state = items.iter().map(|item| (key(item), version_of(item))).collect();
     }
 
-    async fn watch(&self) -> Watch {
-        let path = format!("{MAPS}?watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at);
+    async fn watch(&self) -> (Op, Watch) {
+        let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at);
         loop {
-            match self.http.try_send(Ask::get(&path)).await {
-                Some(response) if response.status() == 200 => return Watch::new(response),
+            let op = self.ledger.called(ReadVerb::Watch, &query, self.before);
+            match self.http.try_send(Ask::get(&format!("{MAPS}?{query}"))).await {
+                Some(response) if response.status() == 200 => {
+                    self.ledger.opened(op);
+                    return (op, Watch::new(response));
+                }
                 Some(response) => assert!(response.status().is_server_error(), "{}", response.status()),
                 None => sleep(TRY_AGAIN).await,
             }
@@ -113,26 +125,9 @@ impl Follower {
             self.at = 0;
             return false;
         }
-        let version = event.version();
-        self.back_in_time += u32::from(version < self.at);
-        self.at = self.at.max(version);
-        match event.kind.as_str() {
-            "DELETED" => drop(self.state.remove(&key(&event.object))),
-            "BOOKMARK" => {}
-            _ => drop(self.state.insert(key(&event.object), version)),
-        }
+        self.at = self.at.max(event.version());
         true
     }
-}
-
-fn key(object: &Value) -> String {
-    let name = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-    format!("{}/{}", name("namespace"), name("name"))
-}
-
-async fn truth(plane: &Plane) -> BTreeMap<String, u64> {
-    let list = plane.direct().json(MAPS).await;
-    list["items"].as_array().expect("items").iter().map(|item| (key(item), version_of(item))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,6 +137,7 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     let first = Plan::plain().listen(&address).start(&bed).await;
     let target = first.target();
     let until = bed.file("until");
+    let ledger = Arc::new(Ledger::begin(&bed, MAPS).await);
     let mut informers = Vec::new();
     for watchlist in ["on", "off"] {
         let ready = bed.file("ready");
@@ -157,9 +153,9 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     let away = (0..AWAY).map(|n| {
         // Those that have gone first come in the middle, so that the oldest version is asked for late.
         let long = AWAY_MAX.mul_f64(f64::from((n + AWAY / 2) % AWAY) / f64::from(AWAY));
-        Follower::new(target.clone()).away(5 + 4 * n, killed.clone(), long)
+        Follower::new(target.clone(), &ledger).away(5 + 4 * n, killed.clone(), long)
     });
-    let staying = (0..20).map(|_| Follower::new(target.clone()));
+    let staying = (0..20).map(|_| Follower::new(target.clone(), &ledger));
     let followers: Vec<_> = staying.chain(away).map(|follower| tokio::spawn(follower.follow(goals.clone()))).collect();
     let churn = bed.drive("churn").args(["--resource", "configmaps", "--namespace", "killed", "--ops", "800"]);
     let churn = churn.args(["--rate", "100", "--objects", "30"]).start();
@@ -172,7 +168,6 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     let last = *versions.last().expect("it wrote");
     std::fs::write(&until, last.to_string()).expect("a file");
     goal.send(Some(last)).expect("followers follow");
-    let expected = truth(&bed).await;
     for (watchlist, run) in informers {
         let summary = run.finish().await.summary();
         assert_eq!(summary["reference"], "equal", "{summary}");
@@ -185,19 +180,15 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
         .into_iter()
         .map(|done| done.expect("no panic"))
         .collect();
-    for follower in &followers {
-        assert_eq!(follower.state, expected);
-        assert_eq!(follower.back_in_time, 0);
-        assert!(follower.resumed >= 1, "the kill was noticed");
-    }
+    ledger.shows(&bed, last, &[Promise::Continuity, Promise::Reliable, Promise::Typed, Promise::Consistent]).await;
+    assert!(followers.iter().all(|follower| follower.resumed >= 1), "the kill was noticed");
     let sum = |of: fn(&Follower) -> u32| followers.iter().map(of).sum::<u32>();
     say(&format!(
-        "{} raw watches: {} resumes, {} times 410, {} lists, all with the state of a direct list ({} objects)",
+        "{} raw watches: {} resumes, {} times 410, {} lists, all judged by the apiserver's own events",
         followers.len(),
         sum(|f| f.resumed),
         sum(|f| f.expired),
-        sum(|f| f.lists),
-        expected.len()
+        sum(|f| f.lists)
     ));
     assert_eq!(sum(|f| f.expired), 0, "nothing was forgotten");
     assert_eq!(sum(|f| f.lists), sum(|_| 1), "and nobody lists again");

@@ -3,7 +3,7 @@
 
 use kube_fanout::demo::{self, Faults, RunningUpstream};
 
-use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, assert_same, configmap};
+use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, configmap};
 
 /// Orders the cut, with a change before and one behind it, and waits until the proxy is back.
 async fn cut_at(
@@ -39,12 +39,8 @@ async fn cut_everywhere(cut: fn(&Faults, usize)) {
     for offset in 0..frame {
         last = cut_at(&up, "configmaps", offset, cut, change).await;
     }
-    let expected = history.upto(last).await.all();
-    assert_eq!(expected.len(), 1 + 2 * frame);
-    for watch in &watches {
-        watch.reached(last).await;
-        assert_same("through all cuts", &watch.events(), &expected);
-    }
+    history.is_told_to(&watches, last).await;
+    assert_eq!(history.all().len(), 1 + 2 * frame);
     let lists = direct::asked_by_proxies(&up, CONFIGMAPS).into_iter().filter(|query| !query.contains("Bookmarks"));
     assert!(lists.count() <= 1, "resumed each time, not listed again");
 }
@@ -73,6 +69,5 @@ async fn both_at_many_bytes_of_a_pods_frame() {
     for (n, offset) in (0..frame).step_by(23).enumerate() {
         last = cut_at(&up, "pods", offset, [Faults::break_frame, Faults::tear_frame][n % 2], change).await;
     }
-    watch.reached(last).await;
-    assert_same("through all cuts", &watch.events(), &history.upto(last).await.all());
+    history.is_told_to(&[watch], last).await;
 }

@@ -6,10 +6,12 @@
 mod app;
 mod client;
 mod event;
+mod evidence;
 mod frames;
 mod history;
 mod io;
 mod listening;
+mod records;
 mod stub;
 mod watch;
 

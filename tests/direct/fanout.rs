@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use kube_fanout::demo;
 
-use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, assert_same, configmap, straight};
+use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, configmap, straight};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_watches_each_see_every_change_in_upstreams_order() {
@@ -16,10 +16,7 @@ async fn a_hundred_watches_each_see_every_change_in_upstreams_order() {
     let last = up.churn(400).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     let asked = up.counts();
-    let expected = history.upto(last).await.all();
-    for (n, watch) in watches.iter().enumerate() {
-        assert_same(&format!("watch {n} over {:?}", Protocol::ALL[n % 3]), &watch.events(), &expected);
-    }
+    history.is_told_to(&watches, last).await;
     assert_eq!(asked.lists.of("pods") - before.lists.of("pods"), 1, "one list, as the clients had last seen it");
     // A streamed list of nothing, which tells how far upstream is and how its bookmarks look.
     assert_eq!(asked.watch_lists.of("pods") - before.watch_lists.of("pods"), 1, "one question");
@@ -35,9 +32,7 @@ async fn streams_of_one_h2_connection_see_the_same() {
     let client = app.multiplexed().await;
     let watches = join_all((0..120).map(|_| client.watch(PODS).from(history.from).into_future())).await;
     let last = up.churn(200).await;
-    join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    let expected = history.upto(last).await.all();
-    watches.iter().for_each(|watch| assert_same("a stream", &watch.events(), &expected));
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test]
@@ -52,9 +47,7 @@ async fn tls_and_unix_sockets_carry_the_same_bytes() {
         }
     }
     let last = up.churn(60).await;
-    join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    let expected = history.upto(last).await.all();
-    watches.iter().for_each(|watch| assert_same("a watch", &watch.events(), &expected));
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test]
@@ -70,8 +63,7 @@ async fn custom_resources_keep_their_spelling() {
     up.put("widgets", widget("odd", "a<b>&\u{2028}\"\\ \u{1F980}"));
     up.put("widgets", widget("gear", "plain"));
     let last = up.delete("widgets", "default", "odd");
-    watch.reached(last).await;
-    assert_same("the watch", &watch.events(), &history.upto(last).await.all());
+    history.is_told_to(&[watch], last).await;
     for path in [WIDGETS, "/apis/demo.kube-fanout.io/v1/namespaces/default/widgets"] {
         let (ours, theirs) = (app.get(path).await, straight(&up).get(path).await);
         assert!(ours.is_cached(), "{path}");
@@ -92,10 +84,8 @@ async fn resources_do_not_mix() {
     }
     let last_pod = up.update_pod("default", "pod");
     let last_map = up.put("configmaps", configmap("default", "c0", "y"));
-    pod_watch.reached(last_pod).await;
-    map_watch.reached(last_map).await;
-    assert_same("pods", &pod_watch.events(), &pods.upto(last_pod).await.all());
-    assert_same("configmaps", &map_watch.events(), &maps.upto(last_map).await.all());
+    pods.is_told_to(&[pod_watch], last_pod).await;
+    maps.is_told_to(&[map_watch], last_map).await;
 }
 
 #[tokio::test]
@@ -111,8 +101,7 @@ async fn awkward_strings_cross_unchanged() {
     for (n, value) in values.iter().enumerate() {
         last = up.put("configmaps", configmap("default", &format!("odd-{n}"), value));
     }
-    watch.reached(last).await;
-    assert_same("the watch", &watch.events(), &history.upto(last).await.all());
+    history.is_told_to(&[watch], last).await;
     let path = "/api/v1/namespaces/default/configmaps";
     let (ours, theirs) = (app.get(path).await, straight(&up).get(path).await);
     assert!(ours.is_cached());

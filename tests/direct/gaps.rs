@@ -2,7 +2,9 @@
 //! watches instead of inventing events (F4, F6, R-UPSTREAM-3).
 
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};
+use kube_fanout::verify::Promise;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
@@ -30,24 +32,19 @@ fn whole_lists(up: &RunningUpstream) -> usize {
 #[tokio::test]
 async fn a_restart_that_missed_nothing_is_invisible() {
     let up = demo::upstream().pods(40).seed(91).run().await;
-    let mut history = History::begin(&up, PODS).await;
+    let witness = up.beside();
+    let mut history = History::following(&witness, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = in_step(&up, &app, &mut history).await;
     // Other resources went on, so that the version we resume from is behind the new window.
     up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
-    let before = whole_lists(&up);
+    let since = now_ns();
     up.faults().forget_history();
     up.faults().up().await;
     app.until_pods_are_listed_again().await;
-    let mut later = History::begin(&up, PODS).await;
     let last = up.churn(10).await;
-    let expected = [history.all(), later.upto(last).await.all()].concat();
-    for watch in &watches {
-        watch.reached(last).await;
-        assert!(watch.is_open());
-        assert_same("through the restart", &watch.events(), &expected);
-    }
-    assert_eq!(whole_lists(&up) - before, 1, "one list");
+    history.is_told_to(&watches, last).await;
+    history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[Promise::OneRelist]);
 }
 
 /// What happens while nobody looks, each with a name.
@@ -84,28 +81,27 @@ async fn changes_that_storage_still_knows_are_read_back_and_nothing_is_lost_or_d
         let up = demo::upstream().pods(10).seed(92).run().await;
         up.create_pod("default", "kept");
         up.create_pod("default", "doomed");
-        let mut history = History::begin(&up, PODS).await;
+        let witness = up.beside();
+        let mut history = History::following(&witness, PODS).await;
+        history.amid(what);
         let app = direct::app(&up).run().await;
         let watches = in_step(&up, &app, &mut history).await;
         happen(&up);
-        let before = whole_lists(&up);
+        history.upto(up.revision()).await;
+        let since = now_ns();
         up.faults().forget_window();
         up.faults().up().await;
         let last = up.create_pod("default", "end");
-        let expected = history.dig_upto(last).await.all();
-        for watch in &watches {
-            watch.reached(last).await;
-            assert_same(what, &watch.events(), &expected);
-            assert!(watch.is_open());
-        }
-        assert_eq!(whole_lists(&up) - before, 1, "{what}: one list");
+        history.is_told_to(&watches, last).await;
+        history.evidence().asked(&up).broken(what, since, &[]).shows(&[Promise::OneRelist]);
     }
 }
 
 #[tokio::test]
 async fn a_window_that_is_compacted_before_it_is_listed_is_given_up_for_a_newer_one() {
     let up = demo::upstream().pods(10).seed(95).run().await;
-    let mut history = History::begin(&up, PODS).await;
+    let witness = up.beside();
+    let mut history = History::following(&witness, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = in_step(&up, &app, &mut history).await;
     up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
@@ -114,25 +110,27 @@ async fn a_window_that_is_compacted_before_it_is_listed_is_given_up_for_a_newer_
     up.faults().up().await;
     app.until_pods_are_listed_again().await;
     let last = up.create_pod("default", "end");
-    for watch in &watches {
-        watch.reached(last).await;
-        assert!(watch.is_open(), "nothing of pods had changed");
-    }
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test]
 async fn what_cannot_be_proven_ends_the_watches_with_410_and_one_list_serves_all() {
     let up = demo::upstream().pods(40).seed(93).run().await;
-    let mut history = History::begin(&up, PODS).await;
+    let witness = up.beside();
+    let mut history = History::following(&witness, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = in_step(&up, &app, &mut history).await;
-    up.churn(10).await;
+    let unseen = up.churn(10).await;
+    history.upto(unseen).await;
     up.faults().forget_history();
     let before = whole_lists(&up);
     up.faults().up().await;
-    for watch in &watches {
-        assert_eq!(watch.ended().await, Ended::Expired);
-    }
+    app.until_pods_are_listed_again().await;
+    let last = up.create_pod("default", "behind");
+    join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
+    let mut evidence = history.upto(last).await.evidence();
+    evidence.watches(&watches).forgotten(unseen).overdue().shows(&[Promise::Reliable, Promise::Expired]);
+    assert!(watches.iter().all(|watch| watch.end() == Some(Ended::Expired)));
     let again = join_all((0..30).map(|_| app.watch(PODS).initial_events().from(0).into_future())).await;
     join_all(again.iter().map(Watch::listed)).await;
     let theirs = direct::straight(&up).watch(PODS).initial_events().await;

@@ -1,7 +1,9 @@
 //! Upstream sends what it must not, and nothing of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
 
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RunningUpstream};
+use kube_fanout::verify::Promise;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
@@ -33,12 +35,7 @@ async fn a_frame_that_is_not_json_ends_the_stream_and_nothing_else() {
         last = up.churn(3).await;
         app.reached("pods", last).await;
     }
-    let expected = history.upto(last).await.all();
-    for watch in &watches {
-        watch.reached(last).await;
-        assert_same("a watch", &watch.changes(), &expected);
-        assert!(watch.is_open());
-    }
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test]
@@ -55,11 +52,7 @@ async fn a_duplicate_is_not_passed_on() {
         app.reached("pods", last).await;
     }
     assert_eq!(up.counts().watches_opened.of("pods"), opened, "and it costs nothing");
-    let expected = history.upto(last).await.all();
-    for watch in &watches {
-        watch.reached(last).await;
-        assert_same("a watch", &watch.changes(), &expected);
-    }
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test]
@@ -68,22 +61,17 @@ async fn a_version_that_goes_back_is_never_passed_on() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watching(&up, &app, &history).await;
+    let since = now_ns();
     up.faults().only("pods").regress_revision();
     let last = up.churn(5).await;
-    let expected = history.upto(last).await.all();
-    for watch in &watches {
-        // Going on and starting over are both honest; what must not happen is that anybody sees it.
-        direct::eventually("an end or the rest", || async {
-            !watch.is_open() || watch.events().last().is_some_and(|event| event.rv >= last)
-        })
-        .await;
-        let seen = watch.changes();
-        assert_same("what was seen", &seen, &expected[..seen.len()]);
-        assert!(watch.is_open() && seen.len() == expected.len() || watch.end() == Some(Ended::Expired));
-    }
+    join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
     let list = app.get(PODS).await;
-    let items: Vec<_> = history.state_at(last).into_iter().map(|event| (event.key, event.rv)).collect();
-    assert_eq!(list.items(), items);
+    let mut evidence = history.upto(last).await.evidence();
+    evidence.answer(&list);
+    // Going on and starting over are both honest; what must not happen is that anybody sees it.
+    evidence.watches(&watches).overdue().broken("a version that goes back", since, &[Promise::Expired]);
+    evidence.shows(&[Promise::Reliable, Promise::Unique, Promise::ListSnapshot]);
+    assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
 }
 
 /// Nobody knows what was deleted if the object is left out: upstream has to tell it again.
@@ -94,17 +82,10 @@ async fn a_deletion_without_its_object_is_not_skipped() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watching(&up, &app, &history).await;
-    let opened = up.counts().watches_opened.of("pods");
     up.faults().hollow_deletions(1);
     up.delete_pod("default", "doomed");
-    reopened(&up, opened).await;
     let last = up.create_pod("default", "behind");
-    let expected = history.upto(last).await.all();
-    for watch in &watches {
-        watch.reached(last).await;
-        assert_same("a watch", &watch.changes(), &expected);
-        assert!(watch.is_open());
-    }
+    history.is_told_to(&watches, last).await;
     let list = app.get(PODS).await;
     assert!(list.is_cached() && !list.text().contains("doomed"));
 }
@@ -112,9 +93,10 @@ async fn a_deletion_without_its_object_is_not_skipped() {
 #[tokio::test]
 async fn a_stream_that_cannot_be_read_is_listed_anew_and_never_skipped() {
     let up = demo::upstream().pods(20).seed(104).run().await;
-    let history = History::begin(&up, PODS).await;
+    let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watching(&up, &app, &history).await;
+    let since = now_ns();
     let seen = watches[0].changes().len();
     // The same poison behind the same version, again and again.
     for _ in 0..3 {
@@ -126,6 +108,8 @@ async fn a_stream_that_cannot_be_read_is_listed_anew_and_never_skipped() {
         assert_eq!(watch.ended().await, Ended::Expired);
         assert_eq!(watch.changes().len(), seen);
     }
+    let mut evidence = history.upto(up.revision()).await.evidence();
+    evidence.watches(&watches).broken("poison", since, &[Promise::Expired]).shows(&[Promise::Reliable]);
     let anew = app.watch(PODS).initial_events().from(0).await;
     anew.listed().await;
     let theirs = direct::straight(&up).watch(PODS).initial_events().await;

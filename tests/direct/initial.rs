@@ -2,8 +2,9 @@
 
 use futures_util::future::join_all;
 use kube_fanout::demo;
+use kube_fanout::verify::Promise;
 
-use crate::direct::{self, Event, History, PODS, Protocol, assert_same, straight};
+use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, straight};
 
 const EMPTY_NAMESPACE: &str = "/api/v1/namespaces/nowhere/pods";
 
@@ -14,22 +15,22 @@ async fn initial_events_are_the_state_in_key_order_and_one_marked_bookmark() {
     let app = direct::app(&up).run().await;
     let theirs = straight(&up).watch(PODS).initial_events().await;
     theirs.listed().await;
+    let mut watches = Vec::new();
     for protocol in Protocol::ALL {
         for plan in [app.watch(PODS).initial_events(), app.watch(PODS).from(0).bookmarks(), app.watch(PODS).bookmarks()]
         {
-            let watch = plan.over(protocol).await;
-            watch.listed().await;
-            let events = watch.events();
-            assert_same(&format!("{protocol:?}"), &events, &theirs.events());
-            assert_eq!(events.last().map(|event| event.rv), Some(history.from));
+            watches.push(plan.over(protocol).await);
         }
     }
-    let watch = app.watch(PODS).initial_events().await;
-    watch.listed().await;
+    join_all(watches.iter().map(Watch::listed)).await;
+    history.judge(&watches, &[Promise::InitialEvents]);
+    for watch in &watches {
+        let events = watch.events();
+        assert_same("in the order of keys, and the bookmark", &events, &theirs.events());
+        assert_eq!(events.last().map(|event| event.rv), Some(history.from));
+    }
     let last = up.churn(20).await;
-    watch.reached(last).await;
-    let live: Vec<_> = watch.events().into_iter().filter(|event| event.rv > history.from).collect();
-    assert_same("behind the bookmark", &live, &history.upto(last).await.all());
+    history.is_told_to(&watches, last).await;
 }
 
 #[tokio::test]
@@ -108,17 +109,12 @@ async fn initial_events_taken_during_churn_are_one_state_and_all_that_follows() 
     let watches = direct::amid_churn(&up, open).await;
     let last = up.churn(20).await;
     history.upto(last).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    history.judge(&watches, &[Promise::InitialEvents, Promise::Continuity, Promise::Reliable]);
     for watch in &watches {
-        watch.reached(last).await;
         let events = watch.events();
-        let end = events.iter().position(Event::ends_initial_events).expect("a marked bookmark");
-        let at = events[end].rv;
-        assert_same(&format!("the state at {at}"), &events[..end], &history.state_at(at));
-        let rest: Vec<_> = events[end + 1..].iter().filter(|event| event.rv <= last && !event.is_bookmark()).collect();
-        let rest: Vec<_> = rest.into_iter().cloned().collect();
-        let expected: Vec<_> = history.after(at).into_iter().filter(|event| event.rv <= last).collect();
-        assert_same(&format!("after {at}"), &rest, &expected);
-        assert_eq!(events.iter().filter(|event| event.ends_initial_events()).count(), 1);
+        let initial = events.split(Event::ends_initial_events).next().expect("a marked bookmark");
+        assert!(initial.is_sorted_by_key(|event| &event.key), "in the order of keys");
     }
 }
 

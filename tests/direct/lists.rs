@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RunningUpstream};
+use kube_fanout::verify::Promise;
 use tokio::time::{Instant, timeout};
 
-use crate::direct::{self, App, CONFIGMAPS, Ended, PODS, WIDGETS, assert_alike, configmap, straight};
+use crate::direct::{self, Answer, App, CONFIGMAPS, Ended, History, PODS, WIDGETS, assert_alike, configmap, straight};
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -128,6 +130,7 @@ async fn a_token_whose_time_is_up_is_upstreams_to_answer_even_if_nothing_has_cha
 #[tokio::test]
 async fn exact_is_exact_or_upstreams_answer() {
     let up = demo::upstream().pods(20).seed(73).run().await;
+    let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     warm(&app).await;
     let old = up.revision();
@@ -142,9 +145,12 @@ async fn exact_is_exact_or_upstreams_answer() {
     }
     // A version between two changes of pods is as good as the last one.
     let other = up.put("configmaps", configmap("default", "other", "x"));
+    let was_there = now_ns();
     let at_least = app.get(&format!("{PODS}?resourceVersion={other}&resourceVersionMatch=NotOlderThan")).await;
+    let mut evidence = history.upto(now).await.evidence();
+    evidence.reached(other, was_there).answer(&at_least);
+    evidence.shows(&[Promise::NotOlderThan, Promise::ListSnapshot]);
     assert_eq!((at_least.status, at_least.is_cached()), (200, true), "a quiet resource catches up");
-    assert!(at_least.rv() >= other);
     up.faults().compact(now);
     for (path, code) in [(exact(old), 410), (legacy(old), 410), (exact(other + 100), 504)] {
         let upstream = straight(&up);
@@ -229,19 +235,25 @@ async fn a_get_of_any_version_is_served_from_a_feed_that_runs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_never_go_back_in_time() {
     let up = demo::upstream().pods(50).seed(74).run().await;
+    let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     warm(&app).await;
     let reader = |query: &'static str| {
         let client = (*app).clone();
         async move {
-            let mut last = 0;
+            let mut read = Vec::new();
             for _ in 0..60 {
-                let rv = client.get(&format!("{DEFAULT_PODS}{query}")).await.rv();
-                assert!(rv >= last, "{rv} after {last}");
-                last = rv;
+                read.push(client.get(&format!("{DEFAULT_PODS}{query}")).await);
             }
+            read
         }
     };
     let readers = ["?resourceVersion=0", "", "?resourceVersion=0", "?limit=2"].map(reader);
-    direct::amid_churn(&up, join_all(readers)).await;
+    let read = direct::amid_churn(&up, join_all(readers)).await;
+    for read in &read {
+        assert!(read.is_sorted_by_key(Answer::rv), "each by itself, from memory or not");
+    }
+    let mut evidence = history.upto(up.revision()).await.evidence();
+    evidence.answers(read.iter().flatten());
+    evidence.shows(&[Promise::Monotone, Promise::Consistent, Promise::ListSnapshot]);
 }

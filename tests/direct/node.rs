@@ -6,16 +6,12 @@ use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, RunningUpstream};
 use serde_json::Value;
 
-use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, assert_same, straight};
+use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, straight};
 
 const OURS: &str = "spec.nodeName=node-1";
 
 fn on_node_1(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| config.serve.coverage.node = Some("node-1".into()))
-}
-
-fn is_ours(pod: &Value) -> bool {
-    pod.pointer("/spec/nodeName").and_then(Value::as_str) == Some("node-1")
 }
 
 fn pod(name: &str, node: &str, restarts: u64) -> Pod {
@@ -53,11 +49,7 @@ async fn only_the_nodes_own_pods_are_asked_for_and_held() {
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).fields(OURS).from(history.from).over(protocol));
     let watches = join_all(open.map(IntoFuture::into_future)).await;
     let last = moves(&up);
-    let expected = history.upto(last).await.seen_by(is_ours);
-    for watch in &watches {
-        watch.received(expected.len()).await;
-        assert_same("the node's pods", &watch.events(), &expected);
-    }
+    history.is_shown_to(&watches, last).await;
     let list = format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-1");
     let (ours, theirs) = (app.get(&list).await, straight(&up).get(&list).await);
     assert!(ours.is_cached());
@@ -120,7 +112,8 @@ async fn what_happened_to_the_nodes_pods_while_upstream_was_away_is_read_back() 
     let up = demo::upstream().pods(60).seed(104).run().await;
     up.put_pod(&pod("a", "node-1", 0));
     up.put_pod(&pod("leaves", "node-1", 0));
-    let mut history = History::begin(&up, PODS).await;
+    let witness = up.beside();
+    let mut history = History::following(&witness, PODS).await;
     let app = on_node_1(&up).run().await;
     let watch = app.watch(PODS).fields(OURS).from(history.from).await;
     let last = up.put_pod(&pod("a", "node-1", 1));
@@ -132,13 +125,12 @@ async fn what_happened_to_the_nodes_pods_while_upstream_was_away_is_read_back() 
     up.put_pod(&pod("comes", "node-2", 0));
     up.put_pod(&pod("comes", "node-1", 1));
     up.put_pod(&pod("leaves", "node-2", 1));
-    up.put_pod(&pod("leaves", "node-2", 2));
+    let last = up.put_pod(&pod("leaves", "node-2", 2));
+    history.upto(last).await;
     up.faults().forget_window();
     up.faults().up().await;
     let last = up.put_pod(&pod("end", "node-1", 0));
-    watch.reached(last).await;
-    let expected = history.dig_upto(last).await.seen_by(is_ours);
-    assert_same("through the gap", &watch.events(), &expected);
+    history.is_told_to(&[watch], last).await;
     for path in [PODS, "/api/v1/namespaces/default/pods"] {
         for query in direct::asked_by_proxies(&up, path) {
             assert!(query.starts_with("fieldSelector=spec.nodeName%3Dnode-1"), "{query}");

@@ -2,9 +2,10 @@
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};
+use kube_fanout::verify::Promise;
 use serde_json::Value;
 
-use crate::direct::{self, CONFIGMAPS, Ended, Event, History, NODES, PODS, Protocol, assert_same, straight};
+use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, straight};
 
 /// Writes pods of one namespace only, so that revisions follow each other without a gap.
 fn write(up: &RunningUpstream, times: u64) -> u64 {
@@ -25,21 +26,22 @@ async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is
     }
     history.upto(newest).await;
     let oldest = newest - 4;
+    let (mut within, mut before) = (vec![first], Vec::new());
     for protocol in Protocol::ALL {
         for from in [oldest - 1, oldest, oldest + 1, newest - 1] {
-            let watch = app.watch(PODS).from(from).over(protocol).await;
-            watch.reached(newest).await;
-            assert_same(&format!("from {from} over {protocol:?}"), &watch.events(), &history.after(from));
+            within.push(app.watch(PODS).from(from).over(protocol).await);
         }
-        let watch = app.watch(PODS).from(oldest - 2).over(protocol).await;
-        assert_eq!(watch.ended().await, Ended::Expired, "{protocol:?}");
+        before.push(app.watch(PODS).from(oldest - 2).over(protocol).await);
     }
-    let open: Vec<_> = join_all([newest, newest + 1].map(|from| app.watch(PODS).from(from).into_future())).await;
+    join_all(within.iter().map(|watch| watch.reached(newest))).await;
+    join_all(before.iter().map(|watch| watch.reached_or_ended(newest))).await;
+    within.extend(join_all([newest, newest + 1].map(|from| app.watch(PODS).from(from).into_future())).await);
     let last = write(&up, 3);
-    for (from, watch) in [newest, newest + 1].iter().zip(&open) {
-        watch.reached(last).await;
-        assert_same(&format!("from {from}"), &watch.events(), &history.upto(last).await.after(*from));
-    }
+    join_all(within.iter().map(|watch| watch.reached(last))).await;
+    let mut evidence = history.upto(last).await.evidence();
+    evidence.watches(within.iter().chain(&before)).window(5).overdue();
+    evidence.shows(&[Promise::Resumable, Promise::Reliable, Promise::Future, Promise::Expired]);
+    assert!(before.iter().all(|watch| watch.end() == Some(Ended::Expired)));
 }
 
 /// A feed that starts where a client had been is listed, and no list tells what a bookmark looks like.
@@ -67,16 +69,20 @@ async fn the_first_bookmark_of_a_feed_that_a_client_came_back_to_is_as_upstreams
 #[tokio::test]
 async fn an_empty_ring_resumes_at_the_lists_version_and_not_before_what_upstream_remembers() {
     let up = demo::upstream().pods(3).run().await;
-    up.faults().forget_history();
     let mut history = History::begin(&up, PODS).await;
+    let listed = write(&up, 1);
+    history.upto(listed).await;
+    up.faults().forget_history();
     let app = direct::app(&up).run().await;
-    assert_eq!(app.get("/api/v1/pods?resourceVersion=0").await.rv(), history.from);
-    let at_list = app.watch(PODS).from(history.from).await;
-    let before = app.watch(PODS).from(history.from - 1).await;
-    assert_eq!(before.ended().await, Ended::Expired);
+    assert_eq!(app.get("/api/v1/pods?resourceVersion=0").await.rv(), listed);
+    let at_list = app.watch(PODS).from(listed).await;
+    let before = app.watch(PODS).from(listed - 1).await;
     let last = write(&up, 2);
     at_list.reached(last).await;
-    assert_same("from the list on", &at_list.events(), &history.upto(last).await.all());
+    before.reached_or_ended(last).await;
+    let mut evidence = history.upto(last).await.evidence();
+    evidence.watches([&at_list, &before]).forgotten(listed).overdue().shows(&[Promise::Resumable, Promise::Expired]);
+    assert_eq!((at_list.end(), before.end()), (None, Some(Ended::Expired)));
 }
 
 #[tokio::test]
@@ -113,9 +119,9 @@ async fn a_version_from_the_future_waits_for_it_in_silence() {
     write(&up, 3);
     up.faults().bookmark();
     let last = write(&up, 5);
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    history.upto(last).await.judge(&watches, &[Promise::Future, Promise::Reliable, Promise::Resumable]);
     for watch in &watches {
-        watch.reached(last).await;
-        assert_same("from the future", &watch.changes(), &history.upto(last).await.after(future));
         assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv > future), "{:?}", watch.bookmarks());
     }
 }
@@ -137,15 +143,13 @@ async fn a_list_and_the_watch_from_its_version_leave_no_gap() {
     };
     let watches = Box::pin(direct::amid_churn(&up, open)).await;
     let last = up.churn(50).await;
+    let mut evidence = history.upto(last).await.evidence();
     for (list, watch) in &watches {
         watch.reached(last).await;
-        let (rv, seen) = (list.rv(), watch.changes());
-        history.upto(last).await;
-        let there: Vec<_> = history.state_at(rv).into_iter().map(|event| (event.key, event.rv)).collect();
-        assert_eq!(list.items(), there, "the list is the state at {rv}");
-        let upto_last = |events: Vec<Event>| events.into_iter().filter(|event| event.rv <= last).collect::<Vec<_>>();
-        assert_same(&format!("from {rv}"), &upto_last(seen), &upto_last(history.after(rv)));
+        let listed = evidence.answer(list);
+        evidence.resumed(watch, Some(listed));
     }
+    evidence.shows(&[Promise::ListSnapshot, Promise::Continuity, Promise::Resumable, Promise::Reliable]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,24 +157,31 @@ async fn a_client_that_hops_between_replicas_and_upstream_sees_everything_once()
     let up = demo::upstream().pods(60).seed(32).run().await;
     let mut history = History::begin(&up, PODS).await;
     let (one, two) = (direct::app(&up).run().await, direct::app(&up).run().await);
+    let begun = history.from;
     // The rings of both begin before the first hop.
     let held = [one.watch(PODS).from(history.from).await, two.watch(PODS).from(history.from).await];
     let replicas = [(*one).clone(), (*two).clone(), direct::straight(&up)];
     let hops = async {
-        let mut seen: Vec<Event> = Vec::new();
+        let (mut from, mut watches) = (begun, Vec::new());
         for hop in 0..30 {
-            let from = seen.last().map_or(history.from, |event| event.rv);
             let protocol = if hop % 3 == 2 { Protocol::Http1 } else { Protocol::ALL[hop % 2] };
-            let watch = replicas[hop % 3].watch(PODS).from(from).over(protocol).await;
+            let mut watch = replicas[hop % 3].watch(PODS).from(from).over(protocol).await;
             watch.received(1 + hop % 7).await;
-            seen.extend(watch.changes());
+            watch.leave().await;
+            from = watch.changes().last().expect("something happened").rv;
+            watches.push(watch);
         }
-        seen
+        watches
     };
-    let seen = direct::amid_churn(&up, hops).await;
-    let last = seen.last().expect("something happened").rv;
-    let expected: Vec<_> = history.upto(last).await.all().into_iter().filter(|event| event.rv <= last).collect();
-    assert_same("all hops", &seen, &expected);
+    let hops = direct::amid_churn(&up, hops).await;
+    let last = up.churn(1).await;
+    join_all(held.iter().map(|watch| watch.reached(last))).await;
+    let mut evidence = history.upto(last).await.evidence();
+    let mut before = None;
+    for watch in &hops {
+        before = Some(evidence.resumed(watch, before));
+    }
+    evidence.watches(&held).shows(&[Promise::Resumable, Promise::Reliable, Promise::Unique]);
     assert_eq!(held.map(|watch| watch.end()), [None, None]);
 }
 
@@ -191,11 +202,14 @@ async fn clients_of_a_restarted_proxy_resume_where_they_were() {
     let again = (0..6).map(|n| second.watch(PODS).from(seen[n]).over(Protocol::ALL[n % 3]).into_future());
     let again = join_all(again).await;
     let last = up.churn(5).await;
-    history.upto(last).await;
-    for (from, watch) in seen.iter().zip(&again) {
-        watch.reached(last).await;
-        assert_same("behind the restart", &watch.events(), &history.after(*from));
+    join_all(again.iter().map(|watch| watch.reached(last))).await;
+    let mut evidence = history.upto(last).await.evidence();
+    for (before, again) in before.iter().zip(&again) {
+        let before = evidence.watch(before);
+        evidence.resumed(again, Some(before));
     }
+    evidence.shows(&[Promise::Resumable, Promise::Reliable, Promise::Unique]);
+    assert!(again.iter().all(Watch::is_open));
     let lists = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| !query.contains("watch"));
     assert!(lists.count() <= 2, "a list for each of the two");
 }

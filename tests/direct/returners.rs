@@ -3,10 +3,10 @@
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};
-use serde_json::Value;
+use kube_fanout::verify::Promise;
 use tokio::time::{Duration, Instant};
 
-use crate::direct::{self, App, Ended, History, PODS, Protocol, assert_same};
+use crate::direct::{self, App, Ended, History, PODS, Protocol};
 
 /// Longer than such a watch is held.
 const HELD: Duration = Duration::from_secs(9);
@@ -51,16 +51,11 @@ async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_
     // One after the other: those that come first do not decide for the others.
     let mut again = Vec::new();
     for (n, from) in seen.iter().enumerate().rev() {
-        let plan = second.watch(PODS).from(*from).over(Protocol::ALL[n % 3]);
-        again.push((*from, plan.await));
+        again.push(second.watch(PODS).from(*from).over(Protocol::ALL[n % 3]).await);
         up.churn(3).await;
     }
     let last = up.churn(10).await;
-    history.upto(last).await;
-    for (from, watch) in &again {
-        watch.reached(last).await;
-        assert_same(&format!("from {from}"), &watch.events(), &history.after(*from));
-    }
+    history.is_told_to(&again, last).await;
     assert_eq!((asked(&second, "initial").await, asked(&second, "relist").await), (1, 0), "one list");
     assert!(asked(&second, "prehistory").await <= 9);
 }
@@ -77,10 +72,7 @@ async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_wat
     let mut versions: Vec<_> = history.all().iter().map(|event| event.rv - 1).take(FLEET).collect();
     fastrand::shuffle(&mut versions);
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
-    for (from, watch) in versions.iter().zip(&fleet) {
-        watch.reached(last).await;
-        assert_same(&format!("from {from}"), &watch.events(), &history.after(*from));
-    }
+    history.is_told_to(&fleet, last).await;
     let watches = asked(&app, "prehistory").await;
     assert!((1..=6).contains(&watches), "{watches} watches for {FLEET} clients that came together");
     assert_eq!(asked(&app, "initial").await, 1);
@@ -103,8 +95,6 @@ async fn whatever_goes_by_the_key_is_told_exactly() {
     let app = begun(&up).await;
     let last = up.update_pod("default", "new-1");
     let last = up.update_pod("other", "old").max(last);
-    history.upto(last).await;
-    let is = |object: &Value, field: &str, value: &str| object["metadata"][field] == value;
     let everything = (PODS, "");
     for (path, fields) in [
         everything,
@@ -115,23 +105,9 @@ async fn whatever_goes_by_the_key_is_told_exactly() {
         (PODS, "metadata.name!=old"),
         (PODS, "metadata.namespace=default"),
     ] {
-        let matches = |object: &Value| {
-            let in_namespace = ["default", "other"].iter().all(|namespace| {
-                let wanted = path.contains(&format!("/{namespace}/")) || fields.ends_with(&format!("={namespace}"));
-                !wanted || is(object, "namespace", namespace)
-            });
-            let named = match fields {
-                "metadata.name=old" => is(object, "name", "old"),
-                "metadata.name!=old" => !is(object, "name", "old"),
-                _ => true,
-            };
-            in_namespace && named
-        };
-        let expected = history.seen_by(matches);
         let plan = app.watch(path).from(history.from);
         let watch = if fields.is_empty() { plan.await } else { plan.fields(fields).await };
-        watch.reached(expected.last().expect("each sees something").rv).await;
-        assert_same(&format!("{path} {fields}"), &watch.events(), &expected);
+        history.is_shown_to(&[watch], last).await;
     }
     assert_eq!(asked(&app, "prehistory").await, 1);
 }
@@ -152,29 +128,21 @@ async fn agents_of_a_node_come_back_late_as_well() {
     let app = on_node.preload("pods").run().await;
     app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
     let last = up.put_pod(&pod("stays", "node-1", 2));
-    let is_ours = |pod: &Value| pod.pointer("/spec/nodeName").and_then(Value::as_str) == Some("node-1");
-    let expected = history.upto(last).await.seen_by(is_ours);
-    let watch = app.watch(PODS).fields("spec.nodeName=node-1").from(history.from).await;
-    watch.reached(last).await;
-    assert_same("the node's pods", &watch.events(), &expected);
-    let is_running = |pod: &Value| is_ours(pod) && pod["status"]["phase"] == "Running";
-    let expected = history.seen_by(is_running);
-    let narrower = app.watch(PODS).fields("spec.nodeName=node-1,status.phase=Running").from(history.from).await;
-    narrower.reached(last).await;
-    assert_same("its running pods", &narrower.events(), &expected);
+    for fields in ["spec.nodeName=node-1", "spec.nodeName=node-1,status.phase=Running"] {
+        let watch = app.watch(PODS).fields(fields).from(history.from).await;
+        history.is_shown_to(&[watch], last).await;
+    }
 }
 
 /// Whether an object was in the selector before its first change is asked of storage.
 #[tokio::test]
 async fn a_selector_is_told_exactly_what_entered_and_what_left() {
     let up = demo::upstream().pods(6).seed(213).run().await;
-    let history = labelled(&up).await;
+    let mut history = labelled(&up).await;
     let app = begun(&up).await;
     for selector in ["team=x", "team!=x", "team in (x,y)", "team", "!team"] {
-        let expected = history.seen_by(|object| is_in(selector, object));
         let watch = app.watch(PODS).labels(selector).from(history.from).await;
-        watch.reached(expected.last().expect("each sees something").rv).await;
-        assert_same(selector, &watch.events(), &expected);
+        history.is_shown_to(&[watch], up.revision()).await;
     }
     assert_eq!((asked(&app, "prehistory").await, asked(&app, "past").await), (1, 3), "for all of them");
 }
@@ -183,7 +151,7 @@ async fn a_selector_is_told_exactly_what_entered_and_what_left() {
 #[tokio::test]
 async fn a_selector_is_410_where_nobody_knows_what_was_there_before() {
     let up = demo::upstream().pods(6).seed(214).run().await;
-    let history = labelled(&up).await;
+    let mut history = labelled(&up).await;
     let app = begun(&up).await;
     let everything = app.watch(PODS).from(history.from).await;
     everything.reached(history.all().last().expect("a change").rv).await;
@@ -193,8 +161,7 @@ async fn a_selector_is_410_where_nobody_knows_what_was_there_before() {
         assert_eq!(watch.ended().await, Ended::Expired, "{selector}");
     }
     let unfiltered = app.watch(PODS).from(history.from).await;
-    unfiltered.reached(history.all().last().expect("a change").rv).await;
-    assert_same("unfiltered", &unfiltered.events(), &history.all());
+    history.is_told_to(&[unfiltered], up.revision()).await;
 }
 
 /// Pods that change their team, come and go.
@@ -211,17 +178,6 @@ async fn labelled(up: &RunningUpstream) -> History {
     let last = up.delete_pod("default", "goes");
     history.upto(last).await;
     history
-}
-
-fn is_in(selector: &str, object: &Value) -> bool {
-    let team = object["metadata"]["labels"]["team"].as_str();
-    match selector {
-        "team=x" => team == Some("x"),
-        "team!=x" => team != Some("x"),
-        "team in (x,y)" => matches!(team, Some("x" | "y")),
-        "team" => team.is_some(),
-        _ => team.is_none(),
-    }
 }
 
 #[tokio::test]
@@ -272,6 +228,6 @@ async fn a_bookmark_behind_what_was_read_later_is_where_it_says() {
     direct::followed(&up, "pods").await;
     up.faults().only("pods").bookmark();
     watch.reached(beyond).await;
-    assert_same("before the bookmark", &watch.changes(), &history.upto(last).await.all());
+    history.upto(last).await.judge([&watch], &[Promise::Reliable, Promise::Bookmarkable]);
     assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv >= last), "{:?}", watch.bookmarks());
 }

@@ -3,9 +3,11 @@
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, Backup, RunningUpstream};
+use kube_fanout::verify::Promise;
 
-use crate::direct::{self, App, CONFIGMAPS, Ended, NODES, PODS, Protocol, Watch, assert_same, configmap};
+use crate::direct::{self, App, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, assert_same, configmap};
 
 /// The proxies' LISTs and watch-lists of a whole collection.
 fn whole_lists(up: &RunningUpstream, path: &str) -> usize {
@@ -332,12 +334,16 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_cache_lags_is_not_listed_from_it() {
     let up = demo::upstream().pods(10).seed(229).run().await;
+    let mut history = History::begin(&up, PODS).await;
     let old = up.revision();
     let app = direct::app(&up).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
     let last = up.create_pod("default", "newer");
     watch.reached(last).await;
+    whole(&app, last).await;
+    history.upto(last).await;
+    let (before, since) = (app.get(&format!("{PODS}?resourceVersion=0")).await, now_ns());
     up.faults().cache_lags(old);
     // Behind what cannot be read for three times, the feed starts from nothing.
     for _ in 0..3 {
@@ -349,8 +355,11 @@ async fn a_server_whose_cache_lags_is_not_listed_from_it() {
     }
     assert_eq!(watch.ended().await, Ended::Expired);
     let any = app.get(&format!("{PODS}?resourceVersion=0")).await;
-    assert!(any.is_cached() && any.rv() >= last, "{} < {last}", any.rv());
-    assert!(any.text().contains("newer"));
+    let mut evidence = history.evidence();
+    evidence.watch(&watch);
+    evidence.answers([&before, &any]).broken("what cannot be read", since, &[Promise::Expired]);
+    evidence.shows(&[Promise::Monotone, Promise::ListSnapshot]);
+    assert!(before.is_cached() && any.is_cached() && any.rv() >= last, "{} < {last}", any.rv());
     assert_eq!(rewound(&app, "pods.v1").await, 0);
 }
 

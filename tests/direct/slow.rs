@@ -4,21 +4,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use kube_fanout::demo;
+use kube_fanout::verify::Promise;
 
-use crate::direct::{self, Ended, Event, History, PODS, Protocol, Watch, assert_same};
-
-/// What a client saw is the history from its beginning without a hole, up to where it was told to list again, if so.
-async fn is_honest(who: &str, watch: &Watch, expected: &[Event]) -> Option<Ended> {
-    direct::eventually(&format!("{who}: an end or everything"), || async {
-        !watch.is_open() || watch.changes().len() >= expected.len()
-    })
-    .await;
-    let seen = watch.changes();
-    assert_same(who, &seen, &expected[..seen.len().min(expected.len())]);
-    assert!(watch.end().is_none_or(|end| end == Ended::Expired), "{who}: {:?}", watch.end());
-    assert!(watch.end().is_some() || seen.len() == expected.len(), "{who}");
-    watch.end()
-}
+use crate::direct::{self, Ended, History, PODS, Protocol, Watch};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_stuck_one_holds_up_nobody_and_gets_everything_when_it_reads_on() {
@@ -30,14 +18,11 @@ async fn the_stuck_one_holds_up_nobody_and_gets_everything_when_it_reads_on() {
     let stuck = join_all((0..6).map(|n| plan(n).stall_after(10).into_future())).await;
     let last = up.churn(4_000).await;
     direct::within("the fast ones", join_all(fast.iter().map(|watch| watch.reached(last)))).await;
-    let expected = history.upto(last).await.all();
-    fast.iter().for_each(|watch| assert_same("a fast one", &watch.events(), &expected));
-    for (n, watch) in stuck.iter().enumerate() {
-        assert_eq!(watch.events().len(), 10);
-        watch.resume();
-        let ended = is_honest(&format!("stuck one {n}"), watch, &expected).await;
-        assert_eq!(ended, None, "the ring had it all");
-    }
+    history.is_told_to(&fast, last).await;
+    assert!(stuck.iter().all(|watch| watch.events().len() == 10));
+    stuck.iter().for_each(Watch::resume);
+    // The ring has it all.
+    history.is_told_to(&stuck, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,18 +34,20 @@ async fn one_that_was_stuck_for_longer_than_the_ring_is_told_to_list_again() {
     let stuck = join_all((0..3).map(|n| plan(n).into_future())).await;
     let last = up.churn(4_000).await;
     app.reached("pods", last).await;
-    let expected = history.upto(last).await.all();
+    history.upto(last).await;
     stuck.iter().for_each(Watch::resume);
+    join_all(stuck.iter().map(|watch| watch.reached_or_ended(last))).await;
+    history.evidence().watches(&stuck).window(64).overdue().shows(&[Promise::Reliable, Promise::Expired]);
     for (n, watch) in stuck.iter().enumerate() {
-        let ended = is_honest(&format!("stuck over {:?}", Protocol::ALL[n]), watch, &expected).await;
-        assert_eq!(ended, Some(Ended::Expired), "ten megabytes do not fit between us");
+        assert_eq!(watch.end(), Some(Ended::Expired), "over {:?}: ten megabytes do not fit", Protocol::ALL[n]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ring_of_one_event_never_skips() {
     let up = demo::upstream().pods(50).seed(113).run().await;
-    let mut history = History::begin(&up, PODS).await;
+    let witness = up.beside();
+    let mut history = History::following(&witness, PODS).await;
     let app = direct::app(&up).window_events(1).run().await;
     let watches =
         join_all((0..30).map(|n| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future()));
@@ -76,10 +63,9 @@ async fn a_ring_of_one_event_never_skips() {
         tokio::task::yield_now().await;
     }
     app.reached("pods", last).await;
-    let expected = history.upto(last).await.all();
-    for (n, watch) in watches.iter().enumerate() {
-        is_honest(&format!("watch {n}"), watch, &expected).await;
-    }
+    join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
+    history.upto(last).await.evidence().watches(&watches).window(1).overdue().shows(&[]);
+    assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
     assert!(watches.iter().all(|watch| watch.changes().len() >= 5), "they had seen those");
 }
 
@@ -92,12 +78,9 @@ async fn a_stuck_stream_does_not_stall_its_neighbours_on_one_connection() {
     let stuck = client.watch(PODS).from(history.from).stall_after(1).await;
     let fast = join_all((0..5).map(|_| client.watch(PODS).from(history.from).into_future())).await;
     let last = up.churn(300).await;
-    join_all(fast.iter().map(|watch| watch.reached(last))).await;
-    let expected = history.upto(last).await.all();
-    fast.iter().for_each(|watch| assert_same("a neighbour", &watch.events(), &expected));
+    history.is_told_to(&fast, last).await;
     stuck.resume();
-    stuck.reached(last).await;
-    assert_same("the stuck one", &stuck.events(), &expected);
+    history.is_told_to(&[stuck], last).await;
 }
 
 #[tokio::test]

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RequestKind, RunningUpstream};
+use kube_fanout::verify::Promise;
 use tokio::time::Instant;
 
-use crate::direct::{self, App, PODS, Protocol, assert_alike, straight};
+use crate::direct::{self, App, History, PODS, Protocol, assert_alike, straight};
 
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
 
@@ -25,19 +27,31 @@ async fn gated(up: &RunningUpstream, plan: direct::Plan) -> App {
 #[tokio::test]
 async fn requests_wait_for_the_first_list_and_are_served_by_it() {
     let up = demo::upstream().pods(8).run().await;
+    let history = History::begin(&up, PODS).await;
     let app = gated(&up, direct::app(&up)).await;
+    let since = now_ns();
     let lists = join_all((0..20).map(|_| app.get(ANY)));
-    let watches = join_all((0..20).map(|_| app.watch(PODS).from(0).into_future()));
+    let watches = join_all((0..20).map(|_| app.watch(PODS).from(0).open()));
     let gate = async {
         up.faults().lists_waiting(1).await;
-        app.until_feed("pods", "everybody waits", |feed| feed["readers"].as_u64() >= Some(40)).await;
-        assert_eq!(app.feed("pods").await.map(|feed| feed["state"].clone()), Some("syncing".into()));
+        // Who does not wait asks upstream, and is judged for that.
+        let waiting = async || app.feed("pods").await.is_some_and(|feed| feed["readers"].as_u64() >= Some(40));
+        let is_there = async || waiting().await || up.counts().lists.of("pods") > 1;
+        direct::eventually("everybody waits", is_there).await;
+        let feed = app.feed("pods").await;
         up.faults().release_lists();
+        feed
     };
-    let (lists, watches, ()) = tokio::join!(lists, watches, gate);
+    let (lists, watches, feed) = tokio::join!(lists, watches, gate);
+    history.evidence().answers(&lists).asked(&up).broken("a start", since, &[]).shows(&[
+        Promise::OneRelist,
+        Promise::ListSnapshot,
+        Promise::Monotone,
+    ]);
+    assert_eq!(feed.map(|feed| feed["state"].clone()), Some("syncing".into()));
     assert!(lists.iter().all(|list| list.is_cached() && list.items().len() == 8));
+    let watches: Vec<_> = watches.into_iter().map(|watch| watch.expect("no refusal")).collect();
     join_all(watches.iter().map(|watch| watch.received(8))).await;
-    assert_eq!(up.counts().lists.of("pods"), 1);
 }
 
 #[tokio::test]

@@ -181,14 +181,13 @@ fn a_promise_that_nobody_observes_is_found() {
 #[test]
 fn every_mutant_has_a_place_and_a_test() {
     let document = files::text("docs/GUARANTEES.md");
-    let numbered = |row: &str| {
-        let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
-        number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest.contains(".rs::")))
-    };
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
     assert!(rows.len() > 20, "the mutants were not found");
-    let untested = rows.iter().filter(|(_, has_test)| !has_test).map(|(number, _)| number.clone());
+    let untested = rows.iter().filter(|(_, rest)| !rest.contains(".rs::")).map(|(number, _)| number.clone());
     assert_none("mutants that no test is to catch", &untested.collect::<Vec<_>>());
+    let promises = files::text("src/verify/promise.rs");
+    let unjudged = rows.iter().filter(|(_, rest)| !names_its_judge(rest, &promises)).map(|(number, _)| number.clone());
+    assert_none("mutants without a judge that a test from outside has", &unjudged.collect::<Vec<_>>());
     let mut switched = Names::new();
     for file in shipped() {
         let source = Source::parse(&file.name, &file.text);
@@ -198,6 +197,31 @@ fn every_mutant_has_a_place_and_a_test() {
     }
     let listed: Names = rows.into_iter().map(|(number, _)| number).collect();
     assert_same("switched in src", &switched, "in the table of docs/GUARANTEES.md, \"Mutants\"", &listed);
+}
+
+/// A mutant's number, and the rest of its row.
+fn numbered(row: &str) -> Option<(String, &str)> {
+    let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
+    number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest))
+}
+
+/// Whether a mutant's row ends with a promise that has a judge, and names a test that is judged by it; or with `none`.
+fn names_its_judge(row: &str, promises: &str) -> bool {
+    let judge = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
+    let is_promise = promises.lines().any(|line| line.trim() == format!("{judge},"));
+    judge == "none" || is_promise && row.contains("`tests/direct/")
+}
+
+#[test]
+fn a_judge_that_nobody_has_is_found() {
+    let promises = "pub enum Promise {\n    Ordered,\n}\n";
+    let names = |row: &str| names_its_judge(row, promises);
+    assert!(names(" a | b | `tests/direct/a.rs::b` | Ordered |") && names(" a | b | `src/a.rs::b` | none |"));
+    for row in
+        ["a | `tests/direct/a.rs::b` | Order |", "a | `src/a.rs::b` | Ordered |", "a | `tests/direct/a.rs::b` | |"]
+    {
+        assert!(!names(row), "{row}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::ask::ParsedCall;
+use super::super::ask::{Fresh, ParsedCall, ReadPlan};
 use super::super::history::{AtLine, History};
 use super::super::promise::Promise;
 use super::super::record::{AskedRecord, CallRecord, ReadVerb, RecordedEncoding};
@@ -41,16 +41,18 @@ pub(super) fn one_relist(history: &History) -> Judged {
     judged
 }
 
-/// Whether the server asked for a whole state of its own accord: as a list, of which further pages do not count, or as
-/// a watch that begins so. One object, or a selection, only tells how new the store is.
+/// Whether a whole state was asked for: as a list, of which further pages do not count, or as a watch that begins so.
+/// One object, or a selection, only tells how new the store is. Of what the server passes on only that counts which its
+/// own memory is to answer, of whatever version: so informers begin, and each of them must not cost a list.
 fn is_relist(asked: &AskedRecord) -> bool {
     let call =
         CallRecord { verb: asked.verb, path: asked.path.clone(), query: asked.query.clone(), ..CallRecord::default() };
-    let Some(ask) = ParsedCall::parse(&call).filter(|_| asked.code == 200 && !asked.forwarded) else { return false };
+    let Some(ask) = ParsedCall::parse(&call).filter(|_| asked.code == 200) else { return false };
     let is_whole = match asked.verb {
         ReadVerb::List => ask.limit != 1 && ask.first.is_empty(),
         ReadVerb::Watch => ask.explicit,
         ReadVerb::Get => false,
     };
-    is_whole && !ask.selection.is_selective()
+    let is_of_memory = matches!(ask.plan, ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any));
+    is_whole && !ask.selection.is_selective() && (is_of_memory || !asked.forwarded)
 }

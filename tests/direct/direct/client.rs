@@ -11,6 +11,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use kube_fanout::base::now_ns;
 use serde_json::Value;
 
 use super::io::{Io, Place, Trust};
@@ -57,6 +58,10 @@ pub struct Call {
 /// An answer that has been read to its end.
 #[derive(Clone, Debug)]
 pub struct Answer {
+    /// With its query, as it was sent.
+    pub path: String,
+    pub asked_ns: u64,
+    pub came_ns: u64,
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -190,11 +195,13 @@ impl Call {
 
     pub async fn try_send(self) -> Result<Answer, String> {
         let what = format!("{} {}", self.method, self.path);
+        let (path, asked_ns) = (self.path.clone(), now_ns());
         let answer = async {
             let (head, body) = self.open().await?.into_parts();
             let body = body.collect().await.map_err(|error| format!("the body broke off: {error}"))?;
             let (status, headers, trailers) = (head.status.as_u16(), head.headers, body.trailers().cloned());
-            Ok(Answer { status, headers, trailers, body: body.to_bytes() })
+            let (body, came_ns) = (body.to_bytes(), now_ns());
+            Ok(Answer { path, asked_ns, came_ns, status, headers, body, trailers })
         };
         within(&what, answer).await
     }

@@ -1,21 +1,22 @@
 //! Upstream's own history of a resource, and the events that a watch must make of it.
 //!
-//! The history is read from upstream without the proxy, with a watch that sees everything. The events of a watch with a
-//! selector are not asked for: they are worked out here, from the objects before and after each change (R-EVENT-3).
+//! The history is read from upstream without the proxy, with a watch that sees everything. What others must be told of
+//! it, with selectors and without, is for the judges of `kube-fanout verify` to say.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::RunningUpstream;
-use serde::Deserialize;
-use serde_json::Value;
-use serde_json::value::RawValue;
+use kube_fanout::verify::Promise;
+use tokio::time::timeout;
 
-use super::client::{Answer, Client};
+use super::client::Client;
 use super::event::Event;
-use super::straight;
+use super::evidence::Evidence;
 use super::watch::Watch;
+use super::{PATIENCE, straight, until};
 
 /// The objects of a resource at one version, and every change since.
 pub struct History {
@@ -25,7 +26,18 @@ pub struct History {
     pub from: u64,
     start: BTreeMap<String, Event>,
     changes: Vec<Event>,
+    /// When the state at first was known, and then each change.
+    begun_ns: u64,
+    learnt_ns: Vec<u64>,
+    /// A watch that goes on, where there is a server that nothing is done to.
+    open: Option<Watch>,
+    /// What is tried, for when that fails.
+    what: String,
 }
+
+/// What a watch that was told a change is judged by.
+const TOLD: [Promise; 6] =
+    [Promise::Ordered, Promise::Unique, Promise::Reliable, Promise::Filtered, Promise::Typed, Promise::TypedBytes];
 
 impl History {
     /// Begins a history with the present state.
@@ -38,59 +50,96 @@ impl History {
         let from = told.last().expect("a bookmark").rv;
         let mut start = BTreeMap::new();
         told.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
-        Self { client, path: path.to_owned(), from, start, changes: Vec::new() }
+        let (path, begun_ns) = (path.to_owned(), now_ns());
+        Self {
+            client,
+            path,
+            from,
+            start,
+            changes: Vec::new(),
+            begun_ns,
+            learnt_ns: Vec::new(),
+            open: None,
+            what: String::new(),
+        }
+    }
+
+    /// Begins one that keeps its watch, so that it has what is forgotten later. The server is one that no fault is
+    /// ordered of.
+    pub async fn following(witness: &RunningUpstream, path: &str) -> Self {
+        let history = Self::begin(witness, path).await;
+        let open = history.client.watch(path).from(history.from).await;
+        Self { open: Some(open), ..history }
+    }
+
+    /// Says what is tried, for when that fails.
+    pub fn amid(&mut self, what: impl Into<String>) {
+        self.what = what.into();
     }
 
     /// Reads on, up to a version that must belong to this resource, because the watch waits for it.
     pub async fn upto(&mut self, rv: u64) -> &mut Self {
         let known = self.changes.last().map_or(self.from, |event| event.rv);
-        if known < rv {
+        if known < rv
+            && let Some(watch) = &self.open
+        {
+            watch.reached(rv).await;
+            (self.changes, self.learnt_ns) = watch.told().0.into_iter().unzip();
+        } else if known < rv {
             let watch = self.client.watch(&self.path).from(known).await;
             watch.reached(rv).await;
             self.changes.extend(watch.changes());
         }
+        self.learnt_ns.resize(self.changes.len(), now_ns());
         self
     }
 
-    /// Asserts that these watches, which began where it does, are told all of it up to a version, and stay open.
+    /// Asserts that these watches are told all that concerns them up to a version, and stay open.
     pub async fn is_told_to(&mut self, watches: &[Watch], last: u64) {
-        join_all(watches.iter().map(|watch| watch.reached(last))).await;
-        self.upto(last).await;
-        for watch in watches {
-            assert_same("a watch of the same history", &watch.events(), &self.all());
-            assert!(watch.is_open());
-        }
+        // The last change comes to those who select nothing. Whoever does not get it is judged as well.
+        join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
+        // Only then is upstream asked: what it is to answer the proxy with is not meant for this.
+        self.upto(last).await.has_come_to(watches);
     }
 
-    /// Reads on by exact lists, one per version, where upstream allows no watch from the end of this history.
-    pub async fn dig_upto(&mut self, rv: u64) -> &mut Self {
-        let mut known = self.changes.last().map_or(self.from, |event| event.rv);
-        while known < rv {
-            let before = self.map_at(known);
-            known += 1;
-            let path = format!("{}?resourceVersion={known}&resourceVersionMatch=Exact", self.path);
-            let after = listed(&self.client.get(&path).await);
-            let gone = before.values().filter(|event| !after.contains_key(&event.key)).map(|event| {
-                let body = restamped(event, known);
-                Event { kind: "DELETED".to_owned(), rv: known, body, ..event.clone() }
-            });
-            let come = after.values().filter(|event| event.rv == known).map(|event| {
-                let kind = if before.contains_key(&event.key) { "MODIFIED" } else { "ADDED" };
-                Event { kind: kind.to_owned(), ..event.clone() }
-            });
-            self.changes.extend(gone.chain(come));
+    /// The same of watches that select, to which the last change may not come.
+    pub async fn is_shown_to(&mut self, watches: &[Watch], last: u64) {
+        let history = &*self.upto(last).await;
+        let all_came = || async { !history.evidence().watches(watches).is_awaited() };
+        let _ = timeout(PATIENCE, until(all_came)).await;
+        history.has_come_to(watches);
+    }
+
+    #[track_caller]
+    fn has_come_to(&self, watches: &[Watch]) {
+        self.evidence().watches(watches).overdue().shows(&TOLD);
+        assert!(watches.iter().all(Watch::is_open), "a watch of the same history has ended");
+    }
+
+    /// Asserts that no promise was broken to these watches by what is known, and that these promises were judged. That
+    /// the last change came is for the test to see: nobody knows how long it may take.
+    #[track_caller]
+    pub fn judge<'a>(&self, watches: impl IntoIterator<Item = &'a Watch>, promises: &[Promise]) {
+        self.evidence().watches(watches).shows(promises);
+    }
+
+    /// What is known, for what else was told to be set beside it.
+    pub fn evidence(&self) -> Evidence {
+        let mut evidence = Evidence::about(&self.path, self.from, self.begun_ns, &self.what);
+        let mut state = self.start.clone();
+        self.start.values().for_each(|event| evidence.truth(event, None, self.begun_ns));
+        for (event, learnt_ns) in self.changes.iter().zip(&self.learnt_ns) {
+            let before = state.get(&event.key).filter(|_| event.kind == "MODIFIED");
+            let gone = before.map(|before| left(before, event.rv));
+            evidence.truth(event, gone, *learnt_ns);
+            apply(&mut state, event);
         }
-        self
+        evidence
     }
 
     /// Every change.
     pub fn all(&self) -> Vec<Event> {
         self.changes.clone()
-    }
-
-    /// Every change after a version.
-    pub fn after(&self, rv: u64) -> Vec<Event> {
-        self.changes.iter().filter(|event| event.rv > rv).cloned().collect()
     }
 
     /// The objects at a version, as initial events in the order of their keys.
@@ -103,26 +152,6 @@ impl History {
         self.changes.iter().filter(|event| event.rv <= rv).for_each(|event| apply(&mut state, event));
         state
     }
-
-    /// The events of a watch from the beginning of this history whose selector is `matches`.
-    pub fn seen_by(&self, matches: impl Fn(&Value) -> bool) -> Vec<Event> {
-        let mut state = self.start.clone();
-        let mut seen = Vec::new();
-        for event in &self.changes {
-            let before = state.get(&event.key).cloned();
-            apply(&mut state, event);
-            let matched = before.as_ref().is_some_and(|before| matches(&before.object()));
-            let current = state.get(&event.key).is_some_and(|current| matches(&current.object()));
-            let (kind, body) = match (matched, current, before) {
-                (false, true, _) => ("ADDED", event.body.clone()),
-                (true, true, _) => ("MODIFIED", event.body.clone()),
-                (true, false, Some(before)) => ("DELETED", restamped(&before, event.rv)),
-                _ => continue,
-            };
-            seen.push(Event { kind: kind.to_owned(), body, ..event.clone() });
-        }
-        seen
-    }
 }
 
 fn apply(state: &mut BTreeMap<String, Event>, event: &Event) {
@@ -133,21 +162,9 @@ fn apply(state: &mut BTreeMap<String, Event>, event: &Event) {
     }
 }
 
-/// The items of a list of pods as a watch writes them, by key.
-fn listed(list: &Answer) -> BTreeMap<String, Event> {
-    #[derive(Deserialize)]
-    struct List<'a> {
-        #[serde(borrow)]
-        items: Vec<&'a RawValue>,
-    }
-    assert_eq!(list.status, 200, "{}", list.text());
-    let List { items } = serde_json::from_slice(&list.body).expect("a list");
-    let event = |item: &RawValue| {
-        let rest = item.get().strip_prefix('{').expect("an object");
-        let frame = format!("{{\"type\":\"ADDED\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",{rest}}}\n");
-        Event::parse(&Bytes::from(frame)).expect("a frame")
-    };
-    items.into_iter().map(event).map(|event| (event.key.clone(), event)).collect()
+/// The event that an object is gone, or out of a selection.
+fn left(event: &Event, rv: u64) -> Event {
+    Event { kind: "DELETED".to_owned(), rv, body: restamped(event, rv), ..event.clone() }
 }
 
 /// The last content of an object with the version of its deletion, as a DELETED event has it.

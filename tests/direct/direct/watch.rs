@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
+use kube_fanout::base::now_ns;
+use kube_fanout::verify::CallRecord;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -17,7 +19,7 @@ use tokio_tungstenite::tungstenite::{Error as SocketError, http::HeaderValue};
 use super::client::{Answer, Client, Protocol};
 use super::event::{Ended, Event};
 use super::frames::Frames;
-use super::{PATIENCE, in_time, within};
+use super::{PATIENCE, evidence, in_time, within};
 
 /// A watch that is not open yet; awaiting it opens it.
 pub struct WatchPlan {
@@ -32,6 +34,9 @@ pub struct WatchPlan {
 pub struct Watch {
     pub headers: HeaderMap,
     pub opened: Instant,
+    /// How it was asked for, for the judges.
+    pub(super) call: CallRecord,
+    pub(super) answered_ns: u64,
     log: Arc<Log>,
     /// How many events are read before it stalls.
     limit: watch::Sender<usize>,
@@ -40,9 +45,22 @@ pub struct Watch {
 
 #[derive(Default)]
 struct Log {
-    events: Mutex<Vec<(Event, Option<Instant>)>>,
-    ended: Mutex<Option<(Ended, Instant)>>,
+    events: Mutex<Vec<(Event, Moment)>>,
+    ended: Mutex<Option<(Ended, Moment)>>,
     changed: watch::Sender<()>,
+}
+
+/// When something came, for tests and for the judges.
+#[derive(Clone, Copy)]
+struct Moment {
+    at: Instant,
+    at_ns: u64,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { at: Instant::now(), at_ns: now_ns() }
+    }
 }
 
 impl WatchPlan {
@@ -100,16 +118,18 @@ impl WatchPlan {
         let joint = if self.path.contains('?') { '&' } else { '?' };
         let path =
             if query.is_empty() { self.path.clone() } else { format!("{}{joint}{}", self.path, query.join("&")) };
+        let call = evidence::call(&path, self.accept);
         let (headers, frames) = match self.client.protocol {
             Protocol::WebSocket => upgrade(&self.client, &path, self.accept).await?,
             _ => {
-                let call = self.client.request(Method::GET, &path).header("accept", self.accept);
-                let response = call.open().await.unwrap_or_else(|error| panic!("no answer to {path}: {error}"));
+                let request = self.client.request(Method::GET, &path).header("accept", self.accept);
+                let response = request.open().await.unwrap_or_else(|error| panic!("no answer to {path}: {error}"));
                 let (head, body) = response.into_parts();
                 if head.status != 200 {
                     let body = body.collect().await.expect("a whole refusal").to_bytes();
                     let (status, headers) = (head.status.as_u16(), head.headers);
-                    return Err(Answer { status, headers, body, trailers: None });
+                    let (asked_ns, came_ns) = (call.at_ns, now_ns());
+                    return Err(Answer { path, asked_ns, came_ns, status, headers, body, trailers: None });
                 }
                 (head.headers, Frames::of(body))
             }
@@ -117,7 +137,7 @@ impl WatchPlan {
         let log = Arc::new(Log::default());
         let (limit, limited) = watch::channel(self.limit);
         let task = tokio::spawn(read(frames, log.clone(), limited));
-        Ok(Watch { headers, opened: Instant::now(), log, limit, task })
+        Ok(Watch { headers, opened: Instant::now(), call, answered_ns: now_ns(), log, limit, task })
     }
 }
 
@@ -141,12 +161,14 @@ async fn upgrade(client: &Client, path: &str, accept: &str) -> Result<(HeaderMap
         request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
     }
     let io = client.connect().await.expect("a connection");
+    let asked_ns = now_ns();
     match within(path, tokio_tungstenite::client_async(request, io)).await {
         Ok((socket, response)) => Ok((response.into_parts().0.headers, Frames::Messages(Box::new(socket)))),
         Err(SocketError::Http(response)) => {
             let (head, body) = response.into_parts();
             let (status, body) = (head.status.as_u16(), body.unwrap_or_default().into());
-            Err(Answer { status, headers: head.headers, body, trailers: None })
+            let (path, came_ns) = (path.to_owned(), now_ns());
+            Err(Answer { path, asked_ns, came_ns, status, headers: head.headers, body, trailers: None })
         }
         Err(error) => panic!("no handshake on {path}: {error}"),
     }
@@ -163,14 +185,14 @@ async fn read(mut frames: Frames, log: Arc<Log>, mut limit: watch::Receiver<usiz
             Ok(event) if last_word.is_some() => break Ended::Broken(format!("{event} after an ERROR")),
             Ok(event) => {
                 last_word = event.is_error().then(|| event.as_end());
-                log.events.lock().push((event, Some(Instant::now())));
+                log.events.lock().push((event, Moment::now()));
                 log.changed.send_replace(());
             }
             Err(Ended::Clean) => break last_word.unwrap_or(Ended::Clean),
             Err(ended) => break ended,
         }
     };
-    *log.ended.lock() = Some((ended, Instant::now()));
+    *log.ended.lock() = Some((ended, Moment::now()));
     log.changed.send_replace(());
 }
 
@@ -178,6 +200,14 @@ impl Watch {
     /// All events so far, bookmarks and an ERROR included.
     pub fn events(&self) -> Vec<Event> {
         self.log.events.lock().iter().map(|(event, _)| event.clone()).collect()
+    }
+
+    /// All events with the times at which they came, and how and when it ended.
+    pub(super) fn told(&self) -> (Vec<(Event, u64)>, Option<(Ended, u64)>) {
+        // First the end: what is read behind it is whole then.
+        let ended = self.log.ended.lock().clone().map(|(ended, moment)| (ended, moment.at_ns));
+        let events = self.log.events.lock().iter().map(|(event, moment)| (event.clone(), moment.at_ns)).collect();
+        (events, ended)
     }
 
     /// The changes so far, without bookmarks and without an ERROR.
@@ -191,7 +221,7 @@ impl Watch {
 
     /// When the last event came.
     pub fn last_came(&self) -> Option<Instant> {
-        self.log.events.lock().last().and_then(|(_, at)| *at)
+        self.log.events.lock().last().map(|(_, moment)| moment.at)
     }
 
     /// How the watch ended, if it has.
@@ -201,7 +231,7 @@ impl Watch {
 
     /// How long the watch lived, if it has ended.
     pub fn lived(&self) -> Option<Duration> {
-        self.log.ended.lock().as_ref().map(|(_, at)| at.duration_since(self.opened))
+        self.log.ended.lock().as_ref().map(|(_, moment)| moment.at.duration_since(self.opened))
     }
 
     /// Returns when `wanted` is true of the events so far. If the watch ends before, the test fails.
@@ -235,6 +265,24 @@ impl Watch {
     pub async fn reached(&self, rv: u64) {
         let late = |events: &[Event]| events.last().is_some_and(|event| event.rv >= rv);
         self.until(&format!("version {rv}"), late).await;
+    }
+
+    /// Returns when everything up to this version has come, when the watch has ended, or when neither is so for longer
+    /// than [`PATIENCE`]: what is to be made of that is for the judges to say.
+    pub async fn reached_or_ended(&self, rv: u64) {
+        let is_over = async {
+            let mut changed = self.log.changed.subscribe();
+            while self.is_open() && self.log.events.lock().last().is_none_or(|(event, _)| event.rv < rv) {
+                let _ = changed.changed().await;
+            }
+        };
+        let _ = timeout(PATIENCE, is_over).await;
+    }
+
+    /// Reads no more, as a client that leaves.
+    pub async fn leave(&mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
     }
 
     /// Returns when at least `changes` changes have come.

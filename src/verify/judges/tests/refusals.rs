@@ -115,7 +115,10 @@ fn a_fault_costs_one_list_of_each_collection() {
     let words = ["1 at most of /api/v1/pods behind cut at 1 ms", "2 lists"];
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &second]);
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &watched()]);
-    // One object, a client's own list that was passed on, or what failed, is no relist.
+    // What an informer begins with is for the server's memory to answer.
+    let informers = |query: &str| asked(1_000_030, query).replace(r#""code":200"#, r#""code":200,"forwarded":true"#);
+    broken(OneRelist, words[0], words[1], &[&cut(1), &first, &informers("resourceVersion=0")]);
+    // One object, a client's own list of what is current, or what failed, is no relist.
     let forwarded = second.replace(r#""code":200"#, r#""code":200,"forwarded":true"#);
     let failed = second.replace(r#""code":200"#, r#""code":500"#);
     kept(OneRelist, 1, &[&cut(1), &first, &asked(1_000_030, "limit=1"), &forwarded, &failed]);

@@ -1,0 +1,96 @@
+//! What clients of a real control plane were told, for the judges of `kube-fanout verify`. The truth is the apiserver's.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kube_fanout::base::now_ns;
+use kube_fanout::verify::{
+    CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, KnownRecord, Op, Promise, ReadVerb, Record,
+    ReturnRecord, RunRecord, TruthSource,
+};
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::bed::{Ask, Event, Plane, version_of};
+use crate::records;
+
+/// The records of those who list and watch one collection, from a state on.
+pub struct Ledger {
+    path: &'static str,
+    resource: String,
+    from: u64,
+    records: Mutex<Vec<Record>>,
+    next: AtomicU64,
+}
+
+impl Ledger {
+    /// Begins with the state of a collection of the core group.
+    pub async fn begin(plane: &Plane, path: &'static str) -> Self {
+        let state = plane.direct().json(path).await;
+        let (resource, from, at_ns) = (path.trim_start_matches("/api/v1/").to_owned(), version_of(&state), now_ns());
+        let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
+        let known = KnownRecord { resource: resource.clone(), from, to: from, at_ns };
+        let mut records = vec![Record::Run(run), Record::Known(known)];
+        let items = state["items"].as_array().expect("a list");
+        records
+            .extend(items.iter().map(|item| Record::Truth(records::truth(&resource, EventKind::Added, item, at_ns))));
+        Self { path, resource, from, records: Mutex::new(records), next: AtomicU64::new(1) }
+    }
+
+    /// Somebody asks for the collection, and goes on from an operation.
+    pub fn called(&self, verb: ReadVerb, query: &str, resumes: Option<Op>) -> Op {
+        let op = self.next.fetch_add(1, Ordering::Relaxed);
+        let (path, query, at_ns) = (self.path.to_owned(), query.to_owned(), now_ns());
+        self.put(Record::Call(CallRecord { op, at_ns, verb, path, query, resumes, ..CallRecord::default() }));
+        op
+    }
+
+    /// A watch is let in.
+    pub fn opened(&self, op: Op) {
+        self.put(Record::Return(ReturnRecord { op, at_ns: now_ns(), code: 200, ..ReturnRecord::default() }));
+    }
+
+    pub fn listed(&self, op: Op, list: &Value, from_memory: bool) {
+        let items = list["items"].as_array().expect("items").iter().map(records::item).collect();
+        let (at_ns, version) = (now_ns(), Some(version_of(list)));
+        self.put(Record::Return(ReturnRecord {
+            op,
+            at_ns,
+            code: 200,
+            version,
+            items,
+            from_memory,
+            ..ReturnRecord::default()
+        }));
+    }
+
+    pub fn told(&self, op: Op, event: &Event) {
+        let record = records::event(op, now_ns(), records::kind(&event.kind), &event.object);
+        let is_object = record.kind < EventKind::Bookmark;
+        let digest = is_object.then(|| Digest::of_object(&event.object));
+        self.put(Record::Event(EventRecord { digest, ..record }));
+    }
+
+    pub fn over(&self, op: Op, how: Ending) {
+        self.put(Record::End(EndRecord { op, at_ns: now_ns(), how }));
+    }
+
+    /// Reads on to the last version of the collection, and fails if a promise was broken, or one of these not judged.
+    pub async fn shows(&self, plane: &Plane, last: u64, promises: &[Promise]) {
+        let query = format!("?watch=true&resourceVersion={}", self.from);
+        let mut watch = plane.direct().watch(Ask::get(&format!("{}{query}", self.path))).await;
+        let mut to = self.from;
+        while to < last {
+            let event = watch.change().await;
+            to = event.version();
+            let kind = records::kind(&event.kind);
+            self.put(Record::Truth(records::truth(&self.resource, kind, &event.object, now_ns())));
+        }
+        let known = KnownRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
+        self.put(Record::Known(known));
+        records::assert_kept(self.path, &self.records.lock(), promises);
+    }
+
+    fn put(&self, record: Record) {
+        self.records.lock().push(record);
+    }
+}

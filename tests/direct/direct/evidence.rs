@@ -1,0 +1,311 @@
+//! What a test wrote, asked and was told, as the records of `kube-fanout verify`: the same judges say what is wrong.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kube_fanout::base::now_ns;
+use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
+use kube_fanout::kube::Query;
+use kube_fanout::verify::{
+    AskedRecord, AskedServer, CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
+    History as Judges, KnownRecord, Op, Promise, ReadVerb, Record, RecordedEncoding, RecordedStatus, ReturnRecord,
+    RunRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
+};
+use serde_json::Value;
+
+use super::client::Answer;
+use super::event::{Ended, Event};
+use super::records;
+use super::watch::Watch;
+
+/// Records of what is true of one resource, and of what was told of it.
+pub struct Evidence {
+    records: Vec<Record>,
+    resource: String,
+    from: u64,
+    /// The newest version that is known, or that anybody was told.
+    newest: u64,
+    next: Op,
+    read: HashMap<Bytes, Spelled>,
+    /// What is tried, for when that fails.
+    what: String,
+}
+
+/// What is known of an object by its bytes.
+#[derive(Clone)]
+struct Spelled {
+    object: Arc<Value>,
+    content: Digest,
+    bytes: Digest,
+}
+
+impl Evidence {
+    /// Begins with what is true of the collection at a path, whose whole state is known at a version.
+    pub(super) fn about(path: &str, from: u64, at_ns: u64, what: &str) -> Self {
+        let parts: Vec<_> = path.split('/').collect();
+        let plural = parts.last().copied().unwrap_or_default();
+        let resource = if parts[1] == "apis" { format!("{plural}.{}", parts[2]) } else { plural.to_owned() };
+        let known = KnownRecord { resource: resource.clone(), from, to: from, at_ns };
+        let query = format!("watch=true&resourceVersion={from}");
+        let (verb, server) = (ReadVerb::Watch, AskedServer::Direct);
+        let call = CallRecord { at_ns, verb, path: path.to_owned(), query, server, ..CallRecord::default() };
+        let answer = ReturnRecord { at_ns, code: 200, ..ReturnRecord::default() };
+        let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
+        let records = vec![Record::Run(run), Record::Known(known), Record::Call(call), Record::Return(answer)];
+        Self { records, resource, from, newest: from, next: 1, read: HashMap::new(), what: what.to_owned() }
+    }
+
+    /// A change that happened, or an object that there was at first. `gone` is how a watch tells it whose selection the
+    /// object leaves.
+    pub(super) fn truth(&mut self, event: &Event, gone: Option<Event>, at_ns: u64) {
+        let object = self.spelled(&event.body).object;
+        let kind = records::kind(&event.kind);
+        self.records.push(Record::Truth(records::truth(&self.resource, kind, &object, at_ns)));
+        // Its bytes are those of everybody else, too.
+        for event in [Some(event.clone()), gone].into_iter().flatten() {
+            let told = self.event(0, &event, at_ns);
+            self.records.push(Record::Event(told));
+        }
+        self.newest = self.newest.max(event.rv);
+    }
+
+    /// What a watch was told so far.
+    pub fn watch(&mut self, watch: &Watch) -> Op {
+        self.resumed(watch, None)
+    }
+
+    /// The same of one that goes on where another one ended.
+    pub fn resumed(&mut self, watch: &Watch, resumes: Option<Op>) -> Op {
+        let op = self.op();
+        self.records.push(Record::Call(CallRecord { op, resumes, ..watch.call.clone() }));
+        self.records.push(Record::Return(ReturnRecord {
+            op,
+            at_ns: watch.answered_ns,
+            code: 200,
+            ..ReturnRecord::default()
+        }));
+        let (told, ended) = watch.told();
+        for (event, at_ns) in &told {
+            let record = self.event(op, event, *at_ns);
+            self.newest = self.newest.max(record.version);
+            self.records.push(Record::Event(record));
+        }
+        if let Some((ended, at_ns)) = ended {
+            let how = if matches!(ended, Ended::Broken(_)) { Ending::Broken } else { Ending::Clean };
+            self.records.push(Record::End(EndRecord { op, at_ns, how }));
+        }
+        op
+    }
+
+    pub fn watches<'a>(&mut self, watches: impl IntoIterator<Item = &'a Watch>) -> &mut Self {
+        for watch in watches {
+            self.watch(watch);
+        }
+        self
+    }
+
+    /// An answer to a LIST, a GET, or a watch that was refused.
+    pub fn answer(&mut self, answer: &Answer) -> Op {
+        let op = self.op();
+        let (path, query) = answer.path.split_once('?').unwrap_or((&answer.path, ""));
+        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let verb = verb(path, query);
+        let (path, query, at_ns) = (path.to_owned(), query.to_owned(), answer.asked_ns);
+        self.records.push(Record::Call(CallRecord { op, at_ns, verb, path, query, ..CallRecord::default() }));
+        let items = match &body["items"] {
+            Value::Array(items) => items.iter().map(records::item).collect(),
+            _ if answer.status == 200 => vec![records::item(&body)],
+            _ => Vec::new(),
+        };
+        let is_ok = answer.status == 200;
+        let newest = is_ok.then(|| records::version(&body));
+        self.newest = self.newest.max(newest.unwrap_or(0));
+        let more = body["metadata"]["continue"].as_str().is_some_and(|token| !token.is_empty());
+        self.records.push(Record::Return(ReturnRecord {
+            op,
+            at_ns: answer.came_ns,
+            code: answer.status,
+            version: newest,
+            from_memory: answer.is_cached(),
+            items,
+            more,
+            remaining: body["metadata"]["remainingItemCount"].as_u64(),
+            status: if is_ok { RecordedStatus::default() } else { records::status(&body) },
+            ..ReturnRecord::default()
+        }));
+        op
+    }
+
+    pub fn answers<'a>(&mut self, answers: impl IntoIterator<Item = &'a Answer>) -> &mut Self {
+        for answer in answers {
+            self.answer(answer);
+        }
+        self
+    }
+
+    /// A write that was done by a moment.
+    pub fn written(&mut self, key: &str, version: u64, at_ns: u64) -> &mut Self {
+        self.records.push(Record::Written(WrittenRecord {
+            call_ns: at_ns,
+            return_ns: at_ns,
+            verb: WriteVerb::Update,
+            resource: self.resource.clone(),
+            key: key.to_owned(),
+            version: Some(version),
+            code: 200,
+        }));
+        self.newest = self.newest.max(version);
+        self
+    }
+
+    /// Nobody need know any more what happened at a version or before. Without this, each 410 is wrong.
+    pub fn forgotten(&mut self, version: u64) -> &mut Self {
+        let resource = self.resource.clone();
+        self.records.push(Record::Window(WindowRecord { resource, version, ..WindowRecord::default() }));
+        self
+    }
+
+    /// The proxy holds no more than so many changes, and so may have let go of what is before them.
+    pub fn window(&mut self, changes: u64) -> &mut Self {
+        if let Record::Run(run) = &mut self.records[0] {
+            run.window_changes = Some(changes);
+        }
+        self
+    }
+
+    /// What has not come by now is late.
+    pub fn overdue(&mut self) -> &mut Self {
+        if let Record::Run(run) = &mut self.records[0] {
+            run.patience_ns = Some(0);
+        }
+        self
+    }
+
+    /// Everybody could know by a moment that there is such a version, of whatever resource.
+    pub fn reached(&mut self, to: u64, at_ns: u64) -> &mut Self {
+        let (resource, from) = (self.resource.clone(), self.from);
+        self.records.push(Record::Known(KnownRecord { resource, from, to, at_ns }));
+        self.newest = self.newest.max(to);
+        self
+    }
+
+    /// Something was broken from a moment until now, once.
+    pub fn broken(&mut self, name: &str, from_ns: u64, waives: &[Promise]) -> &mut Self {
+        let (name, to_ns, waives) = (name.to_owned(), now_ns(), waives.to_vec());
+        self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives }));
+        self
+    }
+
+    /// What proxies asked upstream so far, of their own accord and for clients.
+    pub fn asked(&mut self, up: &RunningUpstream) -> &mut Self {
+        self.records.extend(up.requests().iter().filter_map(asked).map(Record::Asked));
+        self
+    }
+
+    /// Fails, with the promise's name, if one is broken, or if one of these was not judged. What was told is compared
+    /// with everything that is known: who still changes things has to say first what happened (`History::upto`).
+    #[track_caller]
+    pub fn shows(&self, promises: &[Promise]) {
+        records::assert_kept(&self.what, &self.all(), promises);
+    }
+
+    /// Whether something that must come has not, of what nothing has passed over.
+    pub(super) fn is_awaited(&mut self) -> bool {
+        let broken = |evidence: &Self| {
+            let judges = Judges::of(evidence.all()).unwrap_or_else(|error| panic!("no history: {error}"));
+            judges.judge(Promise::Reliable).broken
+        };
+        let before = broken(self);
+        broken(self.overdue()) > before
+    }
+
+    fn all(&self) -> Vec<Record> {
+        let (resource, from, to, at_ns) = (self.resource.clone(), self.from, self.newest, now_ns());
+        let known = Record::Known(KnownRecord { resource, from, to, at_ns });
+        self.records.iter().cloned().chain([known]).collect()
+    }
+
+    fn op(&mut self) -> Op {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn event(&mut self, op: Op, event: &Event, at_ns: u64) -> EventRecord {
+        let spelled = self.spelled(&event.body);
+        let record = records::event(op, at_ns, records::kind(&event.kind), &spelled.object);
+        let is_object = record.kind < EventKind::Bookmark;
+        let (digest, bytes) = (is_object.then_some(spelled.content), is_object.then_some(spelled.bytes));
+        EventRecord { digest, bytes, ..record }
+    }
+
+    /// Most watches are told the same: it is read once.
+    fn spelled(&mut self, body: &Bytes) -> Spelled {
+        let read = || {
+            let object: Value = serde_json::from_slice(body).expect("an object");
+            Spelled { content: Digest::of_object(&object), bytes: Digest::of_bytes(body), object: Arc::new(object) }
+        };
+        self.read.entry(body.clone()).or_insert_with(read).clone()
+    }
+}
+
+/// A request as it is recorded: what the deprecated form of a path says is said by parameters.
+pub(super) fn call(path: &str, accept: &str) -> CallRecord {
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let (mut path, mut query) = (path.to_owned(), query.to_owned());
+    if let Some((root, rest)) = path.clone().split_once("/watch/") {
+        let parts: Vec<_> = rest.split('/').collect();
+        let name = if let ["namespaces", _, _, name] = parts[..] { name } else { "" };
+        path = format!("{root}/{}", rest.strip_suffix(&format!("/{name}")).unwrap_or(rest));
+        let of_one = if name.is_empty() { String::new() } else { format!("&fieldSelector=metadata.name%3D{name}") };
+        query = format!("watch=true{of_one}{}{query}", if query.is_empty() { "" } else { "&" });
+    }
+    CallRecord {
+        at_ns: now_ns(),
+        verb: ReadVerb::Watch,
+        path,
+        query,
+        encoding: encoding(accept),
+        ..CallRecord::default()
+    }
+}
+
+/// What is asked for: a collection, or one object.
+fn verb(path: &str, query: &str) -> ReadVerb {
+    if Query::parse(query).first("watch").is_some_and(|value| value != "false" && value != "0") {
+        return ReadVerb::Watch;
+    }
+    let parts: Vec<_> = path.split('/').skip(1).collect();
+    match parts.get(if parts[0] == "api" { 2 } else { 3 }..).unwrap_or_default() {
+        [_] | ["namespaces", _, _] => ReadVerb::List,
+        _ => ReadVerb::Get,
+    }
+}
+
+fn encoding(accept: &str) -> RecordedEncoding {
+    match (accept.contains("as=PartialObjectMetadata"), accept.contains("as=Table"), accept.contains("protobuf")) {
+        (true, _, false) => RecordedEncoding::Metadata,
+        (true, _, true) => RecordedEncoding::MetadataProtobuf,
+        (_, true, _) => RecordedEncoding::Table,
+        (_, _, true) => RecordedEncoding::Protobuf,
+        _ => RecordedEncoding::Json,
+    }
+}
+
+/// A request of a proxy, which is a client's that passed through unless the proxy says that it is its own.
+fn asked(seen: &ReceivedRequest) -> Option<AskedRecord> {
+    let header = |name: &str| seen.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if !seen.headers.contains_key("kube-fanout-hops") || seen.method != http::Method::GET {
+        return None;
+    }
+    let (path, query) = (seen.uri.path(), seen.uri.query().unwrap_or_default());
+    Some(AskedRecord {
+        at_ns: seen.at_ns,
+        verb: verb(path, query),
+        path: path.to_owned(),
+        query: query.to_owned(),
+        encoding: encoding(header("accept")),
+        code: seen.status.unwrap_or(0),
+        forwarded: !header("user-agent").starts_with("kube-fanout/"),
+    })
+}
