@@ -85,7 +85,7 @@ impl Stage<'_> {
     async fn carry_out(&self, deed: Deed, rng: &mut Rng) {
         match deed {
             Deed::Cut => self.balancer.cut(),
-            Deed::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..2500)))),
+            Deed::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..1500)))),
             Deed::Hold => {
                 self.relay.set(Lag::Held);
                 sleep(Duration::from_millis(rng.u64(300..2000))).await;

@@ -3,7 +3,8 @@
 //!
 //! etcd is spoken to in gRPC, a stream of HTTP/2 for each watch. What a client says first on a stream shows whether it
 //! is a watch (`etcdserverpb.WatchRequest`). A client pings whenever it is told something, which a server that has told
-//! nothing since takes for an abuse: the relay answers pings itself.
+//! nothing since takes for an abuse: the relay answers pings itself, as late as it tells anything, for by that a client
+//! finds out how much may be on its way.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -169,7 +170,7 @@ impl Down {
                     return self.to.shutdown().await;
                 },
                 () = async { sleep_until(due.expect("something is held")).await }, if due.is_some() => {}
-                Some(answer) = self.answers.recv() => self.to.write_all(&answer).await?,
+                Some(answer) = self.answers.recv() => self.held.push_back((Instant::now(), answer)),
                 changed = lags.changed() => if changed.is_err() {
                     return Ok(());
                 },

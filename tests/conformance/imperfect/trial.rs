@@ -72,7 +72,7 @@ impl Trial {
             resource: self.resource.to_owned(),
             clients: 12,
             writers: 4,
-            rate: 30.0,
+            rate: 12.0,
             objects: 40,
             namespaces: 4,
             duration: self.duration,
