@@ -1,4 +1,5 @@
-//! What clients of a real control plane were told, for the judges of `kube-fanout verify`. The truth is the apiserver's.
+//! What clients of a real control plane were told, for the judges of `kube-fanout verify`. The truth is the
+//! apiserver's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
