@@ -37,13 +37,13 @@ mod sources;
 mod statuses;
 mod watch;
 mod watch_end;
-mod websocket;
+pub mod websocket;
 
 #[cfg(test)]
 mod tests;
 
 pub use admission::AdmissionLimits;
-pub use audit::{Audit, AuditWriter, Destination as AuditDestination};
+pub use audit::{Audit, AuditWriter, Destination as AuditDestination, source_ips, without_tokens};
 pub use body::ReplyBody;
 pub use coverage::{Coverage, Sensitive, Uncovered};
 pub use frontend::{Frontend, Parts};

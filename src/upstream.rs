@@ -34,10 +34,12 @@ mod token_file;
 pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};
 pub(crate) use client::encoding_of;
-pub use client::{Client, Question};
+pub use client::{Client, Question, read_status};
 pub use cost::{Cause, Cost, CostLedger};
 pub use credentials::{CredentialError, CredentialSource};
-pub use discovery::{Catalog, Declaration, DeclaringResource, Documents, Insistence, Resource, ResourceOrigin};
+pub use discovery::{
+    Catalog, Declaration, DeclaringResource, DiscoveryDocuments, Documents, Insistence, Resource, ResourceOrigin,
+};
 pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};
 pub use error::{Error, Unsendable};
 pub use forward::{Forwarder, strip_hop_by_hop};

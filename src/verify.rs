@@ -30,6 +30,7 @@ mod rates;
 mod reading;
 mod record;
 mod recorder;
+mod refused_requests;
 mod report;
 mod say;
 mod scene;
@@ -63,6 +64,7 @@ pub use record::{
     Transport, TruthRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
 };
 pub use recorder::RecordCounts;
+pub use refused_requests::RefusedRequests;
 pub use report::page;
 pub use session::{Recorded, run};
 pub use verdict::{Outcome, Requirements, RunVerdict, excerpt};

@@ -50,10 +50,10 @@ struct Validity {
 
 /// The user that a chain stands for, until a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CertificateHolder {
-    pub(super) user: Arc<User>,
+pub struct CertificateHolder {
+    pub user: Arc<User>,
     /// When the first certificate of the path ends; the authority counts too.
-    pub(super) until: SystemTime,
+    pub until: SystemTime,
 }
 
 /// Why a file holds no authorities.
@@ -67,7 +67,7 @@ pub enum AuthoritiesError {
 
 /// Why a certificate is not accepted. For logs: the caller is told as little as upstream tells it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Untrusted {
+pub enum Untrusted {
     #[error("no certificate")]
     None,
     #[error("certificate: {0}")]
@@ -119,7 +119,7 @@ impl Authorities {
     }
 
     /// The holder of a certificate, at this moment.
-    pub(super) fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, Untrusted> {
+    pub fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, Untrusted> {
         let (leaf, intermediates) = chain.split_first().ok_or(Untrusted::None)?;
         let invalid = |error: &dyn fmt::Display| Untrusted::Invalid(error.to_string());
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
@@ -142,7 +142,7 @@ impl Authorities {
     }
 
     /// When the next certificate of the chain, or authority, becomes valid that is not yet.
-    pub(super) fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
+    pub fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
         let shown = chain.iter().filter_map(validity);
         let starts = shown.chain(self.roots.iter().map(|root| root.validity));
         let starts = starts.map(|validity| UNIX_EPOCH + Duration::from_secs(validity.from));
@@ -215,6 +215,12 @@ fn may_sign(parsed: &X509Certificate<'_>) -> bool {
     parsed
         .key_usage()
         .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.flags == 0 || usage.value.key_cert_sign()))
+}
+
+/// The user that a certificate names, whoever has signed it: that it is somebody's credential only
+/// [`Authorities::verify`] says.
+pub fn named_in(leaf: &CertificateDer<'_>) -> Option<User> {
+    subject(leaf, &X509Certificate::from_der(leaf).ok()?.1)
 }
 
 /// The user that a certificate names: its common name is the user's name, and its organizations are groups.

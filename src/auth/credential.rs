@@ -14,7 +14,7 @@ use crate::kube::User;
 
 /// A bearer token. It is never shown, and is wiped from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Token(Arc<Zeroizing<String>>);
+pub struct Token(Arc<Zeroizing<String>>);
 
 /// A credential, by which somebody is known and can be asked about again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) enum Credential {
 
 /// A malformed credential: 401, as upstream says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Malformed {
+pub enum Malformed {
     #[error("several bearer tokens among the WebSocket protocols")]
     SeveralTokens,
     #[error("a bearer token among the WebSocket protocols that is not base64url")]
@@ -48,7 +48,7 @@ const REMOTE_GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 const REMOTE_EXTRA: &str = "x-remote-extra-";
 
 impl Token {
-    pub(super) fn new(text: &str) -> Self {
+    pub fn new(text: &str) -> Self {
         Self(Arc::new(Zeroizing::new(text.to_owned())))
     }
 
@@ -58,7 +58,7 @@ impl Token {
 
     /// When the token ends by its own word, in seconds since 1970, if it is a JWT. This may be believed only of a token
     /// that upstream has accepted.
-    pub(super) fn expires(&self) -> Option<u64> {
+    pub fn expires(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
         struct Claims {
             exp: Option<f64>,
@@ -80,7 +80,7 @@ impl fmt::Debug for Token {
 /// The token that a request carries, by the rules of apiserver's authenticators `bearertoken` and `websocket`.
 ///
 /// # Errors The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
-pub(super) fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
+pub fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
     }
@@ -112,7 +112,7 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
 }
 
 /// The user that a proxy in front of us names, by the header names that every apiserver is given.
-pub(super) fn asserted(headers: &HeaderMap) -> Option<User> {
+pub fn asserted(headers: &HeaderMap) -> Option<User> {
     let name = headers.get(REMOTE_USER).and_then(text).filter(|name| !name.is_empty())?.to_owned();
     let uid = headers.get(REMOTE_UID).and_then(text).unwrap_or_default().to_owned();
     let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text).filter(|group| !group.is_empty());

@@ -138,7 +138,7 @@ It writes objects into namespaces of its own, whose names begin with kube-fanout
 
 Exit codes: 0 every promise that could be judged was kept, 1 one was not, 2 void: nothing can be said, 64 wrong usage.";
 
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServeArguments {
     /// Configuration file in YAML; flags override it (docs/CONFIG.md lists its keys)
     #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
@@ -190,7 +190,7 @@ pub struct ServeArguments {
     allow_core_dumps: bool,
 }
 
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[expect(clippy::struct_field_names, reason = "flags are called like this")]
 struct TlsArguments {
     /// Certificate chain of the TCP listeners, PEM

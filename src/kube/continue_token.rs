@@ -79,8 +79,9 @@ impl ContinueToken {
             ContinueAt::Latest => "-1".to_owned(),
         };
         let start = match pages {
-            PageStore::FromStorage => json_string(&self.start),
-            PageStore::FromCache => json_string(&format!("/{}", self.start)),
+            PageStore::FromStorage if !self.start.is_empty() => json_string(&self.start),
+            // The collection's first key is never told as none, which nobody reads.
+            PageStore::FromStorage | PageStore::FromCache => json_string(&format!("/{}", self.start)),
         };
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }

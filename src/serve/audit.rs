@@ -19,6 +19,7 @@ mod tests;
 mod writer;
 
 pub use queue::Audit;
+pub use record::{source_ips, without_tokens};
 pub use writer::{AuditWriter, Destination};
 
 pub(super) use record::{AuditRecord, Decision, Ours};

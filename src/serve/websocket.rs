@@ -26,7 +26,7 @@ use crate::auth::BEARER_PROTOCOL;
 use crate::wire::{Encoding, websocket_payload};
 
 /// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
-pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
+pub fn is_upgrade(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
 }
@@ -38,7 +38,7 @@ pub(super) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Removes the token from the subprotocols: it is the caller's credential and must not leave this proxy.
-pub(super) fn drop_bearer(headers: &mut HeaderMap) {
+pub fn drop_bearer(headers: &mut HeaderMap) {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let offered: Vec<_> = offered
         .flat_map(|value| value.split(',').map(|protocol| protocol.trim().to_owned()).collect::<Vec<_>>())
@@ -54,7 +54,7 @@ pub(super) fn drop_bearer(headers: &mut HeaderMap) {
 }
 
 /// The 101 for a well-formed handshake, or the answer of the apiserver's library for any other.
-pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
+pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
     let refuse = |code: StatusCode, text: &'static str| {
         let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
         *response.status_mut() = code;
@@ -134,6 +134,15 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// How long a client may take to read our close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
+/// How messages of clients are read, and ours written.
+pub fn limits() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE_BYTES_MAX))
+        .max_frame_size(Some(MESSAGE_BYTES_MAX))
+        .write_buffer_size(0)
+        .max_write_buffer_size(usize::MAX)
+}
+
 /// Runs a watch on an upgraded connection until either side ends it, or it is cut.
 pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession) {
     let watchdog = session.watchdog().clone();
@@ -146,12 +155,7 @@ pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSe
 
 async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession) {
     let Ok(upgraded) = upgrade.await else { return };
-    let config = WebSocketConfig::default()
-        .max_message_size(Some(MESSAGE_BYTES_MAX))
-        .max_frame_size(Some(MESSAGE_BYTES_MAX))
-        .write_buffer_size(0)
-        .max_write_buffer_size(usize::MAX);
-    let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+    let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(limits())).await;
     let mut batch = Vec::new();
     loop {
         batch.clear();

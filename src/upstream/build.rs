@@ -28,7 +28,7 @@ impl Build {
     }
 
     /// Reads a `/version` document. Some distributions write a minor as `31+`.
-    pub(super) fn parse(body: &[u8]) -> Option<Self> {
+    pub fn parse(body: &[u8]) -> Option<Self> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         struct Said {

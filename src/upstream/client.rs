@@ -345,7 +345,7 @@ async fn read_whole(
 
 /// The Status of a refusal. If the body is not a Status, one is made from the HTTP code. The `Retry-After` header is
 /// used if the Status does not say when to retry.
-fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
+pub fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
     let code = head.status.as_u16();
     let parsed = if body.starts_with(b"k8s\0") { Status::from_protobuf(body) } else { Status::from_json(body) };
     let mut status = parsed.unwrap_or_else(|_| {

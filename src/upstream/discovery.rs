@@ -4,6 +4,7 @@ mod declaration;
 mod definitions;
 mod documents;
 mod insistence;
+mod reading;
 mod served;
 
 use std::collections::HashMap;
@@ -19,8 +20,9 @@ use self::definitions::CustomResourceDefinitions;
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 pub use self::insistence::Insistence;
 use self::insistence::RefusedDocument;
+pub use self::reading::DiscoveryDocuments;
 use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
-use super::{Cause, Client, Error};
+use super::{Build, Cause, Client, Error};
 use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
 
@@ -255,8 +257,8 @@ impl Catalog {
         else {
             return Ok(None);
         };
-        if let Some(list) = read::<DiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList") {
-            return Ok(Some(Root { etag, versions: list.into_versions() }));
+        if let Some(versions) = versions_in(&body) {
+            return Ok(Some(Root { etag, versions }));
         }
         // What an older server says here tells nothing of what is below.
         Ok(Some(Root { etag: None, versions: self.versions_below(root, &body).await? }))
@@ -323,6 +325,12 @@ impl<T> Documents<T> {
             DeclaringResource::Services => &mut self.services,
         }
     }
+}
+
+/// What an aggregated document says; `None` if it is none.
+fn versions_in(body: &[u8]) -> Option<Vec<VersionList>> {
+    let list = read::<DiscoveryList>(body).filter(|list| list.kind == "APIGroupDiscoveryList")?;
+    Some(list.into_versions())
 }
 
 fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {

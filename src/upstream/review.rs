@@ -1,5 +1,6 @@
 //! Questions about callers: who holds a token, and who may do what. Always asked anew; caching is `auth`'s.
 
+use bytes::Bytes;
 use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
 };
@@ -43,34 +44,52 @@ impl Client {
             audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
         };
         let asked = TokenReview { spec, ..TokenReview::default() };
-        let answered: TokenReview = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
-        Ok(token_verdict(answered.status.unwrap_or_default()))
+        let answer = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
+        TokenVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
     /// Whether `user` may do this.
     pub async fn review_access(&self, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
         let asked = SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() };
-        let answered: SubjectAccessReview = self.create(Cause::AccessReview, SUBJECT_ACCESS_REVIEWS, &asked).await?;
-        let status = answered.status.unwrap_or_default();
-        // Both at once, or an answer that is none: no.
-        let allowed = status.allowed && status.denied != Some(true);
-        Ok(AccessVerdict { allowed, reason: status.reason.unwrap_or_default() })
+        let answer = self.create(Cause::AccessReview, SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(SUBJECT_ACCESS_REVIEWS.to_owned()))
     }
 
     /// The user that upstream takes us for.
     pub async fn who_am_i(&self) -> Result<User, Error> {
+        let answer = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let answered: SelfSubjectReview =
-            self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
+            read(&answer).ok_or_else(|| Error::OtherDocument(SELF_SUBJECT_REVIEWS.to_owned()))?;
         let info = answered.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
 
-    async fn create<Q: Serialize, A: DeserializeOwned>(&self, cause: Cause, path: &str, asked: &Q) -> Result<A, Error> {
-        // Errors of serde could quote what they read, which here are credentials.
+    async fn create<Q: Serialize>(&self, cause: Cause, path: &str, asked: &Q) -> Result<Bytes, Error> {
         let body = serde_json::to_vec(asked).map_err(|_| Error::Unaskable(path.to_owned()))?;
-        let answer = self.post(cause, path, body).await?;
-        serde_json::from_slice(&answer).map_err(|_| Error::OtherDocument(path.to_owned()))
+        self.post(cause, path, body).await
     }
+}
+
+impl TokenVerdict {
+    /// Reads an answered `TokenReview`; `None` if it is none.
+    pub fn read(answer: &[u8]) -> Option<Self> {
+        Some(token_verdict(read::<TokenReview>(answer)?.status.unwrap_or_default()))
+    }
+}
+
+impl AccessVerdict {
+    /// Reads an answered `SubjectAccessReview`; `None` if it is none.
+    pub fn read(answer: &[u8]) -> Option<Self> {
+        let status = read::<SubjectAccessReview>(answer)?.status.unwrap_or_default();
+        // Both at once, or an answer that is none: no.
+        let allowed = status.allowed && status.denied != Some(true);
+        Some(Self { allowed, reason: status.reason.unwrap_or_default() })
+    }
+}
+
+/// Errors of serde could quote what they read, which here are credentials.
+fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
+    serde_json::from_slice(answer).ok()
 }
 
 /// Only `authenticated: true` with a name is somebody: an answer that lacks either is not to be believed

@@ -24,6 +24,10 @@ pub fn page(verdict: &RunVerdict, record: &Path, notes: &[String]) -> io::Result
         put(&mut out, format_args!("<p><b>Note.</b> {}</p>\n", escaped(note)));
         out
     });
+    let notes = verdict.refused.iter().fold(notes, |mut out, refused| {
+        put(&mut out, format_args!("<p><b>No promise is about this.</b> {}</p>\n", escaped(&refused.to_string())));
+        out
+    });
     let (word, class) = word(verdict);
     let counts = verdict.counts.named().map(|(name, count)| format!("{count} {name}"));
     let parts = [

@@ -9,6 +9,7 @@ use super::hops::Hops;
 use super::promise::Promise;
 use super::rates::Counts;
 use super::record::{RunRecord, TruthSource};
+use super::refused_requests::RefusedRequests;
 use super::violation::{Judged, Violation};
 
 /// What must have happened for a run to say anything.
@@ -38,6 +39,8 @@ pub struct RunVerdict {
     pub hops: Hops,
     /// In the order of [`Promise::ALL`].
     pub judged: Vec<Judged>,
+    /// What was refused beside them.
+    pub refused: Vec<RefusedRequests>,
     /// What there was too little of.
     pub lacks: Vec<String>,
 }
@@ -50,7 +53,8 @@ impl RunVerdict {
         let idle = judged.iter().filter(|judged| judged.instances == 0 && judged.broken == 0);
         let idle = idle.filter(|judged| requirements.judged.contains(&judged.promise));
         lacks.extend(idle.map(|judged| format!("nothing to judge {} by", judged.promise)));
-        Self { run: history.run().clone(), counts, hops: Hops::of(history), judged, lacks }
+        let refused = RefusedRequests::of(history);
+        Self { run: history.run().clone(), counts, hops: Hops::of(history), judged, refused, lacks }
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -81,6 +85,12 @@ impl RunVerdict {
         let _ = writeln!(text, "{}\n{}", counts.join(", "), self.hops.words(&self.run));
         for judged in &self.judged {
             let _ = writeln!(text, "  {:<14} {}", judged.promise, words(judged));
+        }
+        if !self.refused.is_empty() {
+            text.push_str("\nNo promise is about these:\n");
+        }
+        for refused in &self.refused {
+            let _ = writeln!(text, "  {refused}");
         }
         if let Some(first) = self.first() {
             let _ = writeln!(text, "\nThe first violation: {}", first.promise);

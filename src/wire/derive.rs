@@ -17,6 +17,7 @@
 mod custom_metadata;
 mod facts;
 mod go_json;
+mod json_object;
 mod metadata;
 mod refused;
 mod scalar;

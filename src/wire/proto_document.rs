@@ -3,10 +3,10 @@
 use super::WireError;
 use super::envelope::{
     EVENT_OBJECT, EVENT_TYPE, LENGTH_PREFIX, RAW_EXTENSION_RAW, UNKNOWN_CONTENT_ENCODING, UNKNOWN_CONTENT_TYPE,
-    UNKNOWN_RAW, UNKNOWN_TYPE_META,
+    UNKNOWN_RAW, UNKNOWN_TAIL, UNKNOWN_TYPE_META,
 };
 use super::json_document::{ParsedStatus, ParsedStatusDetails};
-use super::protobuf::{Fields, MAGIC, Value, map_entry};
+use super::protobuf::{Fields, MAGIC, Value, map_entry, plain_field};
 use crate::kube::EventType;
 
 /// `k8s\0` and Unknown, taken apart.
@@ -38,6 +38,9 @@ impl<'a> Document<'a> {
         }
         // Same message as a map entry: two strings, numbered 1 and 2.
         let (api_version, kind) = map_entry(type_meta.unwrap_or_default())?;
+        if !is_plain_document(unknown) {
+            return Err(WireError::Layout("an Unknown document in another order or length"));
+        }
         // An absent raw is the empty message, which has no metadata.
         Ok(Self { api_version, kind, raw: raw.unwrap_or_default() })
     }
@@ -68,7 +71,35 @@ pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError>
     let event_type = event_type.and_then(|name| std::str::from_utf8(name).ok()).and_then(EventType::parse);
     let event_type = event_type.ok_or(WireError::UnknownEventType)?;
     let document = sole_field(object.unwrap_or_default(), RAW_EXTENSION_RAW)?;
+    if !is_plain_event(message) {
+        return Err(WireError::Layout("a watch event in another order or length"));
+    }
     Ok((event_type, document))
+}
+
+/// Whether Unknown is written as the apiserver writes it, which is how we write it again: each field once, in their
+/// order, no length longer than it must be.
+fn is_plain_document(unknown: &[u8]) -> bool {
+    let plain = || {
+        let (type_meta, rest) = plain_field(unknown, UNKNOWN_TYPE_META)?;
+        let (_, kind) = plain_field(type_meta, 1)?;
+        let (_, end) = plain_field(kind, 2)?;
+        // What has no body says so by its absence.
+        let tail = plain_field(rest, UNKNOWN_RAW).map_or(rest, |(_, tail)| tail);
+        Some(end.is_empty() && tail == UNKNOWN_TAIL)
+    };
+    plain().unwrap_or(false)
+}
+
+/// The same of a `WatchEvent`.
+fn is_plain_event(message: &[u8]) -> bool {
+    let plain = || {
+        let (_, rest) = plain_field(message, EVENT_TYPE)?;
+        let (object, end) = plain_field(rest, EVENT_OBJECT)?;
+        let (_, object_end) = plain_field(object, RAW_EXTENSION_RAW)?;
+        Some(end.is_empty() && object_end.is_empty())
+    };
+    plain().unwrap_or(false)
 }
 
 /// The payload of the one field, numbered `number`, that `message` must consist of.

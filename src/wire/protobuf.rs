@@ -118,6 +118,20 @@ pub(super) fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
     (len <= message.len() - at).then_some((at, len))
 }
 
+/// The payload of the field `number` (below 16) that `message` begins with, and what follows it; `None` if it begins
+/// with something else, or with a spelling that [`put_field`] would not give.
+pub(super) fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> {
+    let (first, rest) = message.split_first()?;
+    if *first != tag(number) {
+        return None;
+    }
+    let (len, width) = varint(rest).ok()?;
+    if width != varint_len(len) {
+        return None;
+    }
+    rest[width..].split_at_checked(usize::try_from(len).ok()?)
+}
+
 /// One `map<string, string>` entry; an absent key or value is `""`.
 pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), WireError> {
     let (mut key, mut value) = ("", "");

@@ -1,6 +1,8 @@
 //! What a real apiserver sends, as the corpus of the fuzz targets has it (tests/fuzz). `make corpus` writes it anew; as
 //! a test this shows that what would be written is read, or refused, as it is there.
 
+mod callers;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -126,6 +128,10 @@ async fn bodies(http: &Http, namespace: &str, corpus: &mut Corpus) {
         let object = reader.object(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}"));
         corpus.insert(("bodies", kind.to_string()), numbered(kind, object.body()));
     }
+    let samples = FEEDS[1].collection(namespace);
+    http.create(&samples, FEEDS[1].object("body")).await;
+    let answer = http.get(&format!("{samples}/body")).await;
+    corpus.insert(("bodies", "custom".to_owned()), numbered(0, answer.body.trim_ascii_end()));
 }
 
 /// Refusals and continue tokens.
@@ -205,6 +211,7 @@ fn requests(corpus: &mut Corpus) {
             "/\nx-remote-user: a\nx-remote-group: b\nx-remote-extra-c: d\nauthorization: Bearer x",
         ],
     );
+    put("credentials", &callers::HEADS);
     let default = kube_fanout::config::defaults();
     put(
         "configurations",
@@ -238,6 +245,7 @@ async fn what_an_apiserver_sends_is_what_the_corpus_is_made_of() {
     }
     bodies(&http, &namespace, &mut corpus).await;
     documents(&bed, &http, &namespace, &mut corpus).await;
+    callers::capture(&bed, &http, &namespace, &mut corpus).await;
     requests(&mut corpus);
     http.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/samples.verify.kube-fanout.io").await;
     let bytes: usize = corpus.values().map(Vec::len).sum();

@@ -44,6 +44,16 @@ fn pages_from_a_watch_cache_have_the_slash_of_their_collection() {
 }
 
 #[test]
+fn a_token_that_starts_with_the_collections_first_key_is_read_again() {
+    let first = ContinueToken::decode(&token(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/"}"#)).expect("its first key");
+    assert_eq!(first.start, "");
+    for pages in [PageStore::FromStorage, PageStore::FromCache] {
+        let offered = first.at_latest();
+        assert_eq!(ContinueToken::decode(&offered.encode(pages)), Ok(offered), "{pages:?}");
+    }
+}
+
+#[test]
 fn keys_with_and_without_a_leading_slash_mean_the_same() {
     for start in ["/t1/cm-a\\u0000", "t1/cm-a\\u0000"] {
         let decoded = ContinueToken::decode(&token(&format!(r#"{{"v":"meta.k8s.io/v1","rv":5,"start":"{start}"}}"#)));

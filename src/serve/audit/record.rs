@@ -172,7 +172,7 @@ fn now() -> Timestamp {
 }
 
 /// The target without the values of parameters that are named like tokens.
-pub(super) fn without_tokens(target: &str) -> String {
+pub fn without_tokens(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let hidden = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
@@ -188,7 +188,7 @@ pub(super) fn without_tokens(target: &str) -> String {
 
 /// Where the request has come from, in the apiserver's order: the addresses that proxies name, which any client may
 /// claim too, and the one that is seen.
-pub(super) fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
+pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     let mut ips: Vec<IpAddr> =
         text("x-forwarded-for").split(',').filter_map(|ip| ip.trim().parse().ok()).take(SOURCES_MAX).collect();

@@ -4,7 +4,8 @@ use super::super::ask::{Fresh, ReadPlan};
 use super::super::history::History;
 use super::super::operation::{Operation, Told};
 use super::super::promise::Promise;
-use super::super::record::{EventKind, ReadVerb, RecordedStatus};
+use super::super::record::{EventKind, ReadVerb};
+use super::super::refused_requests::is_of_the_future;
 use super::super::say;
 use super::super::violation::Judged;
 
@@ -120,7 +121,7 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) 
         let got = match told.kind {
             EventKind::Error => {
                 let status = errors.next().cloned().unwrap_or_default();
-                let refuses = status.code == 410 || is_too_large(&status);
+                let refuses = status.code == 410 || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
             }
             EventKind::Bookmark => (told.version < version).then(|| say::told(history, told)),
@@ -136,7 +137,7 @@ fn refused(history: &History, op: &Operation, version: u64, judged: &mut Judged)
     let error = op.events.iter().find(|told| told.kind == EventKind::Error).zip(op.errors.first());
     let error = error.map(|(told, status)| (told.at_ns, told.line, status));
     let answer = op.answered(504).map(|answer| (answer.at_ns, answer.line, &answer.status));
-    let Some((at_ns, line, _)) = answer.or(error).filter(|(_, _, status)| is_too_large(status)) else { return };
+    let Some((at_ns, line, _)) = answer.or(error).filter(|(_, _, status)| is_of_the_future(status)) else { return };
     judged.instances += 1;
     // While something is broken the server may lag behind what others know.
     if version <= history.witnessed(op, op.at_ns) && !history.is_disturbed(op.at_ns, at_ns) {
@@ -144,8 +145,4 @@ fn refused(history: &History, op: &Operation, version: u64, judged: &mut Judged)
             (format!("an answer: {version} was known before"), format!("{version} is refused as too large"))
         });
     }
-}
-
-fn is_too_large(status: &RecordedStatus) -> bool {
-    status.cause == "ResourceVersionTooLarge" || status.message.contains("Too large resource version")
 }

@@ -52,13 +52,8 @@ fn verdict() -> RunVerdict {
     };
     let kept = Judged { promise: Promise::Ordered, instances: 12, broken: 0, violations: Vec::new() };
     let broken = Judged { promise: Promise::Reliable, instances: 3, broken: 1, violations: vec![violation] };
-    RunVerdict {
-        run: about_run(),
-        counts: Counts::default(),
-        hops: Hops::default(),
-        judged: vec![kept, broken],
-        lacks: Vec::new(),
-    }
+    let (judged, counts) = (vec![kept, broken], Counts::default());
+    RunVerdict { run: about_run(), counts, hops: Hops::default(), judged, refused: Vec::new(), lacks: Vec::new() }
 }
 
 fn about_run() -> RunRecord {

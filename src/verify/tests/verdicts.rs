@@ -94,6 +94,42 @@ fn everything_is_counted_that_the_judged_server_did() {
 }
 
 #[test]
+fn what_is_refused_is_told_where_no_promise_is_about_it() {
+    let call = |op, verb: &str, query: &str| {
+        format!(
+            r#"{{"call":{{"op":{op},"client":1,"at_ns":5,"verb":"{verb}","path":"/api/v1/pods","query":"{query}"}}}}
+"#
+        )
+    };
+    let answer = |op, code, message: &str| {
+        let status = format!(r#"{{"code":{code},"message":"{message}"}}"#);
+        format!("{{\"return\":{{\"op\":{op},\"at_ns\":6,\"code\":{code},\"status\":{status}}}}}\n")
+    };
+    let error = r#"{"return":{"op":2,"at_ns":6,"code":200}}
+{"event":{"op":2,"at_ns":7,"type":"ERROR","status":{"code":500,"message":"no storage"}}}
+"#;
+    let more = [
+        call(2, "watch", "sendInitialEvents=true"),
+        error.to_owned(),
+        call(3, "list", ""),
+        answer(3, 429, "later"),
+        call(4, "list", ""),
+        answer(4, 429, "again"),
+        call(5, "list", "resourceVersion=99"),
+        answer(5, 504, "Too large resource version: 99, current: 11"),
+        call(6, "get", ""),
+        answer(6, 404, "not found"),
+        call(7, "list", "resourceVersion=1&resourceVersionMatch=Exact"),
+        answer(7, 410, "gone"),
+    ];
+    let told = verdict(&(run(11) + &more.concat()), &Requirements::default());
+    let words: Vec<_> = told.refused.iter().map(ToString::to_string).collect();
+    assert_eq!(words, ["2 lists refused with 429: later", "1 watches refused with 500: no storage"]);
+    let text = told.text(&BTreeMap::new());
+    assert!(text.contains("\nNo promise is about these:\n  2 lists refused with 429: later\n"), "{text}");
+}
+
+#[test]
 fn what_is_no_history_says_where() {
     let wrong = [
         ("{\"call\":{}}", "line 8: missing field `op`"),

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::RefusalReason;
+use super::json_object::JsonObject;
 use crate::wire::protobuf::put_varint;
 
 #[derive(Deserialize)]
@@ -30,9 +31,9 @@ pub(super) struct ObjectMeta<'a> {
     deletion_grace_period_seconds: Option<i64>,
     labels: Option<BTreeMap<Text<'a>, Text<'a>>>,
     annotations: Option<BTreeMap<Text<'a>, Text<'a>>>,
-    owner_references: Option<Vec<OwnerReference<'a>>>,
+    owner_references: Option<Vec<JsonObject<OwnerReference<'a>>>>,
     finalizers: Option<Vec<Text<'a>>>,
-    managed_fields: Option<Vec<ManagedFields<'a>>>,
+    managed_fields: Option<Vec<JsonObject<ManagedFields<'a>>>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -73,13 +74,16 @@ impl<'a> ObjectMeta<'a> {
         #[derive(Deserialize)]
         struct Custom<'a> {
             #[serde(borrow)]
-            metadata: ObjectMeta<'a>,
+            metadata: JsonObject<ObjectMeta<'a>>,
         }
         let read = match body.strip_prefix(br#""metadata":"#) {
-            Some(metadata) => Self::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
-            None => serde_json::from_slice(body).map(|Custom { metadata }| metadata),
+            Some(metadata) => JsonObject::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
+            None => serde_json::from_slice(body).map(|JsonObject(Custom { metadata })| metadata),
         };
-        read.map_err(|_| RefusalReason::Value("not metadata as the apiserver prints it"))
+        match read {
+            Ok(JsonObject(metadata)) => Ok(metadata),
+            Err(_) => Err(RefusalReason::Value("not metadata as the apiserver prints it")),
+        }
     }
 
     pub(super) fn remove_annotations(
@@ -116,13 +120,13 @@ impl<'a> ObjectMeta<'a> {
         }
         put_map(out, 11, self.labels.as_ref());
         put_map(out, 12, self.annotations.as_ref());
-        for owner in self.owner_references.iter().flatten() {
+        for JsonObject(owner) in self.owner_references.iter().flatten() {
             put_message(out, 13, |out| owner.put_protobuf(out));
         }
         for finalizer in self.finalizers.iter().flatten() {
             put_text(out, 14, finalizer);
         }
-        for entry in self.managed_fields.iter().flatten() {
+        for JsonObject(entry) in self.managed_fields.iter().flatten() {
             let mut message = Vec::new();
             entry.put_protobuf(&mut message)?;
             put_bytes(out, 17, &message);

@@ -240,6 +240,42 @@ fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
 }
 
 #[test]
+fn protobuf_envelopes_that_we_would_write_otherwise_are_refused() {
+    let reader = reader(Encoding::Protobuf, JsonLayout::BuiltIn);
+    let body = Pod::default().body(Encoding::Protobuf, JsonLayout::BuiltIn);
+    let (magic, raw) = (b"k8s\0".to_vec(), bytes(2, &body));
+    let (api_version, kind) = (text(1, "v1"), text(2, "Pod"));
+    let type_meta = bytes(1, &[api_version.clone(), kind.clone()].concat());
+    let backwards = bytes(1, &[kind, api_version.clone()].concat());
+    let twice = bytes(1, &[text(1, ""), api_version, text(2, "Pod")].concat());
+    let tail = [text(3, ""), text(4, "")].concat();
+    // One byte more than its length takes.
+    let long = [vec![0x1a, 0x80, 0], text(4, "")].concat();
+    for parts in [
+        [&type_meta, &raw, &[text(4, ""), text(4, "")].concat()],
+        [&type_meta, &raw, &[text(4, ""), text(3, "")].concat()],
+        [&type_meta, &raw, &text(3, "")],
+        [&type_meta, &raw, &Vec::new()],
+        [&type_meta, &raw, &long],
+        [&raw, &type_meta, &tail],
+        [&backwards, &raw, &tail],
+        [&twice, &raw, &tail],
+    ] {
+        let document = [magic.as_slice(), parts[0], parts[1], parts[2]].concat();
+        for error in [
+            reader.watch_event(event(Encoding::Protobuf, "ADDED", &document)).expect_err("another layout"),
+            reader.object(&document).expect_err("another layout"),
+        ] {
+            assert!(matches!(error, WireError::Layout(_)), "{error:?} for {document:02x?}");
+        }
+    }
+    let document = [magic, type_meta, raw, tail].concat();
+    reader.object(&document).expect("the apiserver's");
+    let turned = length_prefixed(&[bytes(2, &bytes(1, &document)), text(1, "ADDED")].concat());
+    assert!(matches!(reader.watch_event(turned), Err(WireError::Layout(_))));
+}
+
+#[test]
 fn lists_in_the_other_form_are_refused() {
     let json = page_of(Encoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
     let protobuf = page_of(Encoding::Protobuf, JsonLayout::BuiltIn, &[Pod::default()]);

@@ -32,10 +32,7 @@ pub fn bodies(input: &[u8]) {
     if let Ok(derived) = metadata.protobuf_from_json(&body) {
         check(|out| metadata.json(&derived, out).is_ok());
     }
-    let mut out = Vec::new();
-    if metadata.json_from_json(&body, &mut out).is_ok() {
-        assert!(is_json(&out), "{}", out.escape_ascii());
-    }
+    check(|out| metadata.json_from_json(&body, out).is_ok());
 }
 
 fn check(write: impl Fn(&mut Vec<u8>) -> bool) {

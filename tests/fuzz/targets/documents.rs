@@ -3,14 +3,18 @@
 use std::path::PathBuf;
 
 use clap::Parser as _;
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, Response, StatusCode};
 use kube_fanout::auth::Authorities;
-use kube_fanout::config::{Arguments, Command, ConfigCommand};
+use kube_fanout::config::{Arguments, Command, ConfigCommand, ServeArguments};
 use kube_fanout::kube::{ContinueToken, PageStore, Status};
+use kube_fanout::upstream::read_status;
 
 use super::text;
 
 /// A Status that is read is written so that it is read as the same, in both encodings.
 pub fn statuses(input: &[u8]) {
+    refusal(input);
     for status in [Status::from_json(input), Status::from_protobuf(input)].into_iter().flatten() {
         assert_eq!(Status::from_json(&status.to_json()).expect("ours"), status);
         assert_eq!(Status::from_json(&status.to_json_indented()).expect("ours, on many lines"), status);
@@ -18,6 +22,16 @@ pub fn statuses(input: &[u8]) {
         assert!((100..=999).contains(&status.http_code()), "{status:?}");
         let _ = (status.is_expired(), status.retry_after_seconds());
     }
+}
+
+/// The body of a refusal is a Status, or one is made of the code.
+fn refusal(body: &[u8]) {
+    let (mut head, ()) = Response::new(()).into_parts();
+    head.status = [StatusCode::FORBIDDEN, StatusCode::GONE, StatusCode::TOO_MANY_REQUESTS][body.len() % 3];
+    head.headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
+    let status = read_status(&head, body);
+    assert!(status.code != 0 && (100..=999).contains(&status.http_code()), "{status:?}");
+    assert!(status.retry_after_seconds().is_some(), "{status:?}");
 }
 
 /// A continue token that is read is written so that it is read as the same, by servers of every release.
@@ -44,34 +58,30 @@ pub fn authorities(input: &[u8]) {
 /// A configuration is one, or each of its problems is a line; the same text has the same ones.
 pub fn configurations(input: &[u8]) {
     std::thread_local! {
-        static FILE: PathBuf = std::env::temp_dir().join(format!(
-            "kube-fanout-fuzz-{}-{:?}.yaml",
-            std::process::id(),
-            std::thread::current().id(),
-        ));
+        static CHECK: (PathBuf, Box<ServeArguments>) = check();
     }
-    FILE.with(|file| {
+    CHECK.with(|(file, check)| {
         std::fs::write(file, input).expect("a temporary file");
-        let problems = || {
-            let arguments = Arguments::try_parse_from(
-                ["kube-fanout", "config", "check", "--config"]
-                    .into_iter()
-                    .map(std::ffi::OsStr::new)
-                    .chain([file.as_os_str()]),
-            )
-            .expect("a command");
-            let Command::Config { command: ConfigCommand::Check(check) } = arguments.command else {
-                unreachable!("it was said")
-            };
-            match check.resolve() {
-                Ok(_) => Vec::new(),
-                Err(problems) => {
-                    assert!(!problems.is_empty(), "nothing is refused without a reason");
-                    problems.iter().map(str::to_owned).collect::<Vec<_>>()
-                }
+        let problems = || match check.clone().resolve() {
+            Ok(_) => Vec::new(),
+            Err(problems) => {
+                assert!(!problems.is_empty(), "nothing is refused without a reason");
+                problems.iter().map(str::to_owned).collect::<Vec<_>>()
             }
         };
         assert_eq!(problems(), problems());
         let _ = std::fs::remove_file(file);
     });
+}
+
+/// A file, and the command that checks it: what is read of the command line is as large as what is read of a file.
+fn check() -> (PathBuf, Box<ServeArguments>) {
+    let (process, thread) = (std::process::id(), std::thread::current().id());
+    let file = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.yaml"));
+    let words = ["kube-fanout", "config", "check", "--config"].into_iter().map(std::ffi::OsStr::new);
+    let arguments = Arguments::try_parse_from(words.chain([file.as_os_str()])).expect("a command");
+    let Command::Config { command: ConfigCommand::Check(check) } = arguments.command else {
+        unreachable!("it was said")
+    };
+    (file, check)
 }

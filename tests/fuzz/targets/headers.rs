@@ -1,24 +1,17 @@
 //! What is read of a request's headers about who sends it, and what crosses of them.
 
 use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderValue, Uri};
+use http::{HeaderMap, Uri};
 use kube_fanout::auth::{BrowserGuard, Hosts, Impersonation, PageOrigin};
 use kube_fanout::upstream::{inspect, is_impersonation, strip_hop_by_hop};
 
-use super::text;
+use super::{head, text};
 
 /// Lines of a head, `NAME: VALUE` each; the first one is the request's target.
 pub fn headers(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let target = text(lines.next().unwrap_or_default()).parse().unwrap_or(Uri::from_static("/"));
-    let mut headers = HeaderMap::new();
-    for line in lines {
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
-        let (name, value) = (HeaderName::from_bytes(&line[..colon]), HeaderValue::from_bytes(&line[colon + 1..]));
-        if let (Ok(name), Ok(value)) = (name, value) {
-            headers.append(name, value);
-        }
-    }
+    let mut headers = head(lines);
     let named = headers.keys().any(is_impersonation);
     match Impersonation::of(&headers) {
         // Nobody is taken for somebody by a header that is not there.

@@ -8,6 +8,8 @@ use kube_fanout::kube::{
     Query, RequestInfo, Requirement, asks_for, check_timeout, negotiate, pretty, reaches_inside, router_accepts,
 };
 
+use kube_fanout::serve::without_tokens;
+
 use super::{choice, text};
 use one_by_one::one_by_one;
 
@@ -74,6 +76,7 @@ pub fn requests(input: &[u8]) {
     let (path, raw) = target.split_once('?').unwrap_or((target, ""));
     let query = Query::parse(raw);
     assert_eq!(query.raw(), raw);
+    hidden(target);
     let info = RequestInfo::parse(METHODS[first % METHODS.len()], path, &query);
     let _ = reaches_inside(path, info.as_ref().ok());
     if let Ok(info) = &info
@@ -90,6 +93,17 @@ pub fn requests(input: &[u8]) {
             let _ = pretty(&query, accept, accept, offers);
         }
         let _ = asks_for(accept, "Table", "meta.k8s.io", "v1");
+    }
+}
+
+/// What is recorded of a target has no value of a parameter that is named like a token.
+fn hidden(target: &str) {
+    let recorded = without_tokens(target);
+    assert!(recorded.split('?').next() == target.split('?').next(), "{recorded}");
+    let Some((_, raw)) = recorded.split_once('?') else { return };
+    for (name, value) in Query::parse(raw).pairs() {
+        let is_hidden = !name.to_ascii_lowercase().contains("token") || value.is_empty() || value == "REDACTED";
+        assert!(is_hidden, "{target:?} is recorded as {recorded:?}");
     }
 }
 

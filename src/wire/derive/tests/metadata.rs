@@ -53,6 +53,11 @@ fn what_is_no_object_meta_is_refused() {
         r#"{"metadata":{"creationTimestamp":"2023-02-29T00:00:00Z"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-28T24:00:00Z"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-2é00:00:00Z"}}"#,
+        // Serde takes an array for a struct.
+        r#"[["n"]]"#,
+        r#"{"metadata":["n"]}"#,
+        r#"{"metadata":{"ownerReferences":[["v1","Node","o","u",true,true]]}}"#,
+        r#"{"metadata":{"managedFields":[["m"]]}}"#,
         "{}",
         "",
     ];

@@ -1,0 +1,44 @@
+use std::sync::Arc;
+
+use super::definitions::CustomResourceDefinitions;
+use super::documents::{ApiServices, Groups, LegacyList};
+use super::served::{DiscoveryState, Root};
+use super::{Build, Resource, read, versions_in};
+
+/// What a server has told of itself, document by document, for whoever has that already and asks nobody.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DiscoveryDocuments<'a> {
+    /// The answers for `/api` and `/apis`.
+    pub roots: [&'a [u8]; 2],
+    /// The answers for the group versions below these, from a server that has no aggregated documents.
+    pub versions: &'a [&'a [u8]],
+    /// The `CustomResourceDefinitions` and the `APIServices`, where they may be read.
+    pub definitions: Option<&'a [u8]>,
+    pub services: Option<&'a [u8]>,
+    /// The answer for `/version`.
+    pub build: &'a [u8],
+    pub protobuf: bool,
+}
+
+impl DiscoveryDocuments<'_> {
+    /// The resources that this server serves. A document that cannot be read says nothing.
+    pub fn resources(&self) -> Vec<Arc<Resource>> {
+        let told = self.roots.into_iter().filter_map(versions_in).flatten();
+        let listed = self.versions.iter().filter_map(|body| read::<LegacyList>(body)).map(LegacyList::into_version);
+        let root = Root { etag: None, versions: told.chain(listed).collect() };
+        let state = DiscoveryState {
+            roots: [root, Root::default()],
+            protobuf: self.protobuf,
+            minor: Build::parse(self.build).map(|build| build.release.minor),
+            customs: self.definitions.and_then(read).map(CustomResourceDefinitions::served),
+            remote: self.services.and_then(read).map(ApiServices::remote),
+            ..DiscoveryState::default()
+        };
+        state.served().resources.into_values().collect()
+    }
+
+    /// The group versions that the roots of a server without aggregated documents name.
+    pub fn named(&self) -> Vec<String> {
+        self.roots.into_iter().filter_map(read::<Groups>).flat_map(Groups::group_versions).collect()
+    }
+}

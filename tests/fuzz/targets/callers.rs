@@ -1,0 +1,168 @@
+//! What says who somebody is, and what they may.
+
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use kube_fanout::auth::{
+    Affected, Authorities, BEARER_PROTOCOL, Policy, PolicyChange, PolicyKind, Subjects, Token, asserted, named_in,
+    token_of,
+};
+use kube_fanout::kube::User;
+use kube_fanout::net::PeerAddress;
+use kube_fanout::serve::{source_ips, websocket};
+use kube_fanout::upstream::{AccessVerdict, TokenVerdict};
+use rustls::pki_types::CertificateDer;
+use serde_json::Value;
+
+use super::{choice, head};
+
+/// Lines of a head, or the claims of a token, which then is in the head in both of the ways there are.
+pub fn credentials(input: &[u8]) {
+    let (first, rest) = choice(input);
+    let mut headers = head(rest.split(|byte| *byte == b'\n'));
+    if first % 2 == 1 {
+        let token = format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(rest));
+        headers = shown(&token, first % 4 == 1);
+        assert_eq!(token_of(&headers), Ok(Some(Token::new(&token))), "{token}");
+    }
+    match token_of(&headers) {
+        Ok(Some(token)) => {
+            assert!(headers.contains_key(AUTHORIZATION) || headers.contains_key(SEC_WEBSOCKET_PROTOCOL), "{headers:?}");
+            assert_eq!(format!("{token:?}"), "Token(…)");
+            assert_eq!(token.expires(), token.expires());
+        }
+        Ok(None) => {}
+        Err(_) => assert!(headers.contains_key(UPGRADE) && headers.contains_key(SEC_WEBSOCKET_PROTOCOL), "{headers:?}"),
+    }
+    if let Some(user) = asserted(&headers) {
+        assert!(headers.contains_key("x-remote-user"), "{headers:?}");
+        assert_is_somebody(&user);
+    }
+    assert!(source_ips(&headers, PeerAddress::Unix { uid: None }).len() < 100);
+    sockets(headers);
+}
+
+fn shown(token: &str, is_plain: bool) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut put = |name, value: &str| headers.insert(name, HeaderValue::from_str(value).expect("base64"));
+    if is_plain {
+        put(AUTHORIZATION, &format!("Bearer {token}"));
+    } else {
+        let encoded = BASE64_URL_SAFE_NO_PAD.encode(token);
+        put(UPGRADE, "websocket");
+        put(SEC_WEBSOCKET_PROTOCOL, &format!("v4, {BEARER_PROTOCOL}{encoded}"));
+    }
+    headers
+}
+
+/// Whether a handshake is one, no token is among the protocols that are chosen, or that go on.
+fn sockets(mut headers: HeaderMap) {
+    let _ = websocket::is_upgrade(&headers);
+    match websocket::handshake(&headers) {
+        Ok(answer) => {
+            assert_eq!(answer.status(), StatusCode::SWITCHING_PROTOCOLS);
+            assert!(!has_token(answer.headers()), "{answer:?}");
+        }
+        Err(refusal) => assert!(refusal.status().is_client_error(), "{refusal:?}"),
+    }
+    websocket::drop_bearer(&mut headers);
+    assert!(!has_token(&headers), "{headers:?}");
+}
+
+fn has_token(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).into_iter();
+    let mut values = values.map(|value| String::from_utf8_lossy(value.as_bytes()));
+    values.any(|value| value.split(',').any(|protocol| protocol.trim().starts_with(BEARER_PROTOCOL)))
+}
+
+fn assert_is_somebody(user: &User) {
+    let is_told = |group: &String| group == User::AUTHENTICATED || group == User::UNAUTHENTICATED;
+    assert!(!user.name.is_empty() && (user.is_anonymous() || user.groups.iter().any(is_told)), "{user:?}");
+}
+
+/// An authority of the test bed, and a moment when it is valid.
+static TRUSTED: LazyLock<(Authorities, SystemTime)> = LazyLock::new(|| {
+    let authorities = Authorities::from_pem(include_bytes!("../corpus/authorities/ca")).expect("an authority");
+    let begins = authorities.next_start(&Vec::new().into(), SystemTime::UNIX_EPOCH).expect("after 1970");
+    (authorities, begins + Duration::from_secs(3600))
+});
+
+/// Chains that the authority has signed.
+const SIGNED: [&[u8]; 2] =
+    [include_bytes!("../corpus/certificates/admin"), include_bytes!("../corpus/certificates/node")];
+
+/// Certificates in DER, two bytes of length before each. Nobody is taken for whom the authority has not named.
+pub fn certificates(input: &[u8]) {
+    let (authorities, now) = &*TRUSTED;
+    let chain = chain(input);
+    let named = chain.first().and_then(named_in);
+    let starts = authorities.next_start(&chain.clone().into(), *now);
+    assert!(starts.is_none_or(|start| start > *now));
+    if let Ok(holder) = authorities.verify(&chain.into(), *now) {
+        assert!(holder.until > *now, "{holder:?}");
+        assert_is_somebody(&holder.user);
+        assert_eq!(Some(&*holder.user), named.as_ref());
+        let known = SIGNED.map(|signed| self::chain(signed).first().and_then(named_in).expect("a user"));
+        let is_known = known.iter().any(|user| (&user.name, &user.groups) == (&holder.user.name, &holder.user.groups));
+        assert!(is_known, "nobody has signed that: {holder:?}");
+    } else {
+        assert!(!SIGNED.contains(&input), "what is signed is somebody's");
+    }
+}
+
+fn chain(mut input: &[u8]) -> Vec<CertificateDer<'static>> {
+    let mut chain = Vec::new();
+    while let [high, low, rest @ ..] = input {
+        let len = usize::from(u16::from_be_bytes([*high, *low])).min(rest.len());
+        chain.push(CertificateDer::from(rest[..len].to_vec()));
+        input = &rest[len..];
+    }
+    chain
+}
+
+/// Answers about tokens and accesses. Only a plain yes is one.
+pub fn reviews(input: &[u8]) {
+    let (token, access) = (TokenVerdict::read(input), AccessVerdict::read(input));
+    // What is not asked for need not be UTF-8.
+    let Ok(answer) = serde_json::from_slice::<Value>(input) else { return };
+    let status = &answer["status"];
+    if let Some(TokenVerdict { user: Some(user), .. }) = token {
+        assert!(!user.name.is_empty() && status["user"]["username"] == *user.name, "{user:?}");
+        assert!(status["authenticated"] == true, "{status}");
+        assert!(status["error"].as_str().is_none_or(str::is_empty), "{status}");
+    }
+    if access.is_some_and(|verdict| verdict.allowed) {
+        assert!(status["allowed"] == true && status["denied"] != true, "{status}");
+    }
+}
+
+/// Events of RBAC, a line each. Whoever is bound is touched.
+pub fn policies(input: &[u8]) {
+    let (first, rest) = choice(input);
+    let mut policy = Policy::default();
+    for (nth, line) in rest.split(|byte| *byte == b'\n').enumerate() {
+        let kind = PolicyKind::ALL[(first + nth) % PolicyKind::ALL.len()];
+        let read = || serde_json::from_slice::<PolicyChange>(line).ok();
+        let Some(change) = read() else { continue };
+        let once = policy.apply(kind, change);
+        let again = read().and_then(|change| policy.apply(kind, change));
+        let (Some(Affected::Only(once)), Some(Affected::Only(again))) = (once, again) else { continue };
+        let all =
+            |subjects: &Subjects| subjects.users().chain(subjects.groups()).map(str::to_owned).collect::<Vec<_>>();
+        let (once, again) = (all(&once), all(&again));
+        assert!(again.iter().all(|subject| once.contains(subject)), "{again:?} are in {once:?}");
+        if matches!(kind, PolicyKind::RoleBinding | PolicyKind::ClusterRoleBinding) {
+            // What is not asked for need not be UTF-8.
+            let Ok(event) = serde_json::from_slice::<Value>(line) else { continue };
+            for subject in event["object"]["subjects"].as_array().into_iter().flatten() {
+                let name = subject["name"].as_str().expect("it was read");
+                let is_named = |other: &String| other == name || other.ends_with(&format!(":{name}"));
+                assert!(again.iter().any(is_named), "{subject} is not in {again:?}");
+            }
+        }
+    }
+}

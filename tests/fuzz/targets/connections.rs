@@ -1,0 +1,134 @@
+//! Bytes as they come from a socket.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{TRANSFER_ENCODING, UPGRADE};
+use http::{Request, Response, Version};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use kube_fanout::base::{DrainTrigger, Tasks};
+use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer};
+use kube_fanout::serve::websocket;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocket};
+
+/// A socket from which some bytes come and then no more.
+struct Ended<'a> {
+    comes: &'a [u8],
+    went: Vec<u8>,
+}
+
+impl Read for Ended<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Read::read(&mut self.comes, into)
+    }
+}
+
+impl Write for Ended<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Write::write(&mut self.went, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The longest message that is read, and what a frame, a close and the end of a connection may cost besides.
+const MESSAGE_BYTES_MAX: usize = 4 << 10;
+const ANSWER_BYTES_MAX: usize = 256;
+
+/// Frames of a WebSocket: none is longer than what may be, and what is answered is no longer than what came.
+pub fn messages(input: &[u8]) {
+    let socket = Ended { comes: input, went: Vec::new() };
+    let mut socket = WebSocket::from_raw_socket(socket, Role::Server, Some(websocket::limits()));
+    while let Ok(message) = socket.read() {
+        assert!(message.len() <= MESSAGE_BYTES_MAX, "{} bytes", message.len());
+        match message {
+            Message::Close(_) => break,
+            Message::Ping(_) if socket.flush().is_err() => break,
+            _ => {}
+        }
+    }
+    let went = &socket.get_ref().went;
+    assert!(went.len() <= input.len() + ANSWER_BYTES_MAX, "{} bytes are answered", went.len());
+}
+
+/// What was asked on a connection: the target, the version, and whether nothing may follow it.
+type Asked = Arc<Mutex<Vec<(String, Version, bool)>>>;
+
+/// A server of ours, which this thread drives.
+struct Server {
+    runtime: Runtime,
+    path: PathBuf,
+    asked: Asked,
+    _drain: DrainTrigger,
+}
+
+const BODY_BYTES_MAX: usize = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Server {
+    fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (process, thread) = (std::process::id(), std::thread::current().id());
+        let path = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.sock"));
+        let (asked, (drain, watch)) = (Asked::default(), DrainTrigger::new());
+        let noted = asked.clone();
+        let handle = move |_: Peer, request: Request<Incoming>| {
+            let (head, body) = request.into_parts();
+            let is_last = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(UPGRADE);
+            noted.lock().expect("no panic").push((head.uri.to_string(), head.version, is_last));
+            async move {
+                let read = Limited::new(body, BODY_BYTES_MAX).collect().await.map(|body| body.to_bytes().len());
+                Response::new(Full::new(Bytes::from(format!("{:?}", read.ok()))))
+            }
+        };
+        let entered = runtime.enter();
+        let listener = Listener::bind(&Address::Unix(path.clone())).expect("a socket");
+        let serving = net::serve(listener, None, ConnectionLimits::default(), Tasks::new(), watch, handle);
+        runtime.spawn(serving);
+        drop(entered);
+        Self { runtime, path, asked, _drain: drain }
+    }
+
+    /// Sends these bytes and no more; what comes back, and what was asked for.
+    fn say(&self, input: &[u8]) -> (Vec<u8>, Vec<(String, Version, bool)>) {
+        self.asked.lock().expect("no panic").clear();
+        let heard = self.runtime.block_on(async {
+            let talk = async {
+                let mut socket = UnixStream::connect(&self.path).await.expect("it accepts");
+                let mut heard = Vec::new();
+                // It may close before it has read everything.
+                if socket.write_all(input).await.is_ok() && socket.shutdown().await.is_ok() {
+                    let _ = socket.read_to_end(&mut heard).await;
+                }
+                heard
+            };
+            timeout(PATIENCE, talk).await.expect("a connection ends with its client")
+        });
+        let asked = self.asked.lock().expect("no panic").clone();
+        (heard, asked)
+    }
+}
+
+/// A connection of HTTP/1.1 or HTTP/2. Nothing is a request behind what may have been meant as something else.
+pub fn connections(input: &[u8]) {
+    std::thread_local! {
+        static SERVER: Server = Server::start();
+    }
+    let (heard, asked) = SERVER.with(|server| server.say(input));
+    for (at, (target, version, is_last)) in asked.iter().enumerate() {
+        let is_followed = *version < Version::HTTP_2 && *is_last && at + 1 < asked.len();
+        assert!(!is_followed, "{target} is followed by {:?}", &asked[at + 1..]);
+    }
+    let is_http = heard.is_empty() || heard.starts_with(b"HTTP/1.") || !heard.starts_with(b"HTTP/");
+    assert!(is_http, "{}", heard.escape_ascii());
+}
