@@ -68,11 +68,12 @@ async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_a
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bookmark_crosses_two_tiers_within_a_second_and_byte_for_byte() {
     let up = demo::upstream().pods(3).run().await;
-    let (_zone, leaf) = tiers(&up).await;
+    let (zone, leaf) = tiers(&up).await;
     let from = up.revision();
     let open = Protocol::ALL.map(|protocol| leaf.watch(PODS).from(from).bookmarks().over(protocol).into_future());
     let watches = join_all(open).await;
     direct::followed(&up, "pods").await;
+    zone.until_feed("pods", "the leaf follows it", |feed| feed["readers"] == 1).await;
     let theirs = straight(&up).watch(PODS).from(from).bookmarks().await;
     for n in 0..3 {
         let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
