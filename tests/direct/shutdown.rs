@@ -43,7 +43,9 @@ async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
     let ends = join_all(watches.iter().map(|watch| async { (watch.ended().await, began.elapsed()) }));
     let ends = direct::amid_churn(&up, ends).await;
     assert!(ends.iter().all(|(ended, _)| *ended == Ended::Clean), "{ends:?}");
-    let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| *at < GRACE / 3);
+    // When others have the machine, all of them are late alike.
+    let first = ends.iter().map(|(_, at)| *at).min().expect("some");
+    let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| at.saturating_sub(first) < GRACE / 3);
     assert!(early.len() >= 6 && late.len() >= 6, "{} early, {} late", early.len(), late.len());
     assert!(ends.iter().all(|(_, at)| *at < GRACE), "before the deadline");
     let mut seen = 0;

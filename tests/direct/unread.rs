@@ -194,8 +194,9 @@ async fn nobody_in_particular_keeps_no_place_by_not_reading() {
     });
     let app = plan.run().await;
     for path in [LONG, LOG] {
-        let unread = open(&app, path).await;
-        assert_eq!(app.get(SHORT).await.status, 429, "there is one place");
+        let (asked, unread) = (Instant::now(), open(&app, path).await);
+        let status = app.get(SHORT).await.status;
+        assert!(status == 429 || asked.elapsed() >= MAX, "there is one place: {status}");
         eventually_in_time(MAX, "the place is given back", || is_let_in(&app)).await;
         is_cut(unread).await;
     }
@@ -211,9 +212,10 @@ async fn the_answer_instead_of_a_tunnel_has_an_end() {
         let call = app.over(Protocol::Http1).narrow().request(Method::GET, LOG);
         call.header("connection", "Upgrade").header("upgrade", "SPDY/3.1").open().await.expect("a head")
     };
-    let unread = ask().await;
+    let (asked, unread) = (Instant::now(), ask().await);
     assert_eq!(unread.status(), 200);
-    assert_eq!(ask().await.status(), 429, "there is one place");
+    let status = ask().await.status();
+    assert!(status == 429 || asked.elapsed() >= MAX, "there is one place: {status}");
     eventually_in_time(MAX, "the place is given back", || async { ask().await.status() == 200 }).await;
     is_cut(unread).await;
 }

@@ -17,7 +17,7 @@ pub fn assert_kept(what: &str, records: &[Record], promises: &[Promise]) {
     let history = History::of(records.iter().cloned()).unwrap_or_else(|error| panic!("no history: {error}"));
     let judged = history.judge_all();
     let broken: Vec<_> = judged.iter().filter(|judged| judged.broken > 0).collect();
-    if let Some(first) = broken.iter().flat_map(|judged| judged.violations.first()).next() {
+    if let Some(first) = broken.iter().find_map(|judged| judged.violations.first()) {
         let names: Vec<_> = broken.iter().map(|judged| judged.promise.to_string()).collect();
         let lines = first.lines.iter().filter_map(|line| records.get(*line as usize - 1));
         let lines: Vec<_> = lines.filter_map(|record| serde_json::to_string(record).ok()).collect();

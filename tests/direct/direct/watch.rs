@@ -196,6 +196,9 @@ async fn read(mut frames: Frames, log: Arc<Log>, mut limit: watch::Receiver<usiz
     log.changed.send_replace(());
 }
 
+/// Something and when it was, in nanoseconds.
+type At<T> = (T, u64);
+
 impl Watch {
     /// All events so far, bookmarks and an ERROR included.
     pub fn events(&self) -> Vec<Event> {
@@ -203,7 +206,7 @@ impl Watch {
     }
 
     /// All events with the times at which they came, and how and when it ended.
-    pub(super) fn told(&self) -> (Vec<(Event, u64)>, Option<(Ended, u64)>) {
+    pub(super) fn told(&self) -> (Vec<At<Event>>, Option<At<Ended>>) {
         // First the end: what is read behind it is whole then.
         let ended = self.log.ended.lock().clone().map(|(ended, moment)| (ended, moment.at_ns));
         let events = self.log.events.lock().iter().map(|(event, moment)| (event.clone(), moment.at_ns)).collect();
