@@ -1,6 +1,6 @@
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -40,6 +40,8 @@ pub struct Feed {
     /// The version that another feed of the resource had reached when this one began. Its clients must not see it older
     /// again.
     pub(super) shown: AtomicU64,
+    /// When the feed began with a state that upstream had left already, if it did.
+    began_behind: OnceLock<Instant>,
 }
 
 /// Keeps a feed from being idle.
@@ -94,6 +96,7 @@ impl Feed {
                 settled,
                 resume,
                 shown,
+                began_behind: OnceLock::new(),
             },
         )
     }
@@ -137,6 +140,19 @@ impl Feed {
     /// Forgets that version, for it does not come: upstream may have been restored from a backup.
     pub fn forget_shown(&self) {
         self.shown.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes that the feed begins, now, with a state behind which somebody wants to go on. It is shown to nobody else
+    /// before it is proven that everything which happened until now has come.
+    pub fn begins_behind(&self, now: Instant) {
+        let _ = self.began_behind.set(now);
+    }
+
+    /// Completes when a state of the feed may be shown: at once, unless it began with one of the past.
+    pub async fn caught_up(&self) {
+        if let Some(began) = self.began_behind.get() {
+            self.freshness.reached(*began).await;
+        }
     }
 
     pub(super) fn note_resume(&self, rv: Option<ResourceVersion>) {

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use crate::base::mutant;
 use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
@@ -68,6 +71,8 @@ pub(super) enum At {
 const PAGE_LIMIT: usize = 500;
 /// How many bytes of events may come while a list is made under an open watch.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
+/// An apiserver that does not have what follows a version says so before anything else.
+const FORGOTTEN_WITHIN: Duration = Duration::from_millis(250);
 /// How many times a LIST in pages starts over because its continue token expired. Then it is made in one piece.
 const PAGED_TRIES_MAX: usize = 2;
 
@@ -277,6 +282,20 @@ impl Lister<'_> {
         });
         let stream = stream.behind(ahead);
         Ok(InitialState { stream: Some(Follow { stream, template: None }), ..listed })
+    }
+
+    /// Opens the watch that goes on from a version, unless upstream has forgotten what follows it, which it says at once
+    /// and in the stream.
+    pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<WatchStream> {
+        let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
+        let follows = Cause::Watch.of(&self.spec.key.gvr);
+        let mut stream = self.stream(follows, &self.spec.key.url(&query)).await.ok()?;
+        match timeout(FORGOTTEN_WITHIN, stream.next(self.reader)).await {
+            // Nothing has happened since.
+            Err(_) => Some(stream),
+            Ok(Ok(WatchItem::Error { .. }) | Err(_)) => None,
+            Ok(Ok(item)) => Some(stream.behind(VecDeque::from([item]))),
+        }
     }
 
     async fn stream(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {

@@ -181,8 +181,9 @@ impl Reflector {
         }
     }
 
-    /// Starts with the state behind which the oldest of the waiting clients wants to go on, if upstream still has it:
-    /// then a restart of the proxy costs none of them a list.
+    /// Starts with the state behind which the oldest of the waiting clients wants to go on, if upstream still has it and
+    /// what follows it: then a restart of the proxy costs none of them a list. One who comes from long ago must not cost
+    /// the others theirs.
     async fn resumed(&mut self) -> Option<State> {
         self.means.upstream.feed.oldest_resume()?;
         // Only a first state may be an old one. A feed that has been served must not be seen older again (L6), and
@@ -195,6 +196,7 @@ impl Reflector {
         let (asked, lister) = (Instant::now(), self.lister(SideRequest::Initial));
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
         let InitialState { snapshot, servers, .. } = listed.ok()?;
+        let stream = lister.not_forgotten(at).await?;
         let (upstream, template) = told.unzip();
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
@@ -205,11 +207,12 @@ impl Reflector {
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
         self.means.upstream.feed.freshness.forget();
+        self.means.upstream.feed.begins_behind(asked);
         self.complete.begins_at(at, upstream);
         self.begins(asked, false);
         self.signed_of_life();
         self.writer.set_state(FeedState::Live);
-        Some(State::Listed { at })
+        Some(self.behind(at, Some(Follow { stream, template: None })))
     }
 
     /// How far upstream has come, and the layout of its bookmarks. Such a list does not tell either, and upstream's own

@@ -271,12 +271,16 @@ impl Sources {
         })
     }
 
-    /// Waits until states of the feed are as the server that it follows writes them. It must be called right before a
-    /// state is taken: an earlier wait may have taken longer than an upgrade.
+    /// Waits until states of the feed are none of before it began, and as the server that it follows writes them. It must
+    /// be called right before a state is taken: an earlier wait may have taken longer than an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
         let feed = &source.feed;
         let deadline = Instant::now() + self.sync_wait_max;
-        while_it_runs(&feed.reader, deadline, feed.vintage.present()).await.map_err(|in_vain| match in_vain {
+        let present = async {
+            feed.caught_up().await;
+            feed.vintage.present().await;
+        };
+        while_it_runs(&feed.reader, deadline, present).await.map_err(|in_vain| match in_vain {
             InVain::Late => Unready::Forward(ForwardReason::Syncing),
             InVain::Over => Unready::Over,
         })?;

@@ -60,6 +60,51 @@ async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_
     assert!(asked(&second, "prehistory").await <= 9);
 }
 
+/// Kubernetes issue 59848: whoever reads what was, runs or ends what is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
+    let up = demo::upstream().pods(30).seed(217).run().await;
+    let old = up.revision();
+    let last = up.churn(40).await;
+    let app = direct::app(&up).sync_wait(Duration::from_millis(300)).run().await;
+    app.discovered().await;
+    // What happened since does not come.
+    up.faults().hush_watches();
+    // The feed begins for it, whether or not it waits for so long.
+    let _ = app.watch(PODS).from(old).open().await;
+    app.until_feed("pods", "it begins there", |feed| feed["resourceVersion"] == old.to_string()).await;
+    let late = app.watch(PODS).from(old).await;
+    for path in [format!("{PODS}?resourceVersion=0"), PODS.to_owned()] {
+        let list = app.get(&path).await;
+        assert!(list.status == 200 && list.rv() >= last, "{path}: {} of {last}", list.rv());
+    }
+    let one = app.get("/api/v1/namespaces/default/pods/none?resourceVersion=0").await;
+    assert!(!one.is_cached(), "nor one object of it, or that there is none");
+    up.faults().unhush_watches();
+    late.reached(last).await;
+    let shown = || async { app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached() };
+    direct::eventually("once it is proven, it is", shown).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_who_comes_from_long_ago_costs_the_others_nothing() {
+    let up = demo::upstream().pods(30).seed(218).run().await;
+    let ancient = up.revision();
+    up.churn(10).await;
+    // What was is still there, and what happened since is not.
+    up.faults().forget_window();
+    let mut history = History::begin(&up, PODS).await;
+    up.churn(10).await;
+    let app = direct::app(&up).run().await;
+    let old = app.watch(PODS).from(ancient).into_future();
+    let recent = join_all((0..9).map(|n| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future()));
+    let (old, recent) = tokio::join!(old, recent);
+    assert_eq!(old.ended().await, Ended::Expired);
+    let last = up.churn(10).await;
+    history.is_told_to(&recent, last).await;
+    assert_eq!((asked(&app, "initial").await, asked(&app, "relist").await), (1, 0), "one list");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_watches() {
     const FLEET: usize = 300;

@@ -41,6 +41,8 @@ async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_a
     let mut history = History::begin(&up, PODS).await;
     let first = leaf.watch(PODS).from(history.from).await;
     direct::followed(&up, "pods").await;
+    // What began where its client was is proven once before it is shown.
+    assert_eq!(leaf.get(&format!("{PODS}?resourceVersion=0")).await.status, 200);
     let before = seen(&up, PODS);
     assert_eq!(before.1, 0, "the leaf's own state and stream are the zone's");
     let open = (0..CLIENTS).map(|n| leaf.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future());
