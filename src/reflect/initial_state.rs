@@ -284,8 +284,8 @@ impl Lister<'_> {
         Ok(InitialState { stream: Some(Follow { stream, template: None }), ..listed })
     }
 
-    /// Opens the watch that goes on from a version, unless upstream has forgotten what follows it, which it says at once
-    /// and in the stream.
+    /// Opens the watch that goes on from a version, unless upstream has forgotten what follows it. It says so at once,
+    /// in the stream.
     pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<WatchStream> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
         let follows = Cause::Watch.of(&self.spec.key.gvr);

@@ -181,9 +181,9 @@ impl Reflector {
         }
     }
 
-    /// Starts with the state behind which the oldest of the waiting clients wants to go on, if upstream still has it and
-    /// what follows it: then a restart of the proxy costs none of them a list. One who comes from long ago must not cost
-    /// the others theirs.
+    /// Starts with the state behind which the oldest of the waiting clients wants to go on, if upstream still has it
+    /// and what follows it: then a restart of the proxy costs none of them a list. One who comes from long ago must not
+    /// make the others list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.upstream.feed.oldest_resume()?;
         // Only a first state may be an old one. A feed that has been served must not be seen older again (L6), and

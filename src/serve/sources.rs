@@ -271,8 +271,8 @@ impl Sources {
         })
     }
 
-    /// Waits until states of the feed are none of before it began, and as the server that it follows writes them. It must
-    /// be called right before a state is taken: an earlier wait may have taken longer than an upgrade.
+    /// Waits until states of the feed are none of before it began, and as the server that it follows writes them. It
+    /// must be called right before a state is taken: an earlier wait may have taken longer than an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
         let feed = &source.feed;
         let deadline = Instant::now() + self.sync_wait_max;
