@@ -72,7 +72,8 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
     up.faults().hush_watches();
     // The feed begins for it, whether or not it waits for so long.
     let _ = app.watch(PODS).from(old).open().await;
-    app.until_feed("pods", "it begins there", |feed| feed["resourceVersion"] == old.to_string()).await;
+    let version = old.to_string();
+    app.until_feed("pods", "it begins there", |feed| feed["resourceVersion"] == version.as_str()).await;
     let late = app.watch(PODS).from(old).await;
     for path in [format!("{PODS}?resourceVersion=0"), PODS.to_owned()] {
         let list = app.get(&path).await;

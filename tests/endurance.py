@@ -1,0 +1,299 @@
+"""How much does the proxy bear? `kube-fanout verify` again and again in front of a real control plane, while a fault
+every few seconds kills or stops the apiserver (`--faults apiserver`), the proxy (`proxy`), or both at once (`both`).
+What every run was judged by is added up. Of runs under `apiserver` alone, through which the proxy lives, the slopes of
+its memory, descriptors and threads are told. Ends with 1 at the first promise that was broken, and keeps its record."""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TESTBED = ROOT / "target" / "testbed" / "kube-testbed"
+READY_SECONDS = 120
+FAULTS = {
+    "apiserver": ["kill-apiserver", "kill-apiserver", "stop-apiserver"],
+    "proxy": ["kill-proxy", "kill-proxy", "kill-proxy", "stop-proxy"],
+    "both": ["kill-apiserver kill-proxy", "kill-proxy stop-apiserver"],
+}
+# What of /metrics is added up over the lives of a proxy.
+ADDED = ("kube_fanout_upstream_questions_total", "kube_fanout_watches_ended_total", "kube_fanout_history_gaps_total")
+
+
+class Bed:
+    """A directory with a control plane and a proxy in front of it, which commands of its own break."""
+
+    def __init__(self, directory):
+        self.dir = pathlib.Path(directory).resolve()
+        self.settings = self.dir / "endurance.json"
+
+    def start(self, binary):
+        self.dir.mkdir(parents=True)
+        ports = [free_port(), free_port()]
+        self.settings.write_text(json.dumps({"binary": str(binary), "port": ports[0], "admin": ports[1]}))
+        log = open(self.dir / "up.log", "w")
+        flags = ["--apiserver-flag", "--storage-media-type=application/json"]
+        self.up = subprocess.Popen([TESTBED, "up", "--dir", self.dir, *flags], stdout=log, stderr=log)
+        wait_for("the control plane", lambda: (self.dir / "ready").exists())
+        self.start_proxy()
+
+    def stop(self):
+        if (self.dir / "proxy.pid").exists():
+            self.end("proxy.pid", signal.SIGTERM)
+        self.up.terminate()
+        self.up.wait(60)
+
+    def __getattr__(self, name):
+        return json.loads(self.settings.read_text())[name]
+
+    def pid(self, file):
+        return int((self.dir / file).read_text())
+
+    def end(self, file, how):
+        pid = self.pid(file)
+        os.kill(pid, how)
+        wait_for(f"the end of {file}", lambda: not running(pid))
+
+    def start_proxy(self):
+        log = open(self.dir / "proxy.log", "a")
+        command = [self.binary, "serve", "--kubeconfig", self.dir / "admin.kubeconfig"]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{self.admin}", *MAPS_PRELOADED]
+        command += ["--tls-cert", self.dir / "apiserver.crt", "--tls-key", self.dir / "apiserver.key"]
+        env = {key: value for key, value in os.environ.items() if key not in ("KUBECONFIG", "NODE_NAME")}
+        started = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+        (self.dir / "proxy.pid").write_text(str(started.pid))
+        wait_for("the proxy", lambda: self.metrics())
+
+    def kill_proxy(self):
+        self.keep_metrics()
+        self.end("proxy.pid", signal.SIGKILL)
+        time.sleep(random.uniform(0, 2))
+        self.start_proxy()
+
+    def kill_apiserver(self):
+        self.end("apiserver.pid", signal.SIGKILL)
+        time.sleep(random.uniform(0, 3))
+        log = open(self.dir / "again.log", "a")
+        again = [TESTBED, "apiserver", "--dir", self.dir]
+        subprocess.Popen(again, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        ready = [TESTBED, "kubectl", "--kubeconfig", self.dir / "admin.kubeconfig", "get", "--raw", "/readyz"]
+        wait_for("the apiserver", lambda: succeeds([*ready, "--request-timeout=5s"]))
+
+    def pause(self, file, longest):
+        pid = self.pid(file)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(random.uniform(0.2, longest))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def stop_proxy(self):
+        self.pause("proxy.pid", 8)
+
+    def stop_apiserver(self):
+        self.pause("apiserver.pid", 20)
+
+    def metrics(self):
+        """The samples of /metrics, by name and labels; nothing while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return {}
+        return {sample: float(value) for sample, value in (line.rsplit(" ", 1) for line in lines if line and line[0] != "#")}
+
+    def keep_metrics(self):
+        """What the proxy that is about to end has counted."""
+        with open(self.dir / "lives.jsonl", "a") as lives:
+            of_maps = {sample: value for sample, value in self.metrics().items() if kept(sample)}
+            lives.write(json.dumps(of_maps) + "\n")
+
+
+MAPS_PRELOADED = ("--preload", "configmaps")
+
+
+def kept(sample):
+    return sample.startswith(ADDED) and 'resource="configmaps' in sample
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def running(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def succeeds(command):
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def wait_for(what, is_there):
+    end = time.monotonic() + READY_SECONDS
+    while not is_there():
+        if time.monotonic() > end:
+            sys.exit(f"{what} is not there after {READY_SECONDS} s")
+        time.sleep(0.05)
+
+
+def break_it(directory, acts):
+    """Several at once each in a thread of its own; fails if one of them does."""
+    bed, failed = Bed(directory), []
+
+    def act(name):
+        try:
+            getattr(bed, name.replace("-", "_"))()
+        except BaseException as error:
+            failed.append(f"{name}: {error}")
+
+    threads = [threading.Thread(target=act, args=(name,)) for name in acts]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if failed:
+        sys.exit("; ".join(failed))
+
+
+class Sums:
+    """What all runs came to."""
+
+    def __init__(self):
+        self.counts, self.judged, self.faults, self.seen = (collections.Counter() for _ in range(4))
+        self.samples = []
+
+    def add(self, said, record):
+        counted = next(line for line in said.splitlines() if " events, " in line and " GETs" in line)
+        self.counts.update({name: int(number) for number, name in re.findall(r"(\d+) (\w+)", counted)})
+        self.judged.update({name: int(times) for name, times in re.findall(r"^\s*(\w+)\s+ok in (\d+)", said, re.M)})
+        resumed = set()
+        for line in open(record):
+            if line.startswith('{"fault"'):
+                fault = json.loads(line)["fault"]
+                for act in fault["name"].split(" -- ", 1)[1].split():
+                    self.faults[act] += fault["hits"]
+            elif line.startswith('{"call"') and '"resumes"' in line:
+                call = json.loads(line)["call"]
+                if call["verb"] == "watch":
+                    resumed.add(call["op"])
+            elif '"code":410' in line:
+                kind, told = next(iter(json.loads(line).items()))
+                # A watch that went on from where its client was, and was told to list again.
+                self.seen["relists"] += told["op"] in resumed
+        self.seen["resumes"] += len(resumed)
+
+    def sample(self, bed, seconds):
+        metrics = bed.metrics()
+        names = ("process_resident_memory_bytes", "process_open_fds", "process_threads")
+        self.samples.append((seconds, *(metrics.get(name, 0) for name in names)))
+
+    def slopes(self):
+        """What was added in an hour, by a line through the second half of the samples."""
+        half = self.samples[len(self.samples) // 2 :]
+        if len(half) < 3:
+            return
+        mean = sum(row[0] for row in half) / len(half)
+        spread = sum((row[0] - mean) ** 2 for row in half)
+        for column, name in enumerate(("memory MiB", "descriptors", "threads"), 1):
+            scale = 1 / (1 << 20) if column == 1 else 1
+            values = [row[column] * scale for row in half]
+            slope = sum((row[0] - mean) * value for row, value in zip(half, values)) / spread * 3600
+            yield f"{name} {values[0]:.1f} to {values[-1]:.1f}, at most {max(values):.1f}, {slope:+.1f} an hour"
+
+    def tell(self, bed):
+        bed.keep_metrics()
+        lives = [json.loads(line) for line in open(bed.dir / "lives.jsonl")]
+        added = collections.Counter()
+        for life in lives:
+            for sample, value in life.items():
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', sample))
+                what = labels.get("question") or labels.get("reason") or labels.get("outcome")
+                added[f"{sample.split('{')[0][len('kube_fanout_'):]} {what}"] += int(value)
+        for name, counter in (
+            ("counts", self.counts), ("judged", self.judged), ("faults", self.faults), ("clients", self.seen),
+            (f"proxies ({len(lives)} lives)", added),
+        ):
+            print(f"{name}: " + ", ".join(f"{value} {key}" for key, value in sorted(counter.items())), flush=True)
+        [print(slope, flush=True) for slope in self.slopes()]
+
+
+def endure(arguments):
+    bed, sums = Bed(arguments.dir), Sums()
+    seed = arguments.seed or random.randrange(1 << 32)
+    print(f"seed {seed}", flush=True)
+    try:
+        bed.start(arguments.binary)
+        began, broken = time.monotonic(), False
+        while time.monotonic() - began < arguments.seconds and not broken:
+            broken = not one_run(bed, sums, seed, arguments)
+            seed += 1
+            sums.sample(bed, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            done = f"{sums.counts['events']} events, {dict(sums.faults)}, {dict(sums.seen)}"
+            print(f"after {seconds:.0f} s: {done}", flush=True)
+        sums.tell(bed)
+    finally:
+        bed.stop()
+    if broken:
+        sys.exit(1)
+    shutil.rmtree(bed.dir)
+
+
+def one_run(bed, sums, seed, arguments):
+    """False if a promise was broken."""
+    url, out = f"https://127.0.0.1:{bed.port}", bed.dir / "verify"
+    etcd = f"http://127.0.0.1:{json.loads((bed.dir / 'settings.json').read_text())['etcdPort']}"
+    command = [bed.binary, "verify", url, "--kubeconfig", bed.dir / "admin.kubeconfig", "--ca", bed.dir / "ca.crt"]
+    command += ["--truth", f"etcd={etcd}", "--out", out, "--seed", str(seed), "--duration", f"{arguments.run_seconds}s"]
+    command += ["--clients", str(arguments.clients), "--rate", str(arguments.rate), "--record-mebibytes", "4096"]
+    for acts in FAULTS[arguments.faults]:
+        fault = [sys.executable, __file__, "fault", str(bed.dir), "--", *acts.split()]
+        command += ["--fault", shlex.join(fault)]
+    command += ["--fault-every", "0s", "2s"]
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    said = ran.stdout + ran.stderr
+    if ran.returncode == 0:
+        sums.add(said, out / "records.jsonl")
+        shutil.rmtree(out)
+        return True
+    print(f"seed {seed}: exit {ran.returncode}; {out}\n{said}", flush=True)
+    return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    verbs = parser.add_subparsers(required=True)
+    fault = verbs.add_parser("fault")
+    fault.add_argument("dir")
+    fault.add_argument("acts", nargs="+")
+    fault.set_defaults(run=lambda given: break_it(given.dir, given.acts))
+    run = verbs.add_parser("run")
+    run.add_argument("--binary", type=pathlib.Path, default=ROOT / "target" / "release" / "kube-fanout")
+    run.add_argument("--dir", default=ROOT / "target" / "endurance")
+    run.add_argument("--seconds", type=int, default=3600)
+    run.add_argument("--run-seconds", type=int, default=240)
+    run.add_argument("--clients", type=int, default=64)
+    run.add_argument("--rate", type=int, default=50)
+    run.add_argument("--faults", choices=FAULTS, default="both")
+    run.add_argument("--seed", type=int)
+    run.set_defaults(run=endure)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+main()
