@@ -183,30 +183,28 @@ impl Lister<'_> {
     /// another proxy may have come further with the same state. So such a one is asked to come as far, and if it does,
     /// it has contradicted nothing.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, Ended> {
-        let told = self.position(At::Current).await?;
+        let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
             return Ok(told.at);
         }
-        match self.position(At::NotOlderThan(ours)).await {
+        match self.position(Some(ours)).await {
             Ok(_) => Ok(ours),
             Err(Ended::Failed(error)) if error.is_too_large_version() => Ok(told.at),
             Err(ended) => Err(ended),
         }
     }
 
-    /// Asks how far upstream is. A streamed list of what cannot exist is answered by one bookmark, and costs upstream
-    /// no objects.
-    pub(super) async fn position(&self, at: At) -> Result<ToldPosition, Ended> {
+    /// Asks how far upstream is, or to come as far as a version. A streamed list of what cannot exist is answered by
+    /// one bookmark, and costs upstream no objects.
+    pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ToldPosition, Ended> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
-        let least = match at {
-            At::NotOlderThan(rv) => format!("{NOTHING}&resourceVersion={rv}"),
-            At::Current | At::Exact(_) => NOTHING.to_owned(),
-        };
-        let path = self.spec.key.url_of_nothing(&least);
+        let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
+        let path = self.spec.key.url_of_nothing(&format!("{NOTHING}{version}"));
         let mut stream = match self.stream(Cause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
+                let at = least.map_or(At::Current, At::NotOlderThan);
                 let first = self.spec.key.url(&page_query(at, Some(1), ""));
                 let (page, _, is_from_memory) = self.page(&first, &mut self.cache.stage()).await?;
                 return Ok(ToldPosition { at: page.resource_version, template: None, is_from_memory });
@@ -250,10 +248,8 @@ impl Lister<'_> {
     /// Lists the most recent state while a watch from before it is open and read. Where lists are not streamed, this is
     /// how a list and its events meet although upstream forgets faster than it lists.
     async fn list_under_watch(&self) -> Result<InitialState, Ended> {
-        let from = self.position(At::Current).await?.at;
-        let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
-        let follows = Cause::Watch.of(&self.spec.key.gvr);
-        let mut stream = self.stream(follows, &self.spec.key.url(&query)).await?;
+        let from = self.position(None).await?.at;
+        let mut stream = self.behind(from).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
         let mut listing = pin!(self.list(At::Current));
         let listed = loop {
@@ -287,15 +283,19 @@ impl Lister<'_> {
     /// Opens the watch that goes on from a version, unless upstream has forgotten what follows it. It says so at once,
     /// in the stream.
     pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<WatchStream> {
-        let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
-        let follows = Cause::Watch.of(&self.spec.key.gvr);
-        let mut stream = self.stream(follows, &self.spec.key.url(&query)).await.ok()?;
+        let mut stream = self.behind(at).await.ok()?;
         match timeout(FORGOTTEN_WITHIN, stream.next(self.reader)).await {
             // Nothing has happened since.
             Err(_) => Some(stream),
             Ok(Ok(WatchItem::Error { .. }) | Err(_)) => None,
             Ok(Ok(item)) => Some(stream.behind(VecDeque::from([item]))),
         }
+    }
+
+    /// Opens the watch that goes on from a version.
+    async fn behind(&self, at: ResourceVersion) -> Result<WatchStream, Error> {
+        let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
+        self.stream(Cause::Watch.of(&self.spec.key.gvr), &self.spec.key.url(&query)).await
     }
 
     async fn stream(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {

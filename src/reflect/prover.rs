@@ -38,7 +38,7 @@ use crate::upstream::{BODY_BYTES_MAX, Cause};
 use super::catch_up::CatchUp;
 use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
-use super::initial_state::{At, FeedClient, not_older_than};
+use super::initial_state::{FeedClient, not_older_than};
 use super::metrics::SideRequest;
 use super::positions::{Chase, Positions};
 use super::side_findings::{Proof, SideFinding};
@@ -252,7 +252,7 @@ impl Prover {
             if self.behind_a_proxy.load(Ordering::Relaxed) {
                 // It moves on as we do, and then announces that on our own stream.
                 self.upstream.metrics.asked(SideRequest::Position);
-                self.upstream.lister(SideRequest::Position).position(At::NotOlderThan(target)).await?;
+                self.upstream.lister(SideRequest::Position).position(Some(target)).await?;
                 if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(target)).await.is_ok() {
                     return Ok(());
                 }

@@ -220,7 +220,7 @@ impl Reflector {
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.means.upstream.metrics.asked(SideRequest::Position);
-        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(At::Current)).await.ok()?;
+        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(None)).await.ok()?;
         let failed =
             |error: &Ended| tracing::debug!(feed = %self.means.upstream.feed.spec.key, %error, "no position was told");
         let told = told.inspect_err(failed).ok()?;

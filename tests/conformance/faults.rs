@@ -25,7 +25,7 @@ use kube_fanout::verify::{
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, eventually, say};
+use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
 use canary::Canaries;
 use noise::Noise;
 use plan::Side;
@@ -129,36 +129,16 @@ impl<'a> Stage<'a> {
     async fn verify(&self, resource: &str, out: &Path) -> Vec<String> {
         let plane = self.plane;
         let subject = self.relays[1].target(&plane.user("admin"));
-        let (kubeconfig, ca) = (out.with_extension("kubeconfig"), subject.ca.clone());
-        fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
         let etcd = EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() };
         let order = VerifyOrder {
-            url: subject.url.clone(),
-            also: Vec::new(),
-            informers: false,
-            share: 1,
-            credentials: TargetCredentials { kubeconfig: Some(kubeconfig), ca, ..TargetCredentials::default() },
             etcd: (resource == CUSTOM || self.stores_json).then_some(etcd),
             direct: Some(plane.url().to_owned()),
-            resource: resource.to_owned(),
             clients: 16,
-            writers: 4,
             rate: 40.0,
-            objects: 40,
-            namespaces: 4,
             duration: self.duration,
             seed: self.seed,
-            faults: Vec::new(),
-            fault_every: (Duration::ZERO, Duration::ZERO),
-            window: Duration::from_secs(75),
             patience: ON_TIME,
-            events_min: 0,
-            transports: vec![Transport::H1, Transport::H2, Transport::Ws],
-            encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
-            record_bytes_max: 1 << 30,
-            out: out.to_owned(),
-            keep: false,
-            command: String::new(),
+            ..order(plane, &subject, resource, out)
         };
         let ran = kube_fanout::verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
         ran.unwrap_or_else(|error| panic!("{resource}: {error}")).notes
@@ -204,6 +184,41 @@ impl<'a> Stage<'a> {
         let hits_min = 1 + self.duration.as_secs() / 60;
         let lacks = self.relays.iter().find_map(|relay| Some((relay.tally(), relay.lacks(hits_min)?)));
         lacks.map(|(tally, kind)| format!("{kind:?} was not hit {hits_min} times: {tally}"))
+    }
+}
+
+/// A run of the judged server that breaks nothing by itself. Whoever runs it says how long, by what, and how much.
+pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> VerifyOrder {
+    let kubeconfig = out.with_extension("kubeconfig");
+    fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
+    let (kubeconfig, ca) = (Some(kubeconfig), subject.ca.clone());
+    VerifyOrder {
+        url: subject.url.clone(),
+        also: Vec::new(),
+        informers: false,
+        share: 1,
+        credentials: TargetCredentials { kubeconfig, ca, ..TargetCredentials::default() },
+        etcd: None,
+        direct: None,
+        resource: resource.to_owned(),
+        clients: 0,
+        writers: 4,
+        rate: 0.0,
+        objects: 40,
+        namespaces: 4,
+        duration: Duration::ZERO,
+        seed: 0,
+        faults: Vec::new(),
+        fault_every: (Duration::ZERO, Duration::ZERO),
+        window: Duration::from_secs(75),
+        patience: Duration::ZERO,
+        events_min: 0,
+        transports: vec![Transport::H1, Transport::H2, Transport::Ws],
+        encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
+        record_bytes_max: 1 << 30,
+        out: out.to_owned(),
+        keep: false,
+        command: String::new(),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod};
+use kube_fanout::demo::{self, Pod, RunningUpstream};
 use kube_fanout::verify::Promise;
 
-use crate::direct::{self, CONFIGMAPS, Ended, Event, History, PODS, Protocol, assert_same, configmap, straight};
+use crate::direct::{self, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -63,6 +63,23 @@ async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
     assert_eq!(silent.events(), [], "nobody asked for bookmarks here");
 }
 
+/// Each of upstream's bookmarks reaches these watches within a second, as upstream writes it.
+pub async fn bookmarks_cross(up: &RunningUpstream, from: u64, watches: &[Watch]) {
+    let theirs = straight(up).watch(PODS).from(from).bookmarks().await;
+    for n in 0..3 {
+        let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
+        let sent = tokio::time::Instant::now();
+        up.faults().only("pods").bookmark();
+        theirs.reached(rv).await;
+        for watch in watches {
+            watch.reached(rv).await;
+            let took = watch.last_came().expect("a bookmark").duration_since(sent);
+            assert!(took < SECOND, "{took:?}");
+            assert_same("the bookmarks", &watch.events(), &theirs.events());
+        }
+    }
+}
+
 #[tokio::test]
 async fn upstreams_bookmark_crosses_within_a_second_and_byte_for_byte() {
     let up = demo::upstream().pods(3).run().await;
@@ -71,19 +88,7 @@ async fn upstreams_bookmark_crosses_within_a_second_and_byte_for_byte() {
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
     let (asked, silent) = (join_all(open).await, app.watch(PODS).from(from).await);
     direct::followed(&up, "pods").await;
-    let theirs = straight(&up).watch(PODS).from(from).bookmarks().await;
-    for n in 0..3 {
-        let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
-        let sent = tokio::time::Instant::now();
-        up.faults().only("pods").bookmark();
-        theirs.reached(rv).await;
-        for watch in &asked {
-            watch.reached(rv).await;
-            let took = watch.last_came().expect("a bookmark").duration_since(sent);
-            assert!(took < SECOND, "{took:?}");
-            assert_same("the bookmarks", &watch.events(), &theirs.events());
-        }
-    }
+    bookmarks_cross(&up, from, &asked).await;
     assert_eq!(silent.events(), []);
 }
 

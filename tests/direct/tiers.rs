@@ -1,13 +1,11 @@
 //! A proxy whose upstream is a proxy: what reaches its clients, and what the apiserver sees of it (F5, W10).
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 
-use crate::direct::{self, App, History, PODS, Protocol, assert_same, configmap, straight};
+use crate::clock::bookmarks_cross;
+use crate::direct::{self, App, History, PODS, Protocol};
 
-const SECOND: Duration = Duration::from_secs(1);
 /// A proxy names itself in each request; what it passes on has the names of those before it as well.
 const HOPS: &str = "kube-fanout-hops";
 const CLIENTS: usize = 40;
@@ -76,17 +74,5 @@ async fn a_bookmark_crosses_two_tiers_within_a_second_and_byte_for_byte() {
     let watches = join_all(open).await;
     direct::followed(&up, "pods").await;
     zone.until_feed("pods", "the leaf follows it", |feed| feed["readers"] == 1).await;
-    let theirs = straight(&up).watch(PODS).from(from).bookmarks().await;
-    for n in 0..3 {
-        let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
-        let sent = tokio::time::Instant::now();
-        up.faults().only("pods").bookmark();
-        theirs.reached(rv).await;
-        for watch in &watches {
-            watch.reached(rv).await;
-            let took = watch.last_came().expect("a bookmark").duration_since(sent);
-            assert!(took < SECOND, "{took:?}");
-            assert_same("the bookmarks", &watch.events(), &theirs.events());
-        }
-    }
+    bookmarks_cross(&up, from, &watches).await;
 }

@@ -1,13 +1,10 @@
 //! Clients, writers and judges of `kube-fanout verify` on one server.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kube_fanout::probe::{ProgressLine, TargetCredentials};
-use kube_fanout::verify::{
-    Counts, EtcdOrder, FaultRecord, Promise, RecordedEncoding, Requirements, Transport, VerifyOrder,
-};
+use kube_fanout::probe::ProgressLine;
+use kube_fanout::verify::{Counts, EtcdOrder, FaultRecord, Promise, Requirements, VerifyOrder};
 use tokio_util::sync::CancellationToken;
 
 use crate::bed::{Plane, Target};
@@ -61,36 +58,15 @@ const JUDGED: [Promise; 12] = [
 impl Trial {
     pub async fn run(&self, plane: &Plane) -> Recorded {
         let out = plane.file("imperfect");
-        let kubeconfig = out.with_extension("kubeconfig");
-        fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
-        let ca = self.subject.ca.clone();
         let order = VerifyOrder {
-            url: self.subject.url.clone(),
-            credentials: TargetCredentials { kubeconfig: Some(kubeconfig), ca, ..TargetCredentials::default() },
             etcd: Some(EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() }),
             direct: Some(self.direct.clone()),
-            also: Vec::new(),
-            informers: false,
-            share: 1,
-            resource: self.resource.to_owned(),
             clients: 12,
-            writers: 4,
             rate: 12.0,
-            objects: 40,
-            namespaces: 4,
             duration: self.duration,
             seed: self.seed,
-            faults: Vec::new(),
-            fault_every: (Duration::ZERO, Duration::ZERO),
-            window: Duration::from_secs(75),
             patience: ON_TIME,
-            events_min: 0,
-            transports: vec![Transport::H1, Transport::H2, Transport::Ws],
-            encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
-            record_bytes_max: 1 << 30,
-            out: out.clone(),
-            keep: false,
-            command: String::new(),
+            ..faults::order(plane, &self.subject, self.resource, &out)
         };
         let ran = kube_fanout::verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
         let notes = ran.unwrap_or_else(|error| panic!("{}: {error}", self.resource)).notes;
