@@ -32,7 +32,7 @@ fmt-check:
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
-	for features in demo '' bench verify; do \
+	for features in demo '' bench verify inspect trial; do \
 	  $(CARGO) clippy $(LOCKED) --lib --bins --no-default-features --features "$$features" \
 	    -- -D warnings $(BANS:%=-D %); \
 	done
@@ -54,14 +54,19 @@ TOOLS := cargo-machete@0.9.2 cargo-deny@0.20.2
 tools machete deny: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 machete deny: $(if $(CI),tools)
 
+# install-tools NAME@VERSION...: those that cargo does not have yet.
+define install-tools
+for tool in $(1); do \
+  name=$${tool%@*}; \
+  if ! $(CARGO) "$${name#cargo-}" --version >/dev/null 2>&1; then \
+    CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug --root target/tools "$$tool"; \
+  fi; \
+done
+endef
+
 .PHONY: tools
 tools: ## Install cargo-machete and cargo-deny into target/tools, for `make check` (minutes)
-	@for tool in $(TOOLS); do \
-	  name=$${tool%@*}; \
-	  if ! $(CARGO) "$${name#cargo-}" --version >/dev/null 2>&1; then \
-	    CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug --root target/tools "$$tool"; \
-	  fi; \
-	done
+	@$(call install-tools,$(TOOLS))
 
 .PHONY: machete
 machete: ## Dependencies that nothing uses
@@ -128,12 +133,21 @@ neighbouring: ## Rights to one name or namespace: not one byte of its neighbours
 	$(SEED:%=NEIGHBOURING_SEED=%) NEIGHBOURING_QUESTIONS=$(QUESTIONS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture neighbouring_names::
 
+# The minor before the one of tests/kube/go.mod.
+PREVIOUS := 1.36
+
 .PHONY: upgrade
 upgrade: ## From the previous Kubernetes minor: no state of the old release, no watch ended (minutes more when cold)
 	@tests/kube/build.sh
-	@tests/kube/build.sh tests/kube target/testbed/kube-testbed-previous previous.mod
-	KUBE_TESTBED_PREVIOUS=$(CURDIR)/target/testbed/kube-testbed-previous \
+	@tests/kube/build.sh tests/kube target/testbed/kube-testbed-$(PREVIOUS) $(PREVIOUS).mod
+	KUBE_TESTBED_PREVIOUS=$(CURDIR)/target/testbed/kube-testbed-$(PREVIOUS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 upgrade::
+
+MINORS ?=
+
+.PHONY: matrix
+matrix: ## Answers of every Kubernetes minor, compared: writes docs/CLIENTS.md (MINORS="1.36 1.35"; minutes more when cold)
+	@CARGO="$(CARGO)" python3 tests/matrix.py --minors "$(MINORS)" -- $(LOCKED) $(ARGS)
 
 SECONDS ?= 60
 
@@ -150,6 +164,12 @@ endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS
 	@python3 tests/endurance.py run --seconds $(SECONDS) $(SEED:%=--seed %) $(ARGS)
 
 SAMPLE ?=
+
+.PHONY: simulation
+simulation: SEEDS = 10000
+simulation: ## The whole proxy on virtual time: does any seed break a promise? (SEEDS=10000 SEED=n; half an hour)
+	$(SEED:%=SIMULATION_SEED=%) SIMULATION_SEEDS=$(SEEDS) \
+	  $(CARGO) test $(LOCKED) --test simulation $(ARGS) -- --nocapture fresh_seeds_keep_every_promise
 
 .PHONY: mutants
 mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9", or SAMPLE=4 SEED=n; five minutes)
@@ -172,11 +192,46 @@ failover: ## Informers go among two tiers and the apiserver, all killed (INFORME
 	  $(RATE:%=FAILOVER_RATE=%) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture failover::informers
 
+LEAVES ?= 200
+
+.PHONY: tree
+tree: ## Leaves behind two zones: what the apiserver sees, how late the last is, a zone killed (LEAVES=200 SECONDS=60)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
+	  TREE_LEAVES=$(LEAVES) TREE_WRITES=200 TREE_SECONDS=$(SECONDS) TREE_IDLE_SECONDS=$(SECONDS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 tree::
+
+AGE ?= 60
+
+.PHONY: rebalance
+rebalance: ## A third replica gets its share, then one drains: how soon, how many at once (AGE=60 WATCHES=200)
+	REBALANCE_AGE_SECONDS=$(AGE) $(WATCHES:%=REBALANCE_WATCHES=%) \
+	  $(CARGO) test $(LOCKED) --test direct $(ARGS) -- --nocapture rebalance::
+
+NODES ?= 10
+
+.PHONY: cluster
+cluster: ## Controllers, scheduler, kubelets: through proxies as without? (NODES=10 ROUNDS=3; a quarter of an hour)
+	@tests/kube/build.sh
+	@tests/kube/build.sh tests/cluster target/testbed/kube-cluster
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
+	  KUBE_CLUSTER=$(CURDIR)/target/testbed/kube-cluster CLUSTER_NODES=$(NODES) CLUSTER_ROUNDS=$(or $(ROUNDS),3) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 cluster::
+
 .PHONY: imperfect
 imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=IMPERFECT_SEED=%) IMPERFECT_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 imperfect::
+
+.PHONY: gets
+gets: ## GETs without a version, directly and through a release build: cost, p99, none old (SECONDS=60 RATE=2000)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout GETS_SECONDS=$(SECONDS) GETS_RATE=$(or $(RATE),2000) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture gets::many_gets
 
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
@@ -223,12 +278,17 @@ testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, cl
 demo: ## See it work: embedded upstream, proxy, watches (ARGS="--watches 2000 --seconds 20")
 	$(CARGO) run --release $(LOCKED) -- demo $(ARGS)
 
+# It needs Node and Chromium, and nothing that is built: behind the page are made-up answers (tests/page).
+.PHONY: page
+page: ## The live page in headless Chromium: texts, keyboard, colours, narrow, 5,000 watches (Node, Chromium; seconds)
+	@node tests/page/check.js
+
 .PHONY: bench
 bench: ## Criterion benchmarks (ARGS="--bench wire -- transcode")
 	$(CARGO) bench $(LOCKED) $(ARGS)
 
 .PHONY: figures
-figures: ## Scenarios of the bench, apiserver and proxy in turn (ARGS="gentle stuck" ROUNDS=3; all of them take an hour)
+figures: ## Scenarios of the bench: apiserver, proxy, the limit (ARGS="gentle stuck" ROUNDS=3; all take two hours)
 	@benches/beside.sh $(ARGS)
 
 BASE ?=
@@ -245,10 +305,27 @@ bench-baseline: ## Measure benches/baseline.json again
 doc: ## The crate's documentation, private items included
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --no-deps --document-private-items
 
-.PHONY: release
-release: ## target/release/kube-fanout
+.PHONY: binary
+binary: ## target/release/kube-fanout, for this machine
 	$(CARGO) build --release $(LOCKED)
 	@ls -l target/release/kube-fanout
+
+# What writes bills of materials, from crates.io as `make tools` does it.
+RELEASE_TOOLS := cargo-cyclonedx@0.5.9
+release-tools release: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+
+.PHONY: release-tools
+release-tools: ## Install cargo-cyclonedx into target/tools, for `make release` (minutes)
+	@$(call install-tools,$(RELEASE_TOOLS))
+
+# deploy/release.sh says what can be chosen.
+.PHONY: release
+release: release-tools ## target/dist: archives for each target, bills of materials, SHA256SUMS (half an hour when cold)
+	@deploy/release.sh
+
+.PHONY: release-check
+release-check: release ## Are the archives right, and the same when written again? (python3)
+	@python3 tests/release.py
 
 # deploy/image.sh says what can be chosen.
 .PHONY: image
@@ -273,6 +350,17 @@ manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the c
 
 $(HELM):
 	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1
+
+PROMTOOL := target/tools/bin/promtool
+
+.PHONY: alerts
+alerts: $(PROMTOOL) ## Does each alert fire when it should, and not before? (promtool, built once: minutes)
+	$(PROMTOOL) check rules --lint-fatal deploy/monitoring/rules.yaml
+	cd deploy/monitoring && $(CURDIR)/$(PROMTOOL) test rules rules_test.yaml
+
+$(PROMTOOL):
+	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install \
+	  github.com/prometheus/prometheus/cmd/promtool@v0.316.0
 
 COUNT ?= 100
 

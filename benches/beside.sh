@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Scenarios of `kube-fanout bench` against a real kube-apiserver and the proxy in front of it, in turn, on this machine.
+# Where events are delivered, so are servers that do nothing else (benches/floor): hyper, the h2 crate, and TLS on a
+# socket where each watch has a connection of its own. They are the limit, in columns beside the others'.
 #
 #   benches/beside.sh [SCENARIO]...      all of $SCENARIOS when none is named
 #
@@ -7,10 +9,11 @@
 # OUT=DIR         where SCENARIO.json, SCENARIO.txt and SCENARIO.html go [default: target/figures]
 # BINARY=FILE     the proxy to measure [default: target/release/kube-fanout, built]
 # LOAD=FILE       whose `bench` makes the load [default: BINARY]
+# FLOOR=FILE      the servers of benches/floor [default: built]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-SCENARIOS="gentle fifty-thousand saturated-own saturated-shared idle-own idle-shared idle-15000 list-json list-protobuf
+SCENARIOS="gentle gentle-go fifty-thousand saturated-own saturated-own-go saturated-shared saturated-shared-go idle-own idle-shared idle-15000 list-json list-protobuf
   list-storm join-storm resume-storm nonmatching-node nonmatching-namespace nonmatching-name nonmatching-label stuck
   slow-watcher-tax pass-through kubelets-5000"
 rounds=${ROUNDS:-3} out=${OUT:-target/figures}
@@ -19,13 +22,14 @@ load=${LOAD:-$binary}
 
 tests/kube/build.sh
 [ -n "${BINARY:-}" ] || cargo build --release
+floor=${FLOOR:-$(cargo bench --no-run --bench floor 2>&1 | sed -n 's/.*Executable benches\/floor.* (\(.*\))$/\1/p')}
 mkdir -p "$out"
 bed=$(mktemp -d)
-proxy=""
+servers=()
 control_plane=""
 
 finish() {
-  [ -z "$proxy" ] || kill "$proxy" 2>/dev/null || true
+  stop_servers
   [ -z "$control_plane" ] || { kill "$control_plane" 2>/dev/null && wait "$control_plane" 2>/dev/null; } || true
   rm -rf "$bed"
 }
@@ -44,24 +48,51 @@ target/testbed/kube-testbed up --dir "$bed" >"$bed/up.log" 2>&1 &
 control_plane=$!
 await "the control plane is not ready" test -e "$bed/ready"
 
-# A process of its own for each scenario, so that its memory is that of the scenario.
-start_proxy() {
-  "$binary" serve --kubeconfig "$bed/admin.kubeconfig" --listen 127.0.0.1:0 --admin off \
-    --tls-self-signed --tls-self-signed-out "$bed/proxy.crt" --allow-core-dumps >"$bed/proxy.out" 2>"$bed/proxy.log" &
-  proxy=$!
-  await "the proxy does not listen" grep -q '^serving on' "$bed/proxy.out"
-  url=$(sed -n 's/^serving on //p' "$bed/proxy.out")
+# started NAME PROTOCOL COMMAND...: a server more to measure. It is a process of its own for each scenario, so that its
+# memory is that of the scenario.
+started() {
+  local name=$1 protocol=$2
+  shift 2
+  "$@" >"$bed/$name.out" 2>"$bed/$name.log" &
+  servers+=($!)
+  await "$name does not listen" grep -q '^serving on' "$bed/$name.out"
+  urls+=("$(sed -n 's/^serving on //p' "$bed/$name.out")") names+=,$name pids+=,$! protocols+=,$protocol
+}
+
+floor_of() {
+  started "$1" "$2" "$floor" "$1" --kubeconfig "$bed/admin.kubeconfig" --certificate-out "$bed/$1.crt"
+}
+
+start_servers() {
+  urls=("$(cat "$bed/url")") names=apiserver pids=$(cat "$bed/apiserver.pid") protocols=h2
+  started proxy h2 "$binary" serve --kubeconfig "$bed/admin.kubeconfig" --listen 127.0.0.1:0 --admin 127.0.0.1:0 \
+    --tls-self-signed --tls-self-signed-out "$bed/proxy.crt" --allow-core-dumps
+  rm -f "$bed/hyper.crt" "$bed/h2.crt" "$bed/socket.crt"
+  case $1 in
+    gentle* | saturated-own* | idle-own) floor_of hyper h2 && floor_of h2 h2 && floor_of socket h1 ;;
+    fifty-thousand | saturated-shared* | idle-shared) floor_of hyper h2 && floor_of h2 h2 ;;
+  esac
+  cat "$bed"/{proxy,hyper,h2,socket}.crt >"$bed/all.crt" 2>/dev/null || true
+}
+
+stop_servers() {
+  local server
+  for server in "${servers[@]}"; do
+    { kill "$server" && wait "$server"; } 2>/dev/null || true
+  done
+  servers=()
 }
 
 failed=""
 for scenario in ${*:-$SCENARIOS}; do
   echo "== $scenario"
-  start_proxy
-  "$load" bench --compare "$(cat "$bed/url")" "$url" --names apiserver,proxy \
-    --pids "$(cat "$bed/apiserver.pid"),$proxy" --ca "$bed/proxy.crt" --kubeconfig "$bed/admin.kubeconfig" \
+  start_servers "$scenario"
+  # What each speaks is said where that is not what the scenario says for all.
+  [[ $protocols == *h1* ]] && speaking=(--protocols "$protocols") || speaking=()
+  "$load" bench --compare "${urls[@]}" --names "$names" "${speaking[@]}" \
+    --pids "$pids" --ca "$bed/all.crt" --kubeconfig "$bed/admin.kubeconfig" \
     --scenario "$scenario" --rounds "$rounds" --json "$out/$scenario.json" --report "$out/$scenario.html" \
     | tee "$out/$scenario.txt" || failed="$failed $scenario"
-  kill "$proxy" && wait "$proxy" || true
-  proxy=""
+  stop_servers
 done
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

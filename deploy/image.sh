@@ -12,7 +12,8 @@
 #   BINARY   a static binary to take, in place of building one
 #   CA_BUNDLE  authorities in PEM [those of this machine's distribution, Debian's package ca-certificates: Mozilla's]
 set -euo pipefail
-top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=deploy/static.sh
+source "$(dirname "${BASH_SOURCE[0]}")/static.sh"
 
 machine=$(uname -m)
 target=${TARGET:-$machine-unknown-linux-musl}
@@ -36,33 +37,19 @@ for file in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt;
 done
 [ -s "$ca_bundle" ] || fail "no authorities in PEM: install ca-certificates, or name a file as CA_BUNDLE"
 
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$top/Cargo.toml" | head -n 1)
-revision=$(git -C "$top" rev-parse HEAD 2>/dev/null || echo unknown)
-# The same sources make the same layers: their time is that of the commit.
-epoch=${SOURCE_DATE_EPOCH:-$(git -C "$top" log -1 --format=%ct 2>/dev/null || echo 0)}
-
 binary=${BINARY:-}
 if [ -z "$binary" ]; then
-  # From elsewhere, so that .cargo/config.toml of the checkout is not read: here everything is optimized. Names of
-  # functions stay in the binary, for backtraces.
-  (
-    cd /
-    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$top/target} CARGO_PROFILE_RELEASE_STRIP=debuginfo
-    export RUSTFLAGS="-C target-feature=+crt-static" KUBE_FANOUT_REVISION=$revision
-    cargo build --manifest-path "$top/Cargo.toml" --release --locked --no-default-features --target "$target"
-  )
-  binary=${CARGO_TARGET_DIR:-$top/target}/$target/release/kube-fanout
+  static_build "$target" --no-default-features
+  binary=$(static_path "$target")
 fi
-# An interpreter in the program's head is a dynamic linker, which the image does not have.
-if readelf --program-headers "$binary" | grep -q INTERP; then fail "$binary is not static"; fi
+is_static "$binary" || fail "$binary is not static: a dynamic linker is not in the image"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # layer NAME: a layer of the folder $work/NAME; prints the digests of what is compressed and of what is not.
 layer() {
-  tar --create --directory "$work/$1" --format gnu --sort name --mtime "@$epoch" --owner 0 --group 0 --numeric-owner \
-    --mode u=rwX,go=rX . > "$work/$1.tar"
+  archive "$work/$1" . > "$work/$1.tar"
   gzip --no-name --best < "$work/$1.tar" > "$work/$1.tar.gz"
   printf '%s %s\n' "$(blob "$work/$1.tar.gz")" "$(sha256sum < "$work/$1.tar" | cut -d ' ' -f 1)"
 }

@@ -1,26 +1,32 @@
 //! Serves metrics and health: on the admin address, with all that operators may see, and on addresses for other
 //! machines. `app` runs it on a runtime of its own, so that a scrape cannot stall traffic, nor traffic a probe.
 
+mod configuration;
 mod cost;
 mod debug;
 mod exporter;
+mod folded;
+mod live;
+mod private;
 mod process;
 mod public;
 mod series;
 
+pub use configuration::{ConfigReader, ConfigShown};
 pub use cost::{CostReader, CostRow};
 pub use exporter::{Exporter, exporter};
+pub use private::{Admittance, NotAdmitted, Onlooker, PrivatePages};
 pub use public::{HealthPages, MetricsPage};
 
 use std::fmt::Write;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 
 use crate::auth::BrowserGuard;
-use crate::base::Ready;
+use crate::base::{Pulse, Ready};
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
 
@@ -28,8 +34,12 @@ use crate::feeds::Feeds;
 #[derive(Clone)]
 pub struct AdminPages {
     pub ready: Ready,
+    /// The pulse of the runtime that serves clients.
+    pub pulse: Pulse,
     pub feeds: Feeds,
     pub costs: CostReader,
+    pub config: ConfigReader,
+    pub private: PrivatePages,
     pub exporter: Exporter,
 }
 
@@ -37,18 +47,24 @@ pub struct AdminPages {
 pub type AdminAnswer = Response<Full<Bytes>>;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 
 impl AdminPages {
-    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz`, `/debug/feeds` and `/debug/cost`.
+    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz`, `/debug/feeds`, `/debug/cost` and `/debug/config`, and with
+    /// the live page.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         let path = request.uri().path();
+        if let Some(file) = live::file(path) {
+            return refuse_others(request).unwrap_or(file);
+        }
         let page: &dyn Fn() -> AdminAnswer = match path {
             "/metrics" => &|| answer(StatusCode::OK, METRICS, self.metrics()),
-            "/livez" | "/healthz" => &livez,
+            "/livez" | "/healthz" => &|| livez(&self.pulse),
             "/readyz" => &|| self.readyz(),
             "/debug/feeds" => &|| debug::feeds(self),
             "/debug/cost" => &|| cost::page(&(self.costs)()),
+            "/debug/config" => &|| configuration::page(&(self.config)()),
             _ => match path.strip_prefix("/debug/") {
                 Some(other) if !other.is_empty() && !other.contains('/') => &|| unknown(other),
                 _ => return empty(StatusCode::NOT_FOUND),
@@ -66,7 +82,7 @@ impl AdminPages {
     }
 
     fn metrics(&self) -> String {
-        self.exporter.render(&self.feeds, &(self.costs)())
+        self.exporter.render(&self.feeds, &(self.costs)(), &self.pulse)
     }
 
     /// Answers with a line for each thing that the process still waits for before it is ready, and one for each feed.
@@ -109,19 +125,31 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
     Some(refusal)
 }
 
-/// Says that the process answers. This does not depend on upstream's health (O3).
-fn livez() -> AdminAnswer {
+/// Says whether clients can be answered. This does not depend on upstream's health (O3).
+fn livez(pulse: &Pulse) -> AdminAnswer {
+    if pulse.is_lost() {
+        let text = format!("the runtime that serves clients has not run for {} s\n", pulse.silent().as_secs());
+        return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
+    }
     answer(StatusCode::OK, TEXT, "ok")
 }
 
 fn unknown(other: &str) -> AdminAnswer {
-    answer(StatusCode::NOT_FOUND, TEXT, format!("no page {other:?} here; there are /debug/feeds and /debug/cost\n"))
+    let text = format!(
+        "no page {other:?} here; there are /debug/feeds, /debug/cost and /debug/config, and \
+         /debug/watches and /debug/recent for who may see them\n"
+    );
+    answer(StatusCode::NOT_FOUND, TEXT, text)
 }
 
 fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminAnswer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = code;
-    answer.headers_mut().insert(CONTENT_TYPE, content_type);
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type);
+    // A web page may name what is here in an element of its own. Browsers then neither guess a type nor hand it over.
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
     answer
 }
 

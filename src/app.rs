@@ -7,21 +7,30 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+pub mod check;
 #[cfg(feature = "probe")]
 mod credentials;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod discovery;
+pub mod estimate;
+#[cfg(feature = "inspect")]
+pub mod fanout;
 pub mod health;
 mod identity;
+mod metrics;
+mod onlookers;
 mod open_files;
 mod ops;
 mod policy;
 mod preload;
 mod private_memory;
+mod reload;
 mod rights;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "trial")]
+pub mod trial;
 #[cfg(feature = "verify")]
 pub mod verify;
 
@@ -32,17 +41,20 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+pub use self::metrics::tell_panics;
 pub use self::open_files::{raise_open_files, run_plugin};
 pub use self::private_memory::keep_memory_private;
+use self::reload::Tuned;
+pub use self::reload::{LogLevel, Reloading};
 use crate::admin::{self, AdminPages, HealthPages, MetricsPage};
-use crate::auth::{self, BrowserGuard, Gate, Hosts};
-use crate::base::{self, DrainTrigger, DrainWatch, Ready, Tasks};
+use crate::auth::{self, BrowserGuard, Gate};
+use crate::base::{self, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
 use crate::config::{Serve, TlsSource};
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
-use crate::serve::{self, Audit, Frontend};
+use crate::serve::{self, Audit, Frontend, Sightings};
 use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, Insistence};
 
 /// The application, listening but not yet accepting.
@@ -58,7 +70,9 @@ pub struct Bound {
     ready: Ready,
     /// The tasks that write audit records. They stop after the others.
     records: Tasks,
-    config: Serve,
+    tuned: Tuned,
+    reloading: Option<Reloading>,
+    pulse: Pulse,
 }
 
 /// Why the application cannot start.
@@ -80,7 +94,14 @@ pub enum StartError {
     Authorities(String),
     #[error("metrics: {0}")]
     Metrics(String),
+    #[error("{0}")]
+    Configuration(String),
 }
+
+/// Why the application has ended although nobody wanted it to.
+#[derive(Debug, thiserror::Error)]
+#[error("the task {0:?} has panicked")]
+pub struct TaskLost(&'static str);
 
 impl Bound {
     /// Reads the credentials, binds every address and wires the parts. Nothing is accepted or asked yet.
@@ -98,11 +119,11 @@ impl Bound {
     #[inline(never)]
     pub fn bind_with(config: Serve, inherited: Inherited) -> BoxFuture<'static, Result<Self, StartError>> {
         // Sockets are registered with the current runtime: they are bound when the future is polled, not before.
-        Box::pin(async move { Self::bind_all(config, inherited) })
+        Box::pin(async move { Self::bind_all(&config, inherited) })
     }
 
-    fn bind_all(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
-        say_memory(&config);
+    fn bind_all(config: &Serve, inherited: Inherited) -> Result<Self, StartError> {
+        say_memory(config);
         // The recorder is installed first, because parts look up their counters when they are made. Where nobody would
         // read what it keeps there is none.
         let exporter =
@@ -111,48 +132,45 @@ impl Bound {
         let costs = CostLedger::default();
         let endpoints = Endpoints::new(config.endpoints.clone());
         let client = Client::connect_to(&config.upstream, endpoints, costs.clone())?;
-        let tls = tls(&config)?;
-        let listeners = listeners(&config, inherited, tls.as_ref())?;
+        let tls = tls(config)?;
+        let listeners = listeners(config, inherited, tls.as_ref())?;
         let ready = Ready::new();
         let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
-        let hosts = Hosts::new(&config.allowed_hosts);
+        let (tuned, sightings, pulse) = (Tuned::new(config), Sightings::default(), Pulse::new());
+        let gate = identity::gate(config, &client, &tasks)?;
         let pages = exporter.map(|exporter| AdminPages {
             ready: ready.clone(),
+            pulse: pulse.clone(),
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
+            config: tuned.reader(),
+            private: onlookers::private_pages(gate.clone(), sightings.clone()),
             exporter,
         });
-        let ops = ops(&config, pages, &ready, &hosts)?;
-        tasks.spawn("upstream credentials", client.clone().keep_up(config.look_every));
-        if client.endpoints().are_several() {
-            tasks.spawn("upstream servers", client.clone().keep_servers());
-        }
-        if let Some(tls) = tls {
-            tasks.spawn("listener certificate", tls.keep_up(config.look_every));
-        }
-        let drain = DrainTrigger::new();
-        let catalog = Catalog::new(client.clone(), insistence(&config));
-        let on_node = config.serve.coverage.node.is_some();
-        let rights = rights::Rights { catalog: catalog.clone(), feeds: feeds.clone(), on_node };
-        tasks.spawn("rights", rights.clone().keep_up(client.clone()));
-        let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
-        tasks.spawn("supervisor", supervisor.run(demands));
-        let gate = identity::gate(&config, &client, &tasks)?;
-        let forwarder = identity::forwarder(&config, &client, &costs, &tasks)?;
-        let (audit, records) = audit(&config)?;
+        let health = HealthPages { ready: ready.clone(), pulse: pulse.clone() };
+        let ops = ops(config, pages, health, &tuned.ops_browsers)?;
+        keep_up(config, &client, tls, &tasks);
+        let (drain, rights) = (DrainTrigger::new(), rights(config, &client, &feeds));
+        tasks.spawn_needed("rights", rights.clone().keep_up(client.clone()));
+        let supervisor = Supervisor::new(client.clone(), feeds.clone(), tuned.reflect.clone(), tasks.clone());
+        tasks.spawn_needed("supervisor", supervisor.run(demands));
+        let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
+        let (audit, records) = audit(config)?;
         let frontend = Frontend::new(
             config.serve.clone(),
             serve::Parts {
                 client,
                 forwarder,
-                catalog,
+                catalog: rights.catalog.clone(),
                 feeds: feeds.clone(),
                 gate: gate.clone(),
-                browsers: BrowserGuard::new(config.tls.is_some(), hosts, config.allowed_origins.clone()),
+                browsers: tuned.browsers.clone(),
                 audit,
+                sightings,
                 tasks: tasks.clone(),
                 drain: drain.1.clone(),
+                ready: ready.clone(),
             },
         );
         Ok(Self {
@@ -166,8 +184,20 @@ impl Bound {
             drain,
             ready,
             records,
-            config,
+            tuned,
+            reloading: None,
+            pulse,
         })
+    }
+
+    /// Reads the configuration file again whenever it changes, from when the application runs.
+    ///
+    /// # Errors
+    /// It has changed since it was read, and cannot be used.
+    pub fn reload(&mut self, reloading: Reloading) -> Result<(), StartError> {
+        self.tuned.read(&reloading.arguments, &self.tasks)?;
+        self.reloading = Some(reloading);
+        Ok(())
     }
 
     /// Every address that clients can use, as a URL or `unix:PATH`.
@@ -201,43 +231,51 @@ impl Bound {
     /// Accepts and serves until `shutdown` completes, then drains: readiness fails, the running watches end spread
     /// over the drain time, then no connection is accepted any more, and what is left is cut. If `at_once` completes
     /// during the drain, everything is cut then.
+    ///
+    /// # Errors
+    /// A task has panicked without which the proxy would serve what is no longer so. It has drained.
     pub fn run<'a>(
         self,
         shutdown: impl Future<Output = ()> + Send + 'a,
         at_once: impl Future<Output = ()> + Send + 'a,
-    ) -> BoxFuture<'a, ()> {
+    ) -> BoxFuture<'a, Result<(), TaskLost>> {
         self.run_boxed(Box::pin(shutdown), Box::pin(at_once))
     }
 
     #[inline(never)]
-    fn run_boxed<'a>(self, shutdown: BoxFuture<'a, ()>, at_once: BoxFuture<'a, ()>) -> BoxFuture<'a, ()> {
+    fn run_boxed<'a>(
+        self,
+        shutdown: BoxFuture<'a, ()>,
+        at_once: BoxFuture<'a, ()>,
+    ) -> BoxFuture<'a, Result<(), TaskLost>> {
         Box::pin(self.run_until(shutdown, at_once))
     }
 
-    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) {
+    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) -> Result<(), TaskLost> {
         let Self {
             listeners,
             ops,
             frontend,
             gate,
-            feeds: _,
+            feeds,
             rights,
             tasks,
             drain: (trigger, watch),
             ready,
             records,
-            config,
+            tuned,
+            reloading,
+            pulse,
         } = self;
         let starting = ready.register("discovery");
+        let config = tuned.running.get();
         let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
         let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again };
-        let preload = preload::Preload {
-            names: config.preload.clone(),
-            coverage: config.serve.coverage.clone(),
-            ready: ready.clone(),
-            stale_max: config.ready_stale_max,
-        };
-        tasks.spawn("discovery", async move {
+        let preload = preload::Preload { running: tuned.running.clone(), ready: ready.clone() };
+        if let Some(reloading) = reloading {
+            tasks.spawn_needed("configuration", tuned.clone().keep_up(reloading, frontend.clone(), feeds));
+        }
+        tasks.spawn_needed("discovery", async move {
             known.learn().await;
             preload.start(&known);
             if let Some(leases) = gate.leases() {
@@ -248,16 +286,18 @@ impl Bound {
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
         let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for metrics and health");
-        let mut ops = ops.start().inspect_err(no_runtime).ok();
+        let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
             let handle = move |peer, request| frontend.clone().answer(peer, request);
-            let serving = net::serve(listener, tls, config.connections.clone(), tasks.clone(), watch.clone(), handle);
-            tasks.spawn("listener", serving);
+            let serving = net::serve(listener, tls, tuned.connections.clone(), tasks.clone(), watch.clone(), handle);
+            tasks.spawn_needed("listener", serving);
         }
         drop(watch);
         drop(frontend);
-        shutdown.await;
+        tasks.spawn("pulse", async move { match pulse.beat().await {} });
+        let ended = until_over(shutdown, &tasks, &records).await;
+        let config = tuned.running.get();
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining");
         if config.reuse_port {
@@ -267,6 +307,7 @@ impl Bound {
             }
         }
         let in_time = tokio::select! {
+            biased;
             in_time = trigger.drain(config.drain) => in_time,
             () = at_once => false,
         };
@@ -277,6 +318,29 @@ impl Bound {
         if let Some(ops) = ops {
             ops.stop();
         }
+        ended
+    }
+}
+
+/// Returns when the application is to end: because somebody wants it to, or because it has lost a task that it needs.
+async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks) -> Result<(), TaskLost> {
+    let lost = tokio::select! {
+        () = shutdown => return Ok(()),
+        name = tasks.lost() => TaskLost(name),
+        name = records.lost() => TaskLost(name),
+    };
+    tracing::error!(%lost, "ending, to be started again");
+    Err(lost)
+}
+
+/// Keeps the credentials and certificates that we show up to date, and looks for a better server.
+fn keep_up(config: &Serve, client: &Client, tls: Option<Tls>, tasks: &Tasks) {
+    tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
+    if client.endpoints().are_several() {
+        tasks.spawn_needed("upstream servers", client.clone().keep_servers());
+    }
+    if let Some(tls) = tls {
+        tasks.spawn_needed("listener certificate", tls.keep_up(config.look_every));
     }
 }
 
@@ -302,27 +366,35 @@ fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Res
 }
 
 /// Binds the addresses of metrics and health.
-fn ops(config: &Serve, pages: Option<AdminPages>, ready: &Ready, hosts: &Hosts) -> Result<ops::Ops, StartError> {
+fn ops(
+    config: &Serve,
+    pages: Option<AdminPages>,
+    health: HealthPages,
+    browsers: &Tunable<BrowserGuard>,
+) -> Result<ops::Ops, StartError> {
     let taken = |address: Address| move |source| StartError::Bind { address, source };
-    let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
     let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
         ops::Admin::bind(address, config.reuse_port, pages, browsers.clone()).map_err(taken(address.clone()))
     });
     let bind = |address: SocketAddr, answers: ops::Answers| {
         ops::PublicPort::bind(address, config.reuse_port, answers).map_err(taken(Address::Tcp(address)))
     };
-    let health = HealthPages { ready: ready.clone() };
     let healthz = config.healthz.map(|address| bind(address, Arc::new(move |request| health.answer(request))));
-    let metrics = config.metrics.zip(pages.clone()).map(|(address, pages)| {
-        let page = MetricsPage::new(pages, browsers);
+    let metrics = config.metrics.zip(pages).map(|(address, pages)| {
+        let page = MetricsPage::new(pages, browsers.clone());
         bind(address, Arc::new(move |request| page.answer(request)))
     });
-    let exporter = pages.map(|pages| pages.exporter);
-    Ok(ops::Ops { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()?, exporter })
+    Ok(ops::Ops { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()? })
 }
 
 /// How long the last audit records may take to be written.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
+
+/// The parts that try again when our rights may have changed.
+fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
+    let catalog = Catalog::new(client.clone(), insistence(config));
+    rights::Rights { catalog, feeds: feeds.clone(), on_node: config.serve.coverage.node.is_some() }
+}
 
 /// Returns how often upstream is asked again for what it has refused.
 fn insistence(config: &Serve) -> Insistence {
@@ -335,7 +407,7 @@ fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
     let records = Tasks::new();
     let Some(destination) = config.audit.clone() else { return Ok((Audit::off(), records)) };
     let (audit, writer) = Audit::open(destination).map_err(StartError::Audit)?;
-    records.spawn("audit", writer.run());
+    records.spawn_needed("audit", writer.run());
     Ok((audit, records))
 }
 
@@ -357,6 +429,7 @@ fn describe() {
     net::describe();
     upstream::describe();
     base::describe();
+    metrics::describe();
 }
 
 fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {

@@ -20,6 +20,8 @@ mod chunks;
 mod cursor;
 mod derived_json;
 mod event;
+mod events_waiting;
+mod follower;
 mod lane;
 mod lane_index;
 mod lane_key;
@@ -43,6 +45,7 @@ mod store;
 mod timeline;
 mod transaction;
 mod view;
+mod wakes;
 mod witness;
 mod writer;
 
@@ -57,6 +60,8 @@ pub use chunk_format::{ChunkFormat, ChunkPart};
 pub use chunks::{Chunk, Chunker};
 pub use cursor::{Cursor, Mark, Pull, Sifted, Stop};
 pub use event::{Event, seen_as};
+pub use events_waiting::EventsWaiting;
+pub use follower::Follower;
 pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, PinTerms, Pins};
 pub use prehistory::{Misfit, Prehistory, RingRoom, Unexplained};
@@ -113,6 +118,29 @@ impl Default for CacheConfig {
             held_snapshot_age_max: Duration::from_secs(5 * 60),
             refused: Waits::REFUSED,
             counts_age_max: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The largest part of the memory that one ring may take, so that history leaves room for derived bytes.
+const WINDOW_PART: usize = 4;
+
+impl CacheConfig {
+    /// The bytes of event frames that one ring may really hold.
+    pub(crate) fn window_bytes(&self) -> usize {
+        self.window_bytes_max.min(self.memory_bytes_max / WINDOW_PART)
+    }
+
+    /// The same memory and the same pace, with as much history as `to` says.
+    #[must_use]
+    pub fn keeping(&self, to: &Self) -> Self {
+        Self {
+            window_bytes_max: to.window_bytes_max,
+            window_events_max: to.window_events_max,
+            window_age_max: to.window_age_max,
+            held_snapshots_max: to.held_snapshots_max,
+            held_snapshot_age_max: to.held_snapshot_age_max,
+            ..self.clone()
         }
     }
 }

@@ -6,34 +6,53 @@
 mod arguments;
 #[cfg(feature = "bench")]
 mod bench;
+mod check;
 mod configuration;
 mod coverage;
 #[cfg(feature = "probe")]
 mod credentials;
 mod delegated;
 mod document;
+mod estimate;
+mod examples;
+#[cfg(feature = "inspect")]
+mod fanout;
 mod fields;
 mod file;
 mod health;
+mod manual;
 mod memory;
 mod problems;
 mod reference;
+mod serve_arguments;
+mod settings;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "trial")]
+mod trial;
 #[cfg(feature = "verify")]
 mod verify;
 mod words;
 
-pub use arguments::{Arguments, Command, ConfigCommand, ServeArguments};
+pub use arguments::{Arguments, Command, ConfigCommand};
 #[cfg(feature = "bench")]
 pub use bench::{BenchArguments, LoadArguments};
+pub use check::CheckArguments;
 #[cfg(feature = "probe")]
 pub use credentials::CredentialArguments;
 pub use delegated::DelegatedKeys;
-pub use health::{HealthArguments, HealthQuestion, ProbePlace};
+pub use estimate::EstimateArguments;
+#[cfg(feature = "inspect")]
+pub use fanout::{AdminArguments, FanoutVerb, OutputForm, ServerArguments};
+pub use health::{HealthArguments, HealthQuestion};
+pub use manual::{ManualPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
 pub use problems::{Problems, TextPosition};
 pub use reference::{defaults, schema};
+pub use serve_arguments::ServeArguments;
+pub use settings::{ConfigSettings, SettingChanges};
+#[cfg(feature = "trial")]
+pub use trial::TryArguments;
 #[cfg(feature = "verify")]
 pub use verify::{JudgeCommand, VerifyArguments, VerifyLoadArguments};
 
@@ -88,6 +107,8 @@ pub struct Serve {
     pub audit: Option<serve::AuditDestination>,
     /// Core files and debuggers of the same user may see what is in memory.
     pub core_dumps: bool,
+    /// What all of this was read from, key by key.
+    pub settings: ConfigSettings,
 }
 
 /// Where a listener's certificate comes from.
@@ -152,6 +173,7 @@ impl Serve {
             log: Log::default(),
             audit: None,
             core_dumps: false,
+            settings: ConfigSettings::default(),
         }
     }
 }

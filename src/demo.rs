@@ -8,6 +8,7 @@
 //! selectors share no logic with the code that tests judge by them. The rest of a request is read by `kube`, which is
 //! compared with the real control plane (`tests/conformance`).
 
+mod changes;
 mod churn;
 mod clock;
 mod counts;
@@ -43,6 +44,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{StoreChanges, StoredChange};
 pub use churn::Churning;
 pub use counts::{CountPerResource, RequestCounts};
 pub use faults::{Backup, Faults};

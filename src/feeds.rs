@@ -10,6 +10,7 @@
 //! asks upstream, and nothing knows of requests.
 
 mod counts;
+mod current_gets;
 mod feed;
 mod feed_key;
 mod feed_spec;
@@ -25,6 +26,7 @@ mod vintage;
 mod tests;
 
 pub use counts::{CountedMetric, FeedCounts};
+pub use current_gets::{CurrentGets, GetOutcome, ProofCost};
 pub use feed::{Feed, FeedHandle};
 pub use feed_key::{FeedKey, Scope};
 pub use feed_spec::FeedSpec;
@@ -32,7 +34,7 @@ pub use freshness::Freshness;
 pub use registry::{Demand, Feeds, Unavailable};
 pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use returners::{LookedBack, Retrospect, Returners};
-pub use vintage::Vintage;
+pub use vintage::{Vintage, Written};
 
 /// How many feeds may run at once.
 pub const FEEDS_MAX: usize = 1_000;

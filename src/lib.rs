@@ -20,6 +20,7 @@ pub mod cache;
 pub mod upstream;
 // Layer 3
 pub mod feeds;
+pub mod preflight;
 // Layer 4
 pub mod auth;
 pub mod reflect;
@@ -40,10 +41,16 @@ pub mod demo;
 pub mod bench;
 #[cfg(feature = "probe")]
 #[cfg_attr(
-    not(all(feature = "bench", feature = "verify")),
-    allow(dead_code, unused_imports, reason = "each of the two uses a part of it")
+    not(all(feature = "bench", feature = "verify", feature = "inspect", feature = "trial")),
+    allow(dead_code, unused_imports, reason = "each of them uses a part of it")
 )]
 pub mod probe;
+// A control plane, a proxy and informers on one machine, which may be killed.
+#[cfg(feature = "trial")]
+pub mod trial;
+// What operators ask running proxies with.
+#[cfg(feature = "inspect")]
+pub mod inspect;
 // As what verifies shares none with what it judges.
 #[cfg(feature = "verify")]
 pub mod verify;

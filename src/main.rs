@@ -1,21 +1,29 @@
 //! The `kube-fanout` command: arguments in, exit code out.
 
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
-use kube_fanout::app::{self, Bound, Inherited};
+use clap::CommandFactory;
+#[cfg(any(feature = "bench", feature = "verify"))]
+use futures_util::future::BoxFuture;
+use kube_fanout::app::{self, Bound, Inherited, LogLevel, Reloading};
 #[cfg(feature = "bench")]
 use kube_fanout::config::BenchArguments;
+#[cfg(feature = "inspect")]
+use kube_fanout::config::FanoutVerb;
+#[cfg(feature = "trial")]
+use kube_fanout::config::TryArguments;
 #[cfg(feature = "verify")]
 use kube_fanout::config::VerifyArguments;
-use kube_fanout::config::{self, Arguments, Command, ConfigCommand, HealthArguments};
+use kube_fanout::config::{self, Arguments, CheckArguments, Command, ConfigCommand, HealthArguments};
 use kube_fanout::config::{Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// After a stall a thousand watches that catch up hold 150 MB for some seconds. This allocator returns the memory to
@@ -24,8 +32,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// `sysexits.h`: wrong usage, wrong configuration.
+/// `sysexits.h`: wrong usage, an error of our own, wrong configuration.
 const EX_USAGE: u8 = 64;
+const EX_SOFTWARE: u8 = 70;
 const EX_CONFIG: u8 = 78;
 /// As shells end where a command cannot be run, or there is none.
 const EX_CANNOT_RUN: u8 = 126;
@@ -36,8 +45,8 @@ const ILL: u8 = 1;
 const VOID: u8 = 2;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
+    let command = match Command::of_process() {
+        Ok(command) => command,
         Err(error) => {
             let code = if error.use_stderr() { EX_USAGE } else { 0 };
             // Nothing can be done about an output that is closed.
@@ -45,15 +54,24 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    match arguments.command {
+    match command {
         Command::Serve(arguments) => serve(*arguments),
         #[cfg(feature = "demo")]
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
+        #[cfg(feature = "trial")]
+        Command::Try(arguments) => try_it(arguments),
         #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
         #[cfg(feature = "verify")]
         Command::Verify(arguments) => verify(*arguments),
+        Command::Check(arguments) => check(*arguments),
+        Command::Estimate(arguments) => match app::estimate::run(&arguments) {
+            Ok(text) => say(&text),
+            Err(why) => fail(VOID, &why),
+        },
         Command::Health(arguments) => health(arguments),
+        #[cfg(feature = "inspect")]
+        Command::Fanout { verb } => fanout(verb),
         Command::Config { command } => config(command),
         Command::RunPlugin { open_files, command } => {
             let error = app::run_plugin(open_files, &command);
@@ -63,15 +81,17 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
             ExitCode::SUCCESS
         }
+        Command::Man { dir } => man(dir.as_deref()),
     }
 }
 
 fn serve(arguments: ServeArguments) -> ExitCode {
-    let config = match arguments.resolve() {
+    let config = match arguments.clone().resolve() {
         Ok(config) => config,
         Err(problems) => return fail(EX_CONFIG, &problems),
     };
-    start_log(&config.log);
+    let log_level = start_log(&config.log);
+    app::tell_panics();
     if !config.core_dumps {
         app::keep_memory_private();
     }
@@ -79,9 +99,30 @@ fn serve(arguments: ServeArguments) -> ExitCode {
     app::raise_open_files();
     // There is one thread yet.
     match Inherited::from_environment() {
-        Ok(inherited) => block_on(run(config, inherited)),
+        Ok(inherited) => block_on(run(config, inherited, (arguments, log_level))),
         Err(error) => fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
     }
+}
+
+/// Prints what was asked for.
+fn say(text: &str) -> ExitCode {
+    // Nothing can be done about an output that is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+fn check(arguments: CheckArguments) -> ExitCode {
+    drop(start_log(&Log { level: "error".to_owned(), json: false }));
+    block_on(async {
+        match app::check::check(arguments).await {
+            Ok(checked) => {
+                // Nothing can be done about an output that is closed.
+                let _ = std::io::stdout().write_all(checked.text.as_bytes());
+                if checked.passes { ExitCode::SUCCESS } else { ExitCode::from(ILL) }
+            }
+            Err(why) => fail(VOID, &why),
+        }
+    })
 }
 
 #[expect(clippy::print_stdout, reason = "the line is what was asked for")]
@@ -103,6 +144,34 @@ fn health(arguments: HealthArguments) -> ExitCode {
     }
 }
 
+#[cfg(feature = "inspect")]
+fn fanout(verb: FanoutVerb) -> ExitCode {
+    block_on(async {
+        match app::fanout::ask(verb).await {
+            Ok(told) => {
+                // Nothing can be done about an output that is closed.
+                let _ = std::io::stdout().write_all(told.text.as_bytes());
+                if told.is_well { ExitCode::SUCCESS } else { ExitCode::from(ILL) }
+            }
+            Err(why) => fail(VOID, &why),
+        }
+    })
+}
+
+fn man(dir: Option<&Path>) -> ExitCode {
+    if let Some(dir) = dir {
+        return match config::write_manual(dir) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(1, &format!("cannot write into {}: {error}", dir.display())),
+        };
+    }
+    match config::manual_pages() {
+        // That of the command itself is the first.
+        Ok(pages) => pages.first().map_or(ExitCode::SUCCESS, |page| say(&String::from_utf8_lossy(&page.text))),
+        Err(error) => fail(1, &error),
+    }
+}
+
 fn config(command: ConfigCommand) -> ExitCode {
     let text = match command {
         ConfigCommand::Check(arguments) => match arguments.resolve() {
@@ -112,13 +181,11 @@ fn config(command: ConfigCommand) -> ExitCode {
         ConfigCommand::Default => config::defaults(),
         ConfigCommand::Schema => format!("{:#}\n", config::schema()),
     };
-    // Nothing can be done about an output that is closed.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    ExitCode::SUCCESS
+    say(&text)
 }
 
-async fn run(config: Serve, inherited: Inherited) -> ExitCode {
-    let bound = match Bound::bind_with(config, inherited).await {
+async fn run(config: Serve, inherited: Inherited, (arguments, log_level): (ServeArguments, LogLevel)) -> ExitCode {
+    let mut bound = match Bound::bind_with(config, inherited).await {
         Ok(bound) => bound,
         Err(error @ app::StartError::Bind { .. }) => return fail(1, &error),
         Err(error) => return fail(EX_CONFIG, &error),
@@ -127,9 +194,18 @@ async fn run(config: Serve, inherited: Inherited) -> ExitCode {
         (Ok(first), Ok(second)) => (first, second),
         (Err(error), _) | (_, Err(error)) => return fail(1, &error),
     };
+    let hangups = match signal(SignalKind::hangup()) {
+        Ok(hangups) => hangups,
+        Err(error) => return fail(1, &error),
+    };
+    if let Err(error) = bound.reload(Reloading { arguments, hangups, log_level }) {
+        return fail(EX_CONFIG, &error);
+    }
     say_addresses(&bound);
-    bound.run(first, second).await;
-    ExitCode::SUCCESS
+    match bound.run(first, second).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(lost) => fail(EX_SOFTWARE, &lost),
+    }
 }
 
 #[cfg(feature = "demo")]
@@ -137,16 +213,24 @@ fn demo(options: app::demo::Options) -> ExitCode {
     if let Err(problems) = options.check() {
         return fail(EX_USAGE, &problems.join("\n"));
     }
-    start_log(&Log { level: "warn".to_owned(), json: false });
-    block_on(async {
-        let shutdown = match shutdown() {
-            Ok(shutdown) => shutdown,
-            Err(error) => return fail(1, &error),
-        };
-        match app::demo::run(options, Box::pin(shutdown)).await {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => fail(1, &error),
-        }
+    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    block_on_until_shutdown(1, async |shutdown| match app::demo::run(options, shutdown).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &error),
+    })
+}
+
+#[cfg(feature = "trial")]
+fn try_it(arguments: TryArguments) -> ExitCode {
+    let trial = match app::trial::Trial::of(arguments) {
+        Ok(trial) => trial,
+        Err(problem) => return fail(EX_USAGE, &problem),
+    };
+    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    block_on_until_shutdown(VOID, async |shutdown| match trial.run(shutdown).await {
+        Ok(verdict) if verdict.nothing_lost => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(ILL),
+        Err(error) => fail(VOID, &error),
     })
 }
 
@@ -163,16 +247,10 @@ fn bench(arguments: BenchArguments) -> ExitCode {
         Ok(bench) => bench,
         Err(problems) => return fail(EX_USAGE, &problems),
     };
-    start_log(&Log { level: "warn".to_owned(), json: false });
-    block_on(async {
-        let shutdown = match shutdown() {
-            Ok(shutdown) => shutdown,
-            Err(error) => return fail(1, &error),
-        };
-        match bench.run(Box::pin(shutdown)).await {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => fail(1, &error),
-        }
+    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    block_on_until_shutdown(1, async |shutdown| match bench.run(shutdown).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &error),
     })
 }
 
@@ -184,16 +262,10 @@ fn verify(arguments: VerifyArguments) -> ExitCode {
         Ok(verification) => verification,
         Err(problems) => return fail(EX_USAGE, &problems.join("\n")),
     };
-    start_log(&Log { level: "warn".to_owned(), json: false });
-    block_on(async {
-        let shutdown = match shutdown() {
-            Ok(shutdown) => shutdown,
-            Err(error) => return fail(VOID, &error),
-        };
-        match verification.run(Box::pin(shutdown)).await {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => fail(VOID, &error),
-        }
+    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    block_on_until_shutdown(VOID, async |shutdown| match verification.run(shutdown).await {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => fail(VOID, &error),
     })
 }
 
@@ -207,6 +279,18 @@ fn block_on(future: impl Future<Output = ExitCode>) -> ExitCode {
         }
         Err(error) => fail(1, &error),
     }
+}
+
+/// Runs a command that ends by itself, or when it is told to: by the first SIGTERM or SIGINT. `cannot` is the exit code
+/// where these cannot be heard.
+#[cfg(any(feature = "bench", feature = "verify"))]
+fn block_on_until_shutdown(cannot: u8, command: impl AsyncFnOnce(BoxFuture<'static, ()>) -> ExitCode) -> ExitCode {
+    block_on(async {
+        match shutdown() {
+            Ok(shutdown) => command(Box::pin(shutdown)).await,
+            Err(error) => fail(cannot, &error),
+        }
+    })
 }
 
 /// One line per address, on standard output, for scripts that wait for it.
@@ -248,8 +332,11 @@ fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-fn start_log(log: &Log) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&log.level));
+/// Starts the log. Returns how to let another level hold; where the environment says one, it says so for good.
+fn start_log(log: &Log) -> LogLevel {
+    let of_environment = EnvFilter::try_from_default_env().ok();
+    let is_for_good = of_environment.is_some();
+    let (filter, handle) = reload::Layer::new(of_environment.unwrap_or_else(|| EnvFilter::new(&log.level)));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
@@ -259,6 +346,13 @@ fn start_log(log: &Log) {
     if let Err(error) = started {
         fail(1, &error);
     }
+    Box::new(move |level| {
+        if is_for_good {
+            return Ok(());
+        }
+        let filter = EnvFilter::try_new(level).map_err(|error| error.to_string())?;
+        handle.reload(filter).map_err(|error| error.to_string())
+    })
 }
 
 /// Below INFO, HTTP and TLS libraries print what is on the wire: headers with tokens, frames with Secrets. Only our own

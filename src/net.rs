@@ -9,6 +9,7 @@
 mod address;
 mod client_certificates;
 mod connection;
+mod connection_limits;
 mod cork;
 mod crowd;
 mod driven;
@@ -18,7 +19,9 @@ mod inherited;
 #[cfg(target_os = "linux")]
 mod linux;
 mod listener;
+mod memory;
 mod metrics;
+mod page;
 mod peer;
 mod places;
 #[cfg(not(target_os = "linux"))]
@@ -30,11 +33,14 @@ mod wake_set;
 pub use address::{Address, AddressError, is_loopback};
 pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;
 pub use connection::Connection;
+pub use connection_limits::ConnectionLimits;
 pub use inherited::Inherited;
 pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
+pub use memory::MemoryConnector;
 pub use metrics::describe;
+pub use page::PagePlace;
 pub use peer::{Peer, PeerAddress};
-pub use serve::{ConnectionLimits, serve};
+pub use serve::serve;
 pub use tls::{ClientCertificates, Tls, TlsError};
 
 #[cfg(target_os = "linux")]

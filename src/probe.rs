@@ -16,4 +16,4 @@ pub(crate) use link::{AnswerBody, Driver, LinkError, OpenedLink, PendingAnswer, 
 pub use progress::ProgressLine;
 pub use protocol::WatchProtocol;
 pub(crate) use target::Ask;
-pub use target::{Target, TargetCredentials, TargetError};
+pub use target::{MemoryConnect, Target, TargetCredentials, TargetError};

@@ -23,6 +23,7 @@ mod metrics;
 mod positions;
 mod prover;
 mod qualify;
+mod reflect_config;
 mod reflector;
 mod renew;
 mod self_check;
@@ -35,4 +36,5 @@ mod tests;
 mod versions;
 
 pub use metrics::describe;
-pub use supervisor::{ReflectConfig, Supervisor};
+pub use reflect_config::ReflectConfig;
+pub use supervisor::Supervisor;

@@ -11,6 +11,7 @@ mod caller_pools;
 mod client;
 mod cost;
 mod credentials;
+mod dial;
 mod discovery;
 mod endpoints;
 mod error;
@@ -18,8 +19,6 @@ mod forward;
 mod forward_pool;
 mod identity_headers;
 mod link;
-#[cfg(test)]
-mod memory;
 mod metrics;
 mod peer;
 mod plugins;
@@ -34,9 +33,10 @@ mod token_file;
 pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};
 pub(crate) use client::encoding_of;
-pub use client::{Client, Question, read_status};
+pub use client::{Client, Question, SharedDocument, read_status};
 pub use cost::{Cause, Cost, CostLedger};
 pub use credentials::{CredentialError, CredentialSource};
+pub use dial::MemoryUpstream;
 pub use discovery::{
     Catalog, Declaration, DeclaringResource, DiscoveryDocuments, Documents, Insistence, Resource, ResourceOrigin,
 };
@@ -50,7 +50,7 @@ pub use metrics::describe;
 pub use peer::Server;
 pub use plugins::{PluginRunner, run_plugins_by};
 pub use pool::{ResponseBody, UpstreamBody};
-pub use review::{AccessVerdict, TokenVerdict};
+pub use review::{ACCESS_REVIEWS, AccessVerdict, TOKEN_REVIEWS, TokenVerdict};
 pub use server_url::{ServerUrl, ServerUrlError};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
@@ -58,5 +58,9 @@ pub const BODY_BYTES_MAX: usize = 512 << 20;
 
 /// Names the proxies that a request has passed, so that one that is its own upstream notices (R-DOWNSTREAM-16).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");
+/// Says to a proxy what another one asks it for itself ([`Cause`]). What clients ask has no such header.
+pub const CAUSE: http::HeaderName = http::HeaderName::from_static("kube-fanout-cause");
+/// Says to a proxy of an answer of another proxy which build of the apiserver has written its bodies.
+pub const BUILD: http::HeaderName = http::HeaderName::from_static("kube-fanout-build");
 /// Says of an answer that a proxy has it from its memory.
 pub const SERVED: http::HeaderName = http::HeaderName::from_static("kube-fanout-served");

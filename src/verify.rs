@@ -13,6 +13,7 @@
 
 mod ask;
 mod client;
+mod clientele;
 mod digest;
 mod faults;
 mod follow;
@@ -51,6 +52,7 @@ mod tests;
 use std::io;
 use std::path::PathBuf;
 
+pub use clientele::{Clientele, ClienteleOrder};
 pub use digest::Digest;
 pub use history::{History, ReadError};
 pub use hops::Hops;
@@ -69,6 +71,7 @@ pub use report::page;
 pub use session::{Recorded, run};
 pub use verdict::{Outcome, Requirements, RunVerdict, excerpt};
 pub use violation::{Judged, Violation};
+pub use world::VerifiedResource;
 
 use crate::probe::TargetError;
 

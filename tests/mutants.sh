@@ -36,13 +36,15 @@ if [ ${#chosen[@]} = 0 ] && [ -n "${SAMPLE:-}" ]; then
 fi
 
 # A failed build says why.
-if ! built=$(cargo test ${CI:+--locked} --no-run --lib --test direct 2>&1); then
+if ! built=$(cargo test ${CI:+--locked} --no-run --lib --test direct --test simulation 2>&1); then
   printf '%s\n' "$built" >&2
   exit 1
 fi
 executable() { sed -nE "s|^ *Executable .*$1 \((.*)\)\$|\1|p" <<<"$built"; }
 library=$(executable src/lib.rs) direct=$(executable tests/direct/main.rs)
+simulation=$(executable tests/simulation/main.rs)
 library_tests=$("$library" --list --format terse) direct_tests=$("$direct" --list --format terse)
+simulation_tests=$("$simulation" --list --format terse)
 
 # find FILE::TEST: sets `program` and `path`, by which the program knows the test.
 find_test() {
@@ -50,6 +52,7 @@ find_test() {
   case $file in
     src/*) program=$library listed=$library_tests module=${file#src/} ;;
     tests/direct/*) program=$direct listed=$direct_tests module=${file#tests/direct/} ;;
+    tests/simulation/*) program=$simulation listed=$simulation_tests module=${file#tests/simulation/} ;;
     *) printf 'no program has %s\n' "$1" >&2 && return 1 ;;
   esac
   module=${module%.rs}

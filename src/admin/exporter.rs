@@ -1,20 +1,23 @@
 use std::sync::OnceLock;
 
 use metrics::{describe_gauge, gauge};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 use super::cost::{self, CostRow};
+use super::folded::{Folded, Folding};
 use super::{process, series};
+use crate::base::Pulse;
 use crate::feeds::Feeds;
 
 /// Renders every metric of the process.
 #[derive(Clone)]
 pub struct Exporter {
     handle: PrometheusHandle,
+    folded: Folded,
 }
 
-/// The buckets of all durations, in seconds: from 0.1 ms, which a delivery takes on an idle machine, to 10 s.
-const DELAY_BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
+/// The counters that each delivery adds to.
+const BY_WORKER: [&str; 2] = ["kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total"];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The commit, where whoever builds says which: deploy/image.sh does.
@@ -27,37 +30,33 @@ const REVISION: &str = match option_env!("KUBE_FANOUT_REVISION") {
 /// texts. A process that shows no metrics must not call this: without a recorder nothing is recorded or held.
 ///
 /// # Errors
-/// If another recorder is installed, or the buckets are refused.
+/// If another recorder is installed.
 pub fn exporter(describe: fn()) -> Result<Exporter, String> {
-    static HANDLE: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
-    let handle = HANDLE.get_or_init(|| {
-        let recorder = PrometheusBuilder::new()
-            .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &DELAY_BUCKETS)
-            .map_err(|error| error.to_string())?
-            .build_recorder();
+    static EXPORTER: OnceLock<Result<Exporter, String>> = OnceLock::new();
+    let exporter = EXPORTER.get_or_init(|| {
+        let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
+        let recorder = Folding::new(recorder, &BY_WORKER);
+        let folded = recorder.folded();
         metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
         describe();
         describe_gauge!("kube_fanout_build_info", "1; the labels say what runs");
         gauge!("kube_fanout_build_info", "version" => VERSION, "revision" => REVISION).set(1.0);
-        Ok(handle)
+        Ok(Exporter { handle, folded })
     });
-    handle.clone().map(|handle| Exporter { handle })
+    exporter.clone()
 }
 
 impl Exporter {
     /// Renders what was recorded, and then what is read from the feeds, the costs and of the process, in Prometheus'
     /// text format.
-    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow]) -> String {
+    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], pulse: &Pulse) -> String {
+        self.folded.tell();
         let mut text = self.handle.render();
+        self.folded.write(&mut text);
         series::write(feeds, &mut text);
         cost::write(costs, &mut text);
-        process::write(&mut text);
+        process::write(pulse, &mut text);
         text
-    }
-
-    /// Folds the samples of histograms, which hold each sample until then. Must be called regularly.
-    pub fn upkeep(&self) {
-        self.handle.run_upkeep();
     }
 }

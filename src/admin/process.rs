@@ -1,4 +1,5 @@
-//! What the process takes of the machine, by the names that Prometheus' own clients give it; read when it is scraped.
+//! What the process takes of the machine, by the names that Prometheus' own clients give it, and whether it runs; read
+//! when it is scraped.
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -12,6 +13,7 @@ use portable as system;
 use rustix::process::{Resource, getrlimit};
 
 use super::series::{head, single};
+use crate::base::Pulse;
 
 /// What a process has taken so far; what cannot be read is not shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -24,8 +26,10 @@ struct Taken {
     started: Option<f64>,
 }
 
+const RUNTIME_SILENT: &str = "how long the runtime that serves clients has run none of its tasks";
+
 /// Appends the metrics in Prometheus' text format.
-pub(super) fn write(out: &mut String) {
+pub(super) fn write(pulse: &Pulse, out: &mut String) {
     let Taken { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
     let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
     for (name, kind, help, value) in [
@@ -35,10 +39,32 @@ pub(super) fn write(out: &mut String) {
         ("process_open_fds", "gauge", "open descriptors", open_files),
         ("process_max_fds", "gauge", "descriptors that may be open", Some(open_files_max)),
         ("process_start_time_seconds", "gauge", "start of the process since 1970", started),
+        ("kube_fanout_runtime_silent_seconds", "gauge", RUNTIME_SILENT, Some(pulse.silent().as_secs_f64())),
     ] {
         if let Some(value) = value {
             head(out, name, kind, help);
             single(out, name, value);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_runs_nothing_is_told_by_its_silence() {
+        let pulse = Pulse::new();
+        let silent = || {
+            let mut text = String::new();
+            write(&pulse, &mut text);
+            let value = text.lines().find_map(|line| line.strip_prefix("kube_fanout_runtime_silent_seconds "));
+            value.and_then(|value| value.parse::<f64>().ok()).expect("it is there")
+        };
+        assert!(silent() < 0.1);
+        tokio::time::sleep(Duration::from_secs(25)).await;
+        assert!((silent() - 20.0).abs() < 0.1, "{}", silent());
     }
 }

@@ -10,19 +10,20 @@ use tokio::time::Instant;
 
 use super::{AdminAnswer, AdminPages, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::BrowserGuard;
-use crate::base::Ready;
+use crate::base::{Pulse, Ready, Tunable};
 
 /// What a kubelet or a balancer is told. It takes every Host, for there is nothing here that a web page could learn.
 #[derive(Debug, Clone)]
 pub struct HealthPages {
     pub ready: Ready,
+    pub pulse: Pulse,
 }
 
 /// What a Prometheus on another machine is told.
 #[derive(Clone)]
 pub struct MetricsPage {
     pages: AdminPages,
-    browsers: BrowserGuard,
+    browsers: Tunable<BrowserGuard>,
     rendered: Arc<Mutex<Option<(Instant, Bytes)>>>,
 }
 
@@ -35,7 +36,7 @@ impl HealthPages {
     /// are called by namespaces that callers name.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         match request.uri().path() {
-            "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(livez),
+            "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(|| livez(&self.pulse)),
             "/readyz" => refuse_others(request).unwrap_or_else(|| self.readyz(request.uri().query())),
             _ => empty(StatusCode::NOT_FOUND),
         }
@@ -51,13 +52,13 @@ impl HealthPages {
 
 impl MetricsPage {
     /// `browsers` keeps web pages away: the page shows names of namespaces.
-    pub fn new(pages: AdminPages, browsers: BrowserGuard) -> Self {
+    pub fn new(pages: AdminPages, browsers: Tunable<BrowserGuard>) -> Self {
         Self { pages, browsers, rendered: Arc::default() }
     }
 
     /// Answers `/metrics`.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
-        if let Err(foreign) = self.browsers.check(request.uri(), request.headers()) {
+        if let Err(foreign) = self.browsers.get().check(request.uri(), request.headers()) {
             return answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"));
         }
         match request.uri().path() {
@@ -76,5 +77,20 @@ impl MetricsPage {
         let text = Bytes::from(self.pages.metrics());
         *rendered = Some((Instant::now(), text.clone()));
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_not_alive_when_the_runtime_of_clients_has_stopped() {
+        let pages = HealthPages { ready: Ready::new(), pulse: Pulse::new() };
+        let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();
+        assert_eq!(answer("/livez"), StatusCode::OK);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!([answer("/livez"), answer("/healthz")], [StatusCode::SERVICE_UNAVAILABLE; 2]);
+        assert_eq!(answer("/readyz"), StatusCode::OK, "which is another question");
     }
 }

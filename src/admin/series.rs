@@ -165,7 +165,7 @@ fn labels(key: &FeedKey) -> String {
 }
 
 /// Escapes a label's value, which stands in quotes (Prometheus, "Text-based format").
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::raise_open_files;
 use crate::bench::{
-    BenchError, BenchOrder, PlanProblems, ProgressLine, SCENARIOS, Scenario, Side, TargetCredentials, html, render, run,
+    BenchError, BenchOrder, PlanProblems, ProgressLine, SCENARIOS, Scenario, Side, TargetCredentials, WatchProtocol,
+    html, render, run,
 };
 use crate::config::BenchArguments;
 
@@ -56,6 +57,10 @@ impl Bench {
             Vec::new()
         });
         let sides = sides(&arguments, &mut problems);
+        for side in sides.iter().filter(|side| side.protocol.is_some()) {
+            let checked = variants.iter().map(|variant| side.plan(&variant.plan).check());
+            problems.extend(checked.filter_map(Result::err).flat_map(|wrong| wrong.0));
+        }
         let credentials = TargetCredentials::from(arguments.credentials);
         let named = credentials.kubeconfig.as_ref().map(|_| credentials.server().map_err(|error| error.to_string()));
         let write = match (arguments.write, named) {
@@ -139,10 +144,19 @@ fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
     let pids: Vec<_> = arguments.pids.iter().chain(&arguments.pid).copied().collect();
     let names = match (arguments.names.len(), urls.len()) {
         (0, 1) => vec!["target".to_owned()],
-        (0, _) => vec!["A".to_owned(), "B".to_owned()],
+        (0, count) => ('A'..).take(count).map(String::from).collect(),
         _ => arguments.names.clone(),
     };
-    for (what, count) in [("names", names.len()), ("pids", pids.len()), ("metrics", arguments.metrics.len())] {
+    // The words are those of the flag `--protocol`, and so of the plan.
+    let protocol = |name: &String| serde_json::from_value(name.as_str().into()).ok();
+    let protocols: Vec<Option<WatchProtocol>> = arguments.protocols.iter().map(protocol).collect();
+    let counts = [
+        ("names", names.len()),
+        ("protocols", protocols.len()),
+        ("pids", pids.len()),
+        ("metrics", arguments.metrics.len()),
+    ];
+    for (what, count) in counts {
         if count != 0 && count != urls.len() {
             problems.push(format!("{what}: {count} for {} servers", urls.len()));
         }
@@ -150,6 +164,7 @@ fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
     let side = |(n, url): (usize, String)| Side {
         name: names.get(n).cloned().unwrap_or_default(),
         url,
+        protocol: protocols.get(n).copied().flatten(),
         pid: pids.get(n).copied(),
         metrics: arguments.metrics.get(n).cloned(),
     };

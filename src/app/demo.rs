@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::{Bound, StartError};
+use super::{Bound, StartError, TaskLost};
 use crate::bench::{Fleet, Plan, TargetCredentials, TargetError, WatchCounts};
 use crate::config::Serve;
 use crate::demo::{LiveFigures, LiveView, RunningUpstream, Summary, upstream};
@@ -29,6 +29,8 @@ pub enum DemoError {
     Fleet(TargetError),
     #[error("standard output: {0}")]
     Output(std::io::Error),
+    #[error("the proxy: {0}")]
+    Lost(TaskLost),
 }
 
 /// How long the watchers may take to get their initial objects before the view starts without them.
@@ -79,8 +81,8 @@ async fn run_until(options: Options, shutdown: BoxFuture<'_, ()>) -> Result<(), 
         stop.cancel();
         shown
     };
-    let (shown, ()) = tokio::join!(show, proxy);
-    shown
+    let (shown, served) = tokio::join!(show, proxy);
+    shown.and(served.map_err(DemoError::Lost))
 }
 
 async fn show(

@@ -57,7 +57,7 @@ impl DiscoveryLoop {
         for from in DeclaringResource::ALL {
             let (rights, told) = (self.rights.clone(), told.clone());
             let listener = ChangeListener { from, rights, told, again: self.again };
-            self.tasks.spawn("definitions", listener.run());
+            self.tasks.spawn_needed("definitions", listener.run());
         }
         let mut heard = Heard::default();
         // A timeout is no error: without listeners, upstream is asked periodically.
@@ -75,6 +75,7 @@ impl DiscoveryLoop {
         let mut looks = SettlingLooks::default();
         loop {
             tokio::select! {
+                biased;
                 told = news.recv() => {
                     let now = Instant::now();
                     match heard.note(told) {

@@ -2,18 +2,12 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{CONNECTION, HOST};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use http::StatusCode;
 use tokio::time::timeout;
 
-use crate::config::{HealthQuestion, ProbePlace};
+use crate::config::HealthQuestion;
+use crate::net::PagePlace;
 
 /// What a proxy said of itself; its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,45 +40,15 @@ pub fn ask(question: HealthQuestion) -> BoxFuture<'static, Result<HealthAnswer, 
     Box::pin(async move {
         let HealthQuestion { place, path, timeout: longest } = question;
         let asked = match &place {
-            ProbePlace::Tcp(host) => format!("http://{host}{path}"),
-            ProbePlace::Unix(socket) => format!("unix:{}{path}", socket.display()),
+            PagePlace::Tcp(host) => format!("http://{host}{path}"),
+            PagePlace::Unix(socket) => format!("unix:{}{path}", socket.display()),
         };
-        match timeout(longest, answer(&place, &path)).await {
+        match timeout(longest, place.read(&path, None, ANSWER_BYTES_MAX)).await {
             Ok(Ok((status, said))) => Ok(HealthAnswer { asked, status, said }),
             Ok(Err(source)) => Err(NoHealthAnswer::Failed { asked, source }),
             Err(_) => Err(NoHealthAnswer::Late(asked)),
         }
     })
-}
-
-async fn answer(place: &ProbePlace, path: &str) -> Result<(StatusCode, String), Failure> {
-    match place {
-        ProbePlace::Tcp(host) => answer_of(TcpStream::connect(host).await?, host, path).await,
-        ProbePlace::Unix(socket) => answer_of(UnixStream::connect(socket).await?, "localhost", path).await,
-    }
-}
-
-async fn answer_of(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    host: &str,
-    path: &str,
-) -> Result<(StatusCode, String), Failure> {
-    let request = Request::get(path).header(HOST, host).header(CONNECTION, "close").body(Empty::<Bytes>::new())?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let asking = async {
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await?.to_bytes();
-        Ok((status, String::from_utf8_lossy(&body).into_owned()))
-    };
-    tokio::pin!(asking);
-    tokio::select! {
-        answered = &mut asking => answered,
-        ended = connection => {
-            ended?;
-            asking.await
-        }
-    }
 }
 
 impl HealthAnswer {

@@ -17,7 +17,7 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
     let apart = Separation::default();
     let trusted = |what, role, path: &Path| {
         let trusted = trusted(what, path, role, apart.clone())?;
-        tasks.spawn(what, trusted.clone().keep_up(config.look_every));
+        tasks.spawn_needed(what, trusted.clone().keep_up(config.look_every));
         Ok::<_, StartError>(trusted)
     };
     let clients = delegated.client_ca.as_deref().map(|path| trusted("client_ca", AuthorityRole::Client, path));
@@ -47,7 +47,7 @@ pub(super) fn forwarder(
     };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
-        tasks.spawn("impersonator credentials", impersonator.clone().keep_up(config.look_every));
+        tasks.spawn_needed("impersonator credentials", impersonator.clone().keep_up(config.look_every));
     }
     Ok(Forwarder::new(client.clone(), impersonator))
 }

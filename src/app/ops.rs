@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -17,9 +19,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow, Exporter};
+use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
-use crate::base::{DrainTrigger, Tasks};
+use crate::base::{DrainTrigger, Tasks, Tunable};
 use crate::net::{self, Address, ConnectionLimits, Listener, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
 
@@ -29,8 +31,6 @@ pub(super) struct Ops {
     pub(super) admin: Option<Admin>,
     pub(super) healthz: Option<PublicPort>,
     pub(super) metrics: Option<PublicPort>,
-    /// What keeps metrics, if there are any.
-    pub(super) exporter: Option<Exporter>,
 }
 
 /// An address that other machines may reach, and what is answered there.
@@ -43,7 +43,7 @@ pub(super) struct PublicPort {
 pub(super) struct Admin {
     listener: AdminListener,
     pages: AdminPages,
-    browsers: BrowserGuard,
+    browsers: Tunable<BrowserGuard>,
 }
 
 enum AdminListener {
@@ -57,8 +57,6 @@ pub(super) struct RunningOps {
     thread: JoinHandle<()>,
 }
 
-/// How often histograms are folded. Until then they hold every sample, so this bounds their memory, scraped or not.
-const UPKEEP: Duration = Duration::from_secs(1);
 /// The pause after a failed accept: the usual reason is that there is no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Connections to a public port: a kubelet's, a balancer's, those of a few that scrape. Of more the oldest silent ones
@@ -86,7 +84,7 @@ impl Admin {
         address: &Address,
         reuse_port: bool,
         pages: AdminPages,
-        browsers: BrowserGuard,
+        browsers: Tunable<BrowserGuard>,
     ) -> io::Result<Self> {
         let listener = match address {
             Address::Tcp(tcp) => AdminListener::Tcp(bind_tcp(*tcp, reuse_port)?),
@@ -127,17 +125,21 @@ fn url(listener: &StdTcpListener) -> String {
 }
 
 impl Ops {
-    /// Starts the server. When this returns, its runtime has its descriptors; later connections cannot take them.
-    pub(super) fn start(self) -> io::Result<RunningOps> {
+    /// Starts the server, if there is anything to serve. When this returns, its runtime has its descriptors; later
+    /// connections cannot take them.
+    pub(super) fn start(self) -> io::Result<Option<RunningOps>> {
+        if self.admin.is_none() && self.healthz.is_none() && self.metrics.is_none() {
+            return Ok(None);
+        }
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build()?;
         let thread = std::thread::spawn(move || runtime.block_on(self.serve(stopped)));
-        Ok(RunningOps { stop, thread })
+        Ok(Some(RunningOps { stop, thread }))
     }
 
     async fn serve(self, stop: CancellationToken) {
-        let Self { admin, healthz, metrics, exporter } = self;
+        let Self { admin, healthz, metrics } = self;
         let tasks = Tasks::new();
         // These listeners are the last to go, at once: they tell of the drain.
         let (_never, drain) = DrainTrigger::new();
@@ -158,16 +160,8 @@ impl Ops {
             }
             pending::<()>().await;
         };
-        let upkeep = async {
-            let Some(exporter) = exporter else { return pending().await };
-            loop {
-                tokio::time::sleep(UPKEEP).await;
-                exporter.upkeep();
-            }
-        };
         tokio::select! {
             () = serving => {}
-            () = upkeep => {}
             () = stop.cancelled() => {}
         }
     }
@@ -185,24 +179,30 @@ fn public_limits() -> ConnectionLimits {
 
 /// A function that answers requests.
 pub(super) type Answers = Arc<dyn Fn(&Request<Incoming>) -> AdminAnswer + Send + Sync>;
+/// One that may have to ask before it answers.
+type AdminAnswers = Arc<dyn Fn(&Request<Incoming>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
 
-async fn serve_pages(listener: AdminListener, pages: AdminPages, browsers: BrowserGuard) -> io::Result<Infallible> {
+async fn serve_pages(
+    listener: AdminListener,
+    pages: AdminPages,
+    browsers: Tunable<BrowserGuard>,
+) -> io::Result<Infallible> {
     match listener {
         AdminListener::Tcp(listener) => {
             let listener = TcpListener::from_std(listener)?;
-            let answers: Answers = Arc::new(move |request| pages.answer_guarded(&browsers, request));
+            let answers: AdminAnswers = Arc::new(move |request| pages.answer_all(Some(&browsers.get()), request));
             Ok(accept(async || Ok(listener.accept().await?.0), &answers).await)
         }
         AdminListener::Unix(listener, path) => {
             let listener = UnixListener::from_std(listener)?;
             let _removed = RemoveOnDrop(path);
-            let answers: Answers = Arc::new(move |request| pages.answer(request));
+            let answers: AdminAnswers = Arc::new(move |request| pages.answer_all(None, request));
             Ok(accept(async || Ok(listener.accept().await?.0), &answers).await)
         }
     }
 }
 
-async fn accept<S>(mut next: impl AsyncFnMut() -> io::Result<S>, answers: &Answers) -> Infallible
+async fn accept<S>(mut next: impl AsyncFnMut() -> io::Result<S>, answers: &AdminAnswers) -> Infallible
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -218,8 +218,8 @@ where
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Answers) {
-    let service = service_fn(async |request| Ok::<_, Infallible>(answers(&request)));
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: AdminAnswers) {
+    let service = service_fn(|request| answers(&request).map(Ok::<_, Infallible>));
     if let Err(error) = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(%error, "an admin connection ended");
     }

@@ -11,12 +11,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::rights::Rights;
 use crate::auth::{Affected, Gate, Policy, PolicyChange, PolicyKind};
-use crate::base::Tasks;
+use crate::base::{Tasks, watch};
 use crate::cache::{Cursor, FeedState, Pull, Start, View};
 use crate::feeds::{FeedHandle, Scope};
 use crate::kube::{EventType, Gvr};
@@ -67,11 +66,11 @@ pub(super) fn listen(
     heard.gate.hears_policy(false);
     let heard = Arc::new(heard);
     let (needs, is_needed) = watch::channel(false);
-    tasks.spawn("policy", need(leases, needs, linger));
+    tasks.spawn_needed("policy", need(leases, needs, linger));
     for kind in PolicyKind::ALL {
         let (rights, heard, is_needed) = (rights.clone(), heard.clone(), is_needed.clone());
         let listener = Listener { kind, rights, heard, is_needed, again };
-        tasks.spawn("policy", listener.run());
+        tasks.spawn_needed("policy", listener.run());
     }
 }
 
@@ -85,6 +84,7 @@ async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, li
                 return;
             }
             tokio::select! {
+                biased;
                 _ = leases.wait_for(|count| *count > 0) => {}
                 () = sleep(linger.mul_f64(1.0 - 0.5 * fastrand::f64())) => break,
             }
@@ -96,11 +96,13 @@ async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, li
 impl Listener {
     async fn run(self) {
         let (mut begins, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
-        let mut is_told = false;
-        while begins.wait_for(|is_needed| *is_needed).await.is_ok() {
+        let (mut is_told, mut goes_on) = (false, true);
+        while goes_on && begins.wait_for(|is_needed| *is_needed).await.is_ok() {
             tokio::select! {
+                biased;
                 never = self.follow(&mut is_told) => match never {},
-                _ = ends.wait_for(|is_needed| !is_needed) => {}
+                // An error says that nobody will need it any more.
+                over = ends.wait_for(|is_needed| !is_needed) => goes_on = over.is_ok(),
             }
             self.hear(false);
             self.heard.policy.lock().forget(self.kind);

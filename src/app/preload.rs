@@ -1,15 +1,17 @@
 //! Keeps feeds that run from the start, whether somebody reads them or not.
 
+use std::collections::HashMap;
 use std::future::pending;
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::discovery::DiscoveryLoop;
 use super::rights::Rights;
-use crate::base::{NotReady, Ready};
+use crate::base::{NotReady, Ready, Tasks, Tunable, watch};
 use crate::cache::FeedState;
+use crate::config::Serve;
 use crate::feeds::{FeedHandle, Feeds};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
@@ -20,31 +22,48 @@ const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 /// The feeds that run from the start. They decide whether the process is ready.
 #[derive(Debug, Clone)]
 pub(super) struct Preload {
-    pub(super) names: Vec<String>,
-    pub(super) coverage: Coverage,
+    /// Says which there are, and how long one of them may be without its stream.
+    pub(super) running: Tunable<Serve>,
     pub(super) ready: Ready,
-    /// How long one of them may be without its stream.
-    pub(super) stale_max: Option<Duration>,
+}
+
+/// The feeds that are kept, and what they need.
+struct Keeper {
+    preload: Preload,
+    catalog: Catalog,
+    feeds: Feeds,
+    tasks: Tasks,
+    /// By the names that the configuration has. One is no longer kept when its guard is dropped.
+    kept: HashMap<String, DropGuard>,
 }
 
 impl Preload {
     /// Starts a feed for each of the names. The process is not ready until all of them have been complete once.
     pub(super) fn start(self, known: &DiscoveryLoop) {
         let DiscoveryLoop { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
-        for name in self.coverage.resources.iter().filter(|name| catalog.find_by_name(name).is_none()) {
-            tracing::warn!(resource = name, "feeds.resources: upstream serves no such resource");
-        }
-        for name in self.names.clone() {
-            let guard = self.ready.register(format!("preload {name}"));
-            tasks.spawn("preload", self.clone().keep(name, catalog.clone(), feeds.clone(), guard));
-        }
+        let (running, catalog, feeds) = (self.running.clone(), catalog.clone(), feeds.clone());
+        let mut keeper = Keeper { preload: self, catalog, feeds, tasks: tasks.clone(), kept: HashMap::new() };
+        let mut config = running.get();
+        keeper.keep(&config);
+        tasks.spawn("preloads", async move {
+            loop {
+                running.replaced(&config).await;
+                let now = running.get();
+                if now.serve.coverage != config.serve.coverage {
+                    // What may no longer be held is not kept, and what may be is started.
+                    keeper.kept.clear();
+                }
+                config = now;
+                keeper.keep(&config);
+            }
+        });
     }
 
     /// Keeps one feed running; `guard` is held until it has been complete for the first time.
     async fn keep(self, name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
         let mut guard = Some(guard);
         loop {
-            match preloaded(&name, &self.coverage, &catalog, &feeds) {
+            match preloaded(&name, &self.running.get().serve.coverage, &catalog, &feeds) {
                 Ok(feed) => {
                     let mut state = feed.reader.watch_state();
                     let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
@@ -64,28 +83,61 @@ impl Preload {
     async fn tell_of_stream(&self, name: &str, mut state: watch::Receiver<FeedState>) {
         let mut stale: Option<NotReady> = None;
         loop {
-            let late = match (*state.borrow_and_update(), self.stale_max) {
+            let config = self.running.get();
+            let late = match (*state.borrow_and_update(), config.ready_stale_max) {
                 (FeedState::Ended(_), _) => return,
-                (FeedState::Stale { since }, Some(longest)) if stale.is_none() => Some(since + longest),
-                (FeedState::Live, _) => {
+                (FeedState::Syncing, _) => None,
+                (FeedState::Stale { since }, Some(longest)) => Some(since + longest),
+                (FeedState::Live, _) | (FeedState::Stale { .. }, None) => {
                     stale = None;
                     None
                 }
-                (FeedState::Syncing | FeedState::Stale { .. }, _) => None,
             };
-            let late = async {
-                match late {
-                    Some(late) => sleep_until(late).await,
-                    None => pending().await,
-                }
-            };
-            tokio::select! {
-                changed = state.changed() => if changed.is_err() { return },
-                () = late => {
+            if late.is_some_and(|late| late <= Instant::now()) {
+                if stale.is_none() {
                     tracing::warn!(resource = name, "without its stream for too long: not ready");
                     stale = Some(self.ready.register(format!("stream of {name}")));
                 }
+            } else if late.is_some() {
+                stale = None;
             }
+            let is_told = stale.is_some();
+            let late = async {
+                match late {
+                    Some(late) if !is_told => sleep_until(late).await,
+                    _ => pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                changed = state.changed() => if changed.is_err() { return },
+                () = late => {}
+                () = self.running.replaced(&config) => {}
+            }
+        }
+    }
+}
+
+impl Keeper {
+    fn keep(&mut self, config: &Serve) {
+        let resources = &config.serve.coverage.resources;
+        for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
+            tracing::warn!(resource = name, "feeds.resources: upstream serves no such resource");
+        }
+        self.kept.retain(|name, _| config.preload.contains(name));
+        for name in &config.preload {
+            if self.kept.contains_key(name) {
+                continue;
+            }
+            let (token, guard) = (CancellationToken::new(), self.preload.ready.register(format!("preload {name}")));
+            let kept = self.preload.clone().keep(name.clone(), self.catalog.clone(), self.feeds.clone(), guard);
+            self.kept.insert(name.clone(), token.clone().drop_guard());
+            self.tasks.spawn("preload", async move {
+                tokio::select! {
+                    () = kept => {}
+                    () = token.cancelled() => {}
+                }
+            });
         }
     }
 }

@@ -1,14 +1,30 @@
-use metrics::NoopRecorder;
+use ::metrics::NoopRecorder;
 
 use super::*;
 use crate::upstream::CredentialSource;
 
+fn in_front_of_nobody() -> Serve {
+    let upstream = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
+    Serve { admin: None, ..Serve::in_front_of(upstream) }
+}
+
+/// The kubelet or systemd starts another one, which has all its tasks.
+#[tokio::test]
+async fn it_ends_when_a_task_panics_that_it_needs_and_says_which() {
+    let bound = Bound::bind(in_front_of_nobody()).await.expect("it can listen");
+    bound.tasks.spawn("one of many", async { panic!("nobody minds") });
+    let records = bound.records.clone();
+    let running = tokio::spawn(bound.run(std::future::pending(), std::future::pending()));
+    records.spawn_needed("audit", async { panic!("this one is missed") });
+    let lost = running.await.expect("it returns").expect_err("a task is lost");
+    assert_eq!(lost.to_string(), "the task \"audit\" has panicked");
+}
+
 /// A recorder that nobody reads would be a leak: histograms hold every sample until they are read.
 #[tokio::test]
 async fn without_admin_pages_nothing_is_recorded() {
-    let upstream = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
-    let bound = Bound::bind(Serve { admin: None, ..Serve::in_front_of(upstream) }).await.expect("it can listen");
+    let bound = Bound::bind(in_front_of_nobody()).await.expect("it can listen");
     assert_eq!(bound.admin_address(), None);
     // A process can have one recorder. This one is accepted, so none was installed before.
-    metrics::set_global_recorder(NoopRecorder).expect("there is none yet");
+    ::metrics::set_global_recorder(NoopRecorder).expect("there is none yet");
 }

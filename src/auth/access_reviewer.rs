@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub(super) struct AccessReviewer {
     of_long_requests: Decisions,
     of_leases: Decisions,
     of_namespaces: Decisions,
+    /// Questions of requests that were not worth putting when they came up, by their hash: the next time they are.
+    put_off: Cache<u64, ()>,
     /// How many questions one user's requests may cost, and how many those of all.
     budget: DefaultKeyedRateLimiter<Payer>,
     requests_pace: QuestionPace<()>,
@@ -90,6 +93,8 @@ const QUESTION_BYTES: usize = 512;
 const QUESTION_TEXT_MAX: usize = 10_000;
 /// How many bytes such questions of requests may take.
 const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
+/// How many questions that were put off are known.
+const PUT_OFF_MAX: u64 = 100_000;
 /// How long a request waits when all requests together ask for too much.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How many users are remembered before idle ones are forgotten.
@@ -105,6 +110,7 @@ impl AccessReviewer {
             of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
             of_leases: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
             of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
+            put_off: Cache::builder().max_capacity(PUT_OFF_MAX).time_to_live(config.allowed_ttl).build(),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
             leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
@@ -122,6 +128,21 @@ impl AccessReviewer {
         asks: AccessPurpose,
     ) -> Result<Arc<str>, NotGranted> {
         self.decision(user, access, asks).await?.allowed.map_err(NotGranted::Denied)
+    }
+
+    /// Whether the answer is remembered, or so many ask that it is worth a question: the second time within as long as
+    /// answers are remembered.
+    pub(super) async fn is_worth_asking(&self, user: &Arc<User>, access: &Arc<Access>) -> bool {
+        let question = Question { user: user.clone(), access: access.clone() };
+        if self.of_requests(access).contains_key(&question) {
+            return true;
+        }
+        let mut hasher = DefaultHasher::new();
+        question.hash(&mut hasher);
+        let hash = hasher.finish();
+        let is_second = self.put_off.contains_key(&hash);
+        self.put_off.insert(hash, ()).await;
+        is_second
     }
 
     /// When upstream was asked that still lets a lease's user do this: after `since`.

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use tokio::sync::watch;
-use tokio::time::timeout;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 
 use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
 use super::changes::{Changes, Rounds};
@@ -17,7 +17,7 @@ use super::reviews::Reviews;
 use super::{
     Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, access_reviewer, metrics, token_reviewer,
 };
-use crate::base::{Shares, Tasks, WallClock, mutant};
+use crate::base::{Shares, Tasks, WallClock, mutant, watch};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{ActingAs, Client, CredentialId, Release};
 
@@ -38,6 +38,8 @@ struct Shared {
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
+    /// Whether changes of policy are heard of, and when one was heard last or that began.
+    policy: Mutex<(bool, Instant)>,
     /// The user that upstream takes us for, as of lately: our credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
     /// The release that upstream runs, as of lately: it may be upgraded.
@@ -114,8 +116,10 @@ impl Gate {
         let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
-        tasks.spawn("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared = Shared { config, authenticator, leases, slots, quota, changes, tasks, client, ourselves, release };
+        tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
+        let policy = Mutex::new((false, Instant::now()));
+        let shared =
+            Shared { config, authenticator, leases, slots, quota, changes, tasks, client, policy, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -156,6 +160,19 @@ impl Gate {
             metrics::refused(refused.as_str());
         }
         grant
+    }
+
+    /// Grants this request if that is known to be right, or will be asked again and again. Otherwise nothing is said:
+    /// whoever passes the request on spares upstream a question.
+    pub async fn grant_if_worth_asking(&self, caller: &Caller, info: &RequestInfo) -> Option<Grant> {
+        let access = Arc::new(Access::of(info));
+        let Some(shared) = &self.delegated else { return Some(Grant::new(access, None)) };
+        if let Some(known) = shared.known(caller).ok()?
+            && !shared.authenticator.access_reviewer.is_worth_asking(&known.user, &access).await
+        {
+            return None;
+        }
+        shared.grant(caller, info, access).await.ok()
     }
 
     /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
@@ -215,6 +232,7 @@ impl Gate {
     /// changes cost hardly more than one.
     pub fn policy_changed(&self, affected: &Affected) {
         if let Some(shared) = &self.delegated {
+            shared.policy.lock().1 = Instant::now();
             shared.changes.hear(affected);
         }
     }
@@ -228,6 +246,20 @@ impl Gate {
     /// Says whether changes of policy are seen.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
+        if let Some(shared) = &self.delegated {
+            *shared.policy.lock() = (is_heard, Instant::now());
+        }
+    }
+
+    /// Since when no change of policy has been seen; `None` where it would not be.
+    pub fn policy_unchanged_since(&self) -> Option<Instant> {
+        let (is_heard, since) = *self.delegated.as_ref()?.policy.lock();
+        is_heard.then_some(since)
+    }
+
+    /// How long answers about callers are remembered, at most.
+    pub fn remembers_for(&self) -> AuthConfig {
+        self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
     }
 }
 
@@ -269,7 +301,8 @@ impl Shared {
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
         let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
-        let payer = known.payer.clone();
+        // What upstream is asked for goes by the account: its rights are the same on each node.
+        let payer = Payer::of(&known.user);
         let verdicts = NamespaceVerdicts::new(
             self.authenticator.clone(),
             known.user.clone(),
@@ -373,7 +406,7 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
 
 impl Known {
     fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
-        let payer = Payer::of(&user);
+        let payer = Payer::on_its_node(&user);
         Self { id, credential, user, payer, until }
     }
 }

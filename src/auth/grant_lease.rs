@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use dashmap::{DashMap, Entry};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -20,7 +20,7 @@ use super::changes::LOOKED_AT;
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
-use crate::base::Tasks;
+use crate::base::{Tasks, watch};
 use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
 
@@ -278,16 +278,15 @@ impl Standing {
         self.doubted.notify_one();
     }
 
-    /// Completes when upstream is to be asked because policy has changed, with the moment before which no answer will
-    /// do.
+    /// Completes when upstream is to be asked as policy has changed, with the moment before which no answer will do.
     async fn doubted(&self) -> Instant {
         loop {
-            let begins = self.doubt.lock().map(|doubt| doubt.begins);
-            let Some(begins) = begins else {
+            let Some(begins) = self.doubt.lock().map(|doubt| doubt.begins) else {
                 self.doubted.notified().await;
                 continue;
             };
             tokio::select! {
+                biased;
                 () = sleep_until(begins) => {}
                 () = self.doubted.notified() => continue,
             }
@@ -309,6 +308,7 @@ impl Keeper {
             Some(verdicts) => {
                 let unsure = Unsure::new(&leases);
                 tokio::select! {
+                    biased;
                     why = self.run(&authenticator) => why,
                     why = verdicts.keep(grace, |is| unsure.set(is)) => why,
                     never = verdicts.answer() => match never {},
@@ -320,13 +320,13 @@ impl Keeper {
 
     /// Returns why the caller may not go on, once it may not.
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
-        let leases = self.leases.clone();
+        let (leases, mut period) = (self.leases.clone(), self.terms.first());
         let unsure = Unsure::new(&leases);
-        let mut period = self.terms.first();
         let mut due = self.bounded(self.good.oldest() + period);
         let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
             let outcome = tokio::select! {
+                biased;
                 () = sleep_until(due) => self.assert(lately(period.mul_f64(SHARED))).await,
                 since = self.standing.doubted() => self.assert_right(since).await,
                 () = replaced(&mut authorities) => {

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use imbl::OrdMap;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::access_reviewer::AccessPurpose;
@@ -14,7 +14,7 @@ use super::agenda::Agenda;
 use super::authenticator::Authenticator;
 use super::namespace_quota::NamespaceShare;
 use super::{AffectedScope, NotGranted};
-use crate::base::until;
+use crate::base::{until, watch};
 use crate::kube::{Access, User};
 
 /// The verdicts on a collection's namespaces: which of them somebody may read, as far as that was found out.
@@ -162,6 +162,7 @@ impl NamespaceVerdicts {
             let Some(due) = due.filter(|due| *due <= now) else {
                 busy_since = None;
                 tokio::select! {
+                    biased;
                     () = until(due) => {}
                     () = kept.changed.notified() => {}
                 }
@@ -257,6 +258,7 @@ impl NamespaceVerdicts {
         loop {
             let unclear = self.unclear();
             tokio::select! {
+                biased;
                 () = self.asked.notified() => {}
                 () = sleep(AGAIN), if !unclear.is_empty() => {}
             }

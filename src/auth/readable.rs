@@ -1,12 +1,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::grant_lease::GrantLease;
 use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
 use super::{Grant, NotGranted, Revoked};
+use crate::base::watch;
 use crate::kube::{Access, Gvr};
 
 /// A permission for a collection: for everything that a request asks for, or for some namespaces of it.

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use super::watch;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -29,7 +30,8 @@ enum Stage {
 #[derive(Debug, Clone, Copy)]
 struct Deadline {
     started: Instant,
-    grace: Duration,
+    /// How long it takes until everything closes, if anything is under way for so long.
+    leaving: Duration,
 }
 
 /// Tells its holder how far a drain is, and keeps it from ending.
@@ -60,10 +62,11 @@ enum Never {}
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 const CLOSING_SHARE: u32 = 5;
 
-/// The part of the drain time in which connections are told, each at a moment of its own. It comes before anything on
+/// The part of the leaving in which connections are told, each at a moment of its own. It comes before anything on
 /// them ends: a client that comes back uses another connection, and so perhaps another replica.
 const NOTICE: f64 = 0.1;
-/// The part of the drain time by the end of which whatever lasts long has ended.
+/// The part of the leaving by the end of which whatever lasts long has been told to end. What it has to say first, as
+/// a watch that waits for the rest of a version, has the other part for it, and the closing.
 const LEAVING: f64 = 0.8;
 
 impl DrainTrigger {
@@ -82,10 +85,10 @@ impl DrainTrigger {
         let Self { stage, under_way, mut done, blocker } = self;
         drop(blocker);
         let closing_max = CLOSING_MAX.min(grace / CLOSING_SHARE);
-        stage.send_replace(Stage::Leaving(Deadline { started: Instant::now(), grace }));
+        let leaving = grace.saturating_sub(closing_max);
+        stage.send_replace(Stage::Leaving(Deadline { started: Instant::now(), leaving }));
         under_way.close();
-        // The time that is left then is that in which everything closes.
-        let _ = timeout(grace.saturating_sub(closing_max), under_way.wait()).await;
+        let _ = timeout(leaving, under_way.wait()).await;
         stage.send_replace(Stage::Closing);
         timeout(closing_max, done.recv()).await.is_ok()
     }
@@ -127,8 +130,8 @@ impl DrainWatch {
                 _ => None,
             });
             match slot {
-                Ok(Some(Deadline { started, grace })) => {
-                    sleep_until(started + grace.mul_f64(from + (until - from) * fastrand::f64())).await;
+                Ok(Some(Deadline { started, leaving })) => {
+                    sleep_until(started + leaving.mul_f64(from + (until - from) * fastrand::f64())).await;
                 }
                 Ok(None) => drop(stage.wait_for(|stage| matches!(stage, Stage::Closing)).await),
                 Err(_) => {}
@@ -221,9 +224,9 @@ mod tests {
         watch.started().await;
         let (late, late_work) = (watch.my_slot(), watch.hold());
         early.await;
-        let slot = began.elapsed();
+        let (slot, leaving) = (began.elapsed(), GRACE.saturating_sub(CLOSING_MAX));
         assert!(
-            (GRACE.mul_f64(NOTICE)..=GRACE.mul_f64(LEAVING) + Duration::from_millis(1)).contains(&slot),
+            (leaving.mul_f64(NOTICE)..=leaving.mul_f64(LEAVING) + Duration::from_millis(1)).contains(&slot),
             "{slot:?}"
         );
         drop(under_way);

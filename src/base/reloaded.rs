@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::metrics::Reloads;
+use super::watch;
 
 /// A value that is read from files, and read again when they change. Cloning shares it.
 ///

@@ -9,6 +9,8 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
+use super::watch;
+
 /// The owner of background tasks: each has a name, and all end with their owner.
 ///
 /// Cloning shares the owner. Everything long-lived is spawned here, so that nothing outlives shutdown unseen.
@@ -16,6 +18,8 @@ use tracing::Instrument;
 pub struct Tasks {
     tracker: TaskTracker,
     running: Arc<Mutex<Running>>,
+    /// The first task that has panicked although its owner cannot do without it.
+    lost: watch::Sender<Option<&'static str>>,
 }
 
 #[derive(Debug, Default)]
@@ -26,6 +30,12 @@ struct Running {
     handles: HashMap<u64, Option<AbortHandle>>,
     next: u64,
     are_stopped: bool,
+}
+
+/// Says so if it is dropped by a panic: the runtime catches that, and nobody else would hear of it.
+struct Needed {
+    name: &'static str,
+    lost: watch::Sender<Option<&'static str>>,
 }
 
 /// Removes a task from the list when it ends, however it ends.
@@ -60,6 +70,25 @@ impl Tasks {
         }
     }
 
+    /// Runs a `future` that the owner cannot do without, as one that takes over renewed credentials: if it panics,
+    /// [`lost`](Self::lost) completes. Other tasks serve one connection or hold one resource, and others take their
+    /// place.
+    pub fn spawn_needed(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        let needed = Needed { name, lost: self.lost.clone() };
+        let future = Box::pin(future);
+        self.spawn(name, async move {
+            let _needed = needed;
+            future.await;
+        });
+    }
+
+    /// The name of the first task that was needed and has panicked, once there is one.
+    pub async fn lost(&self) -> &'static str {
+        let mut lost = self.lost.subscribe();
+        // An error means that nobody can say it any more, and `self` could.
+        lost.wait_for(Option::is_some).await.ok().and_then(|name| *name).unwrap_or_default()
+    }
+
     /// Enters a task into the list; `None` once the tasks are stopped.
     fn enter(&self) -> Option<Entry> {
         let mut running = self.running.lock();
@@ -92,6 +121,14 @@ impl Tasks {
     }
 }
 
+impl Drop for Needed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.lost.send_if_modified(|lost| lost.replace(lost.unwrap_or(self.name)).is_none());
+        }
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         self.running.lock().handles.remove(&self.number);
@@ -113,6 +150,19 @@ mod tests {
         fn drop(&mut self) {
             let _ = self.0.take().map(|told| told.send(()));
         }
+    }
+
+    #[tokio::test]
+    async fn a_needed_task_that_panics_is_missed_and_no_other_is() {
+        let tasks = Tasks::new();
+        tasks.spawn("one of many", async { panic!("nobody minds") });
+        tasks.spawn_needed("ended", async {});
+        tasks.spawn_needed("aborted", pending());
+        tasks.join().await;
+        assert_eq!(*tasks.lost.borrow(), None);
+        let tasks = Tasks::new();
+        tasks.spawn_needed("rights", async { panic!("it is over") });
+        assert_eq!(tasks.lost().await, "rights");
     }
 
     #[tokio::test]

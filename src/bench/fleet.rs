@@ -104,6 +104,11 @@ impl Fleet {
         self.shared.tally.synced()
     }
 
+    /// The cipher suite of the connections, over TLS.
+    pub(super) fn cipher(&self) -> Option<&'static str> {
+        self.shared.cipher.get().copied()
+    }
+
     /// Events that watches lack, if each was to have had so many since it was synced. Those that do not read all the
     /// time, or had to begin anew, are not asked.
     pub fn missed(&self, events: u64) -> u64 {

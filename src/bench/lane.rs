@@ -47,7 +47,7 @@ impl LoadConnection {
             let _permit = shared.opening.acquire().await;
             probe::open(&shared.target, shared.protocol, windows(&shared, self.role)).await
         };
-        let OpenedLink { sender, mut driver } = match opened {
+        let OpenedLink { sender, mut driver, cipher } = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 if let Some(watcher) = self.watchers.first() {
@@ -57,6 +57,9 @@ impl LoadConnection {
                 return sleep(Duration::from_millis(200).mul_f64(0.5 + fastrand::f64())).await;
             }
         };
+        if let Some(cipher) = cipher {
+            shared.cipher.get_or_init(|| cipher);
+        }
         if let Some(watcher) = self.watchers.first() {
             shared.tally.shard(watcher.lane()).counts.connected += 1;
         }
@@ -109,7 +112,7 @@ fn windows(shared: &FleetState, role: WatcherRole) -> Windows {
         WatcherRole::Reads => shared.windows,
         WatcherRole::Slow(_) | WatcherRole::Stuck => {
             // A connection's own window cannot be less than what HTTP/2 begins with.
-            Windows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES) }
+            Windows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES), as_go: false }
         }
     }
 }
@@ -132,7 +135,7 @@ pub(super) async fn companion(shared: Arc<FleetState>, every: Option<Duration>, 
 
 async fn companion_once(shared: &FleetState, version: &mut u64, reads: bool) {
     let role = if reads { WatcherRole::Reads } else { WatcherRole::Stuck };
-    let Ok(OpenedLink { sender, mut driver }) =
+    let Ok(OpenedLink { sender, mut driver, .. }) =
         probe::open(&shared.target, shared.protocol, windows(shared, role)).await
     else {
         return sleep(Duration::from_millis(100)).await;

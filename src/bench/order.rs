@@ -59,7 +59,7 @@ async fn run_all(
             for n in 0..sides.len() {
                 let (side, target, costs) = &sides[turn(n)];
                 let session = Session {
-                    plan: &variant.plan,
+                    plan: &side.plan(&variant.plan),
                     objects: &objects,
                     target,
                     write: &write,
@@ -104,6 +104,7 @@ async fn measured(session: &Session<'_>) -> Result<RunOutcome, BenchError> {
         interrupted: false,
         figures: Figures::default(),
         percentiles: Vec::new(),
+        cipher: None,
         notes: Vec::new(),
     };
     let has_peak = session.costs.reset_peak();

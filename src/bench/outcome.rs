@@ -114,6 +114,8 @@ pub struct RunOutcome {
     pub figures: Figures,
     /// Latency in milliseconds by percentile.
     pub percentiles: Vec<(f64, f64)>,
+    /// The cipher suite that was agreed on, if watches were measured over TLS.
+    pub cipher: Option<&'static str>,
     /// What a reader of the figures has to know.
     pub notes: Vec<String>,
 }

@@ -11,6 +11,7 @@ use crate::probe::{WatchProtocol, Windows};
 /// The keys of scenario files and the names of the flags are those of the fields, in kebab case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
 pub struct Plan {
     /// One line for people.
     pub about: String,
@@ -30,6 +31,8 @@ pub struct Plan {
     pub opening: usize,
     pub stream_window_kib: u32,
     pub connection_window_kib: u32,
+    /// HTTP/2 windows are given back as Go's client does it: with two updates for every 4 KiB that were read.
+    pub go_windows: bool,
     /// Per cent of the connections whose watches are opened and never read.
     pub stuck: u32,
     /// Per cent of the connections that are read slowly.
@@ -93,6 +96,9 @@ const WATCHES_MAX: usize = 200_000;
 const OBJECTS_MAX: usize = 1_000_000;
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 const RATE_MAX: f64 = 1e6;
+/// Go's windows: 4 MiB and 1 GiB. The codec here counts what it gave back later than the server does, so the first is
+/// larger than anything that a socket holds.
+const GO_WINDOWS: (u32, u32) = (64 << 20, 1 << 30);
 const SECONDS_MAX: f64 = 86_400.0;
 
 impl Default for Plan {
@@ -111,6 +117,7 @@ impl Default for Plan {
             opening: 64,
             stream_window_kib: 1024,
             connection_window_kib: 16 * 1024,
+            go_windows: false,
             stuck: 0,
             slow: 0,
             slow_kib_per_s: 64,
@@ -235,7 +242,9 @@ impl Plan {
 
     /// The limits of whoever reads as fast as it can.
     pub(super) fn windows(&self) -> Windows {
-        Windows { stream: self.stream_window_kib << 10, connection: self.connection_window_kib << 10, socket: None }
+        let said = (self.stream_window_kib << 10, self.connection_window_kib << 10);
+        let (stream, connection) = if self.go_windows { GO_WINDOWS } else { said };
+        Windows { stream, connection, socket: None, as_go: self.go_windows }
     }
 
     /// Watches that are counted, of all groups.

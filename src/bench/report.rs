@@ -192,6 +192,7 @@ mod tests {
             interrupted: false,
             figures: figures.clone(),
             percentiles: vec![(50.0, 1.0), (99.0, 12.5), (100.0, 200.0)],
+            cipher: None,
             notes: vec!["a <note>".to_owned()],
         };
         Results {

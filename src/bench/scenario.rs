@@ -25,8 +25,9 @@ macro_rules! embedded {
 }
 
 /// The scenarios that are part of the binary: their names, and their files.
-pub const SCENARIOS: [(&str, &str); 20] = embedded!(
+pub const SCENARIOS: [(&str, &str); 23] = embedded!(
     "fifty-thousand",
+    "gentle-go",
     "gentle",
     "idle-15000",
     "idle-own",
@@ -42,7 +43,9 @@ pub const SCENARIOS: [(&str, &str); 20] = embedded!(
     "nonmatching-node",
     "pass-through",
     "resume-storm",
+    "saturated-own-go",
     "saturated-own",
+    "saturated-shared-go",
     "saturated-shared",
     "slow-watcher-tax",
     "stuck",

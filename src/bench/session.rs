@@ -67,6 +67,7 @@ impl Session<'_> {
         if let Some(complaint) = fleet.complaint() {
             outcome.notes.push(format!("the first thing that went wrong: {complaint}"));
         }
+        outcome.cipher = fleet.cipher();
         fleet.stop().await;
         ran
     }

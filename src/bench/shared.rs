@@ -1,6 +1,6 @@
 use std::future::pending;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
@@ -37,6 +37,8 @@ pub(super) struct FleetState {
     /// How many storms there were, the opening being the first, and when the last one began.
     storm: AtomicU64,
     storm_began_ns: AtomicU64,
+    /// The cipher suite of its connections.
+    pub(super) cipher: OnceLock<&'static str>,
     complaint: Mutex<Option<String>>,
     has_complained: AtomicBool,
 }
@@ -66,6 +68,7 @@ impl FleetState {
             cut: watch::Sender::new(()),
             storm: AtomicU64::new(0),
             storm_began_ns: AtomicU64::new(0),
+            cipher: OnceLock::new(),
             complaint: Mutex::new(None),
             has_complained: AtomicBool::new(false),
         })

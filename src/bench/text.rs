@@ -1,7 +1,8 @@
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::compare::{Ratio, Results};
-use super::outcome::CATALOGUE;
+use super::outcome::{CATALOGUE, RunOutcome};
 
 /// Results for people who read them in a terminal.
 pub fn render(results: &Results) -> String {
@@ -37,6 +38,7 @@ pub fn render(results: &Results) -> String {
         // Beside many columns there is no room for words.
         let _ = if titles.len() <= 2 { writeln!(out, "  {what}") } else { writeln!(out) };
     }
+    out.push_str(&ciphers(outcomes));
     for outcome in outcomes {
         let of = format!("{} {}", outcome.side, outcome.variant);
         if outcome.interrupted {
@@ -47,6 +49,20 @@ pub fn render(results: &Results) -> String {
         }
     }
     out
+}
+
+/// Says which cipher suite there was, and who had which if it was not the same for all.
+fn ciphers(outcomes: &[RunOutcome]) -> String {
+    let known: BTreeSet<_> = outcomes.iter().filter_map(|of| Some((of.cipher?, of.side.as_str()))).collect();
+    let suites: BTreeSet<_> = known.iter().map(|(cipher, _)| *cipher).collect();
+    match Vec::from_iter(&suites)[..] {
+        [] => String::new(),
+        [one] => format!("TLS with {one}\n"),
+        _ => {
+            let each: Vec<_> = known.iter().map(|(cipher, side)| format!("{side} {cipher}")).collect();
+            format!("TLS, NOT THE SAME FOR ALL: {}\n", each.join(", "))
+        }
+    }
 }
 
 pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
@@ -80,6 +96,31 @@ pub(super) fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::Figures;
+
+    #[test]
+    fn a_cipher_that_is_not_the_same_for_all_is_said_aloud() {
+        type Sides = [(&'static str, Option<&'static str>)];
+        let outcome = |(side, cipher): &(&str, Option<&'static str>)| RunOutcome {
+            side: (*side).to_owned(),
+            target: String::new(),
+            variant: String::new(),
+            round: 0,
+            interrupted: false,
+            figures: Figures::default(),
+            percentiles: Vec::new(),
+            cipher: *cipher,
+            notes: Vec::new(),
+        };
+        let rows: [(&Sides, &str); 3] = [
+            (&[("a", None)], ""),
+            (&[("a", Some("X")), ("b", Some("X")), ("a", Some("X"))], "TLS with X\n"),
+            (&[("a", Some("X")), ("b", Some("Y"))], "TLS, NOT THE SAME FOR ALL: a X, b Y\n"),
+        ];
+        for (sides, said) in rows {
+            assert_eq!(ciphers(&sides.iter().map(outcome).collect::<Vec<_>>()), said);
+        }
+    }
 
     #[test]
     fn numbers_are_as_precise_as_people_read_them() {

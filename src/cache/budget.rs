@@ -136,9 +136,7 @@ const HISTORY_BYTES_MIN: usize = 256 << 10;
 /// The smallest part of a ring that is dropped before the sum is checked again.
 const SHRINK_PART: usize = 8;
 /// Events that leave a ring in one critical section.
-const SHRINK_EVENTS_MAX: usize = 1_024;
-/// The largest part of the budget that one ring may take, so that history leaves room for derived bytes.
-pub(super) const WINDOW_PART: usize = 4;
+pub(super) const SHRINK_EVENTS_MAX: usize = 1_024;
 
 impl Budget {
     pub fn new(bytes_max: usize, pins: Pins) -> Arc<Self> {

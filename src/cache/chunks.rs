@@ -1,10 +1,11 @@
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
 use super::states::PastState;
+use crate::base::HashKeys;
 use crate::kube::ObjectKey;
 use crate::wire::{Lengths, Object, Representation};
 
@@ -46,7 +47,7 @@ pub struct Chunker {
 /// Objects that are cut between two yields to other tasks: half a millisecond.
 const CUT_AT_A_TIME: usize = 2_048;
 /// A secret, so that whoever chooses objects' names cannot foresee names of chunks.
-static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+static SEED: LazyLock<HashKeys> = LazyLock::new(HashKeys::default);
 
 impl Chunk {
     /// The average length, of bodies as they came: several TLS records, and a millisecond of compression.

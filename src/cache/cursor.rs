@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::lane::{Lane, LaneRead};
 use super::progress::Progress;
 use super::shared::Shared;
-use super::{Event, Snapshot, View};
+use super::{Event, Follower, Snapshot, View};
 use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Refused, Renderer};
 
@@ -100,6 +100,13 @@ impl Cursor {
     #[must_use]
     pub fn rendered_by(mut self, renderer: Renderer) -> Self {
         self.renderer = renderer;
+        self
+    }
+
+    /// The same place, of a reader that is a proxy: it is woken before those that are none.
+    #[must_use]
+    pub fn for_a_proxy(self) -> Self {
+        self.lane.note_proxy(self.slot);
         self
     }
 
@@ -243,6 +250,16 @@ impl Cursor {
     /// This reader's place as a mark behind `snapshot`, which is the state that it was opened with.
     pub fn mark_here(&self, snapshot: Snapshot) -> Mark {
         Mark { snapshot, seq: self.next }
+    }
+
+    /// The position of the next event that it looks at.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Its lane, for an onlooker.
+    pub fn follower(&self) -> Follower {
+        Follower::new(self.shared.clone(), self.lane.clone())
     }
 
     /// The version behind which this reader started.

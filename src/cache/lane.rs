@@ -5,7 +5,9 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use slab::Slab;
 
+use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
+use super::wakes::Wakes;
 use super::{Event, View};
 use crate::base::mutant;
 
@@ -30,11 +32,17 @@ struct Log {
     lost: u64,
     /// No event will follow, for the feed has started a new history.
     closed: bool,
-    readers: Slab<Option<Parked>>,
+    readers: Slab<Reader>,
     /// Slots of the readers that are parked.
     parked: Vec<usize>,
     /// The view of the reader that came last: the next one mostly wants the same.
     view: Option<Arc<View>>,
+}
+
+#[derive(Debug, Default)]
+struct Reader {
+    is_proxy: bool,
+    parked: Option<Parked>,
 }
 
 /// A reader that waits.
@@ -73,7 +81,7 @@ impl Lane {
 
     /// Adds an event, once however often it is pushed. Returns the readers that are to be woken once the writer's
     /// critical section is over.
-    pub(super) fn push(&self, event: &Arc<Event>, wake: &mut Vec<Waker>) {
+    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut Wakes) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
         if log.events.back().is_some_and(|last| last.seq == event.seq) && !mutant(7) {
@@ -85,7 +93,7 @@ impl Lane {
             log.from = oldest.seq + 1;
         }
         log.events.push_back(event.clone());
-        log.take_parked(wake);
+        log.take_parked(wakes);
     }
 
     /// Puts events in front of all others, which follow them without a gap. No reader is there yet, so none is woken.
@@ -106,16 +114,16 @@ impl Lane {
     }
 
     /// Wakes every reader without an event, for a bookmark or the end.
-    pub(super) fn nudge(&self, wake: &mut Vec<Waker>) {
-        self.log.lock().take_parked(wake);
+    pub(super) fn nudge(&self, wakes: &mut Wakes) {
+        self.log.lock().take_parked(wakes);
     }
 
     /// Ends the lane: every reader finds its position lost. Returns its events, which nobody reads any more, however
     /// long its readers stay.
-    pub(super) fn close(&self, wake: &mut Vec<Waker>) -> VecDeque<Arc<Event>> {
+    pub(super) fn close(&self, wakes: &mut Wakes) -> VecDeque<Arc<Event>> {
         let mut log = self.log.lock();
         log.closed = true;
-        log.take_parked(wake);
+        log.take_parked(wakes);
         std::mem::take(&mut log.events)
     }
 
@@ -175,22 +183,40 @@ impl Lane {
         log.lost = seq + 1;
     }
 
+    /// How many events a reader at position `next` has not seen.
+    pub(super) fn waiting(&self, next: u64) -> EventsWaiting {
+        let log = self.log.lock();
+        let behind = |next| log.events.len() - log.events.partition_point(|event| event.seq < next);
+        match () {
+            () if log.closed || next < log.lost => EventsWaiting::Lost(log.events.len()),
+            () if next < log.from && !log.events.is_empty() => EventsWaiting::AtLeast(behind(next)),
+            () => EventsWaiting::Exactly(behind(next)),
+        }
+    }
+
     /// Adds a reader. Returns its slot and its view, which readers share if they want the same.
     pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
         let mut log = self.log.lock();
         let known = log.view.take().filter(|known| **known == view);
         let view = known.unwrap_or_else(|| Arc::new(view));
         log.view = Some(view.clone());
-        (log.readers.insert(None), view)
+        (log.readers.insert(Reader::default()), view)
     }
 
     /// Returns whether this was the last reader.
     pub(super) fn remove_reader(&self, slot: usize) -> bool {
         let mut log = self.log.lock();
-        if let Some(parked) = log.readers.remove(slot) {
+        if let Some(parked) = log.readers.remove(slot).parked {
             log.unpark(parked.at);
         }
         log.readers.is_empty()
+    }
+
+    /// Has the reader of this slot woken before those that are no proxies.
+    pub(super) fn note_proxy(&self, slot: usize) {
+        if let Some(reader) = self.log.lock().readers.get_mut(slot) {
+            reader.is_proxy = true;
+        }
     }
 
     pub(super) fn has_readers(&self) -> bool {
@@ -226,11 +252,11 @@ impl Log {
     }
 
     fn park(&mut self, slot: usize, waker: &Waker) {
-        let Some(entry) = self.readers.get_mut(slot) else { return };
-        match entry {
+        let Some(reader) = self.readers.get_mut(slot) else { return };
+        match &mut reader.parked {
             Some(parked) => parked.waker.clone_from(waker),
             None => {
-                *entry = Some(Parked { waker: waker.clone(), at: self.parked.len() });
+                reader.parked = Some(Parked { waker: waker.clone(), at: self.parked.len() });
                 self.parked.push(slot);
             }
         }
@@ -239,15 +265,18 @@ impl Log {
     /// Takes a place out of `parked`. The last place moves there.
     fn unpark(&mut self, at: usize) {
         self.parked.swap_remove(at);
-        if let Some(moved) = self.parked.get(at).and_then(|slot| self.readers.get_mut(*slot)?.as_mut()) {
+        if let Some(moved) = self.parked.get(at).and_then(|slot| self.readers.get_mut(*slot)?.parked.as_mut()) {
             moved.at = at;
         }
     }
 
-    fn take_parked(&mut self, wake: &mut Vec<Waker>) {
-        wake.reserve(self.parked.len());
+    fn take_parked(&mut self, wakes: &mut Wakes) {
+        wakes.reserve(self.parked.len());
         for slot in self.parked.drain(..) {
-            wake.extend(self.readers.get_mut(slot).and_then(Option::take).map(|parked| parked.waker));
+            let Some(reader) = self.readers.get_mut(slot) else { continue };
+            if let Some(parked) = reader.parked.take() {
+                wakes.add(parked.waker, reader.is_proxy);
+            }
         }
     }
 }

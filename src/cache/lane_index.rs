@@ -1,11 +1,11 @@
 use std::borrow::Borrow;
-use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
 use super::Event;
 use super::lane::Lane;
 use super::lane_key::LaneTerm;
+use crate::base::Map;
 use crate::kube::Attributes;
 
 /// The narrow lanes of one namespace, or of all namespaces together. An event finds here the lanes that it concerns.
@@ -19,19 +19,19 @@ pub(super) struct LaneIndex {
     names: ByValue,
     /// By the field's place in the table. A table has a dozen fields at most.
     fields: Vec<(usize, ByValue)>,
-    labels: HashMap<Box<str>, LabelLanes>,
+    labels: Map<Box<str>, LabelLanes>,
 }
 
-type ByValue = HashMap<Box<str>, Arc<Lane>>;
+type ByValue = Map<Box<str>, Arc<Lane>>;
 
 /// The lanes for one label.
 #[derive(Debug, Default)]
 struct LabelLanes {
     present: Option<Arc<Lane>>,
     equal: ByValue,
-    sets: HashMap<Box<[Box<str>]>, Arc<Lane>>,
+    sets: Map<Box<[Box<str>]>, Arc<Lane>>,
     /// The lanes of sets, by each of their values.
-    members: HashMap<Box<str>, Vec<Arc<Lane>>>,
+    members: Map<Box<str>, Vec<Arc<Lane>>>,
 }
 
 impl LaneIndex {
@@ -42,7 +42,7 @@ impl LaneIndex {
             LaneTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
             LaneTerm::Field(position, value) => {
                 let at = self.fields.iter().position(|(field, _)| field == position).unwrap_or_else(|| {
-                    self.fields.push((*position, HashMap::new()));
+                    self.fields.push((*position, Map::default()));
                     self.fields.len() - 1
                 });
                 self.fields[at].1.entry(value.clone()).or_insert_with(fresh).clone()
@@ -199,7 +199,7 @@ fn unread(lane: Option<&Arc<Lane>>) -> bool {
     lane.is_some_and(|lane| !lane.has_readers())
 }
 
-fn drop_unread<K, Q>(lanes: &mut HashMap<K, Arc<Lane>>, key: &Q) -> bool
+fn drop_unread<K, Q>(lanes: &mut Map<K, Arc<Lane>>, key: &Q) -> bool
 where
     K: Hash + Eq + Borrow<Q>,
     Q: Hash + Eq + ?Sized,

@@ -1,12 +1,12 @@
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::Waker;
 
 use super::Event;
 use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
-use crate::base::mutant;
+use super::wakes::Wakes;
+use crate::base::{Map, mutant};
 
 /// The lanes of one feed. They find the readers that an event concerns in a few look-ups, however many readers there
 /// are.
@@ -16,7 +16,7 @@ pub(super) struct Lanes {
     pub(super) all: Arc<Lane>,
     /// Narrow lanes that span all namespaces.
     everywhere: LaneIndex,
-    namespaces: HashMap<Box<str>, LaneIndex>,
+    namespaces: Map<Box<str>, LaneIndex>,
     /// How many narrow lanes are open.
     narrow: usize,
     /// Events that each of them holds.
@@ -30,7 +30,7 @@ impl Lanes {
         Self {
             all: Arc::new(Lane::new(LaneKey::all(), from, usize::MAX)),
             everywhere: LaneIndex::default(),
-            namespaces: HashMap::new(),
+            namespaces: Map::default(),
             narrow: 0,
             narrow_events_max,
         }
@@ -68,9 +68,9 @@ impl Lanes {
         self.narrow -= usize::from(dropped);
     }
 
-    pub(super) fn push(&self, event: &Arc<Event>, wake: &mut Vec<Waker>) {
-        self.all.push(event, wake);
-        self.for_each_narrow(event, |lane| lane.push(event, wake));
+    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut Wakes) {
+        self.all.push(event, wakes);
+        self.for_each_narrow(event, |lane| lane.push(event, wakes));
     }
 
     pub(super) fn evict(&self, event: &Event) {
@@ -78,13 +78,13 @@ impl Lanes {
         self.for_each_narrow(event, |lane| lane.evict(event.seq));
     }
 
-    pub(super) fn nudge(&self, wake: &mut Vec<Waker>) {
-        self.each().for_each(|lane| lane.nudge(wake));
+    pub(super) fn nudge(&self, wakes: &mut Wakes) {
+        self.each().for_each(|lane| lane.nudge(wakes));
     }
 
     /// Ends every lane. Returns their events, to be dropped when no lock is held.
-    pub(super) fn close(&self, wake: &mut Vec<Waker>) -> Vec<VecDeque<Arc<Event>>> {
-        self.each().map(|lane| lane.close(wake)).collect()
+    pub(super) fn close(&self, wakes: &mut Wakes) -> Vec<VecDeque<Arc<Event>>> {
+        self.each().map(|lane| lane.close(wakes)).collect()
     }
 
     /// Starts over with empty lanes, complete from `from` on. Readers of the old ones keep those, closed.

@@ -2,7 +2,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(test)]
@@ -15,8 +14,9 @@ use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::timeline::Timeline;
 use super::transaction::Transaction;
-use super::{ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
-use crate::base::{Account, Cut, mutant};
+use super::wakes::Wakes;
+use super::{CacheConfig, ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
+use crate::base::{Account, Cut, mutant, watch};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
 
@@ -52,7 +52,15 @@ pub struct TooOld {
     pub floor: ResourceVersion,
 }
 
+/// How many changes are taken back for a past state: a millisecond's work, under a lock that only readers share.
+const TAKEN_BACK_MAX: usize = 2_000;
+
 impl CacheReader {
+    /// Keeps as much history as that from now on.
+    pub fn tune(&self, config: CacheConfig) {
+        self.shared.tune(config);
+    }
+
     pub fn gvr(&self) -> &Gvr {
         &self.shared.gvr
     }
@@ -220,10 +228,16 @@ impl CacheReader {
         current.or_else(|| self.held_at(rv))
     }
 
+    /// A snapshot of exactly `rv`, put together of the current state and what has changed since, if that is held and
+    /// not much. Its bodies are of the server that wrote them then.
+    pub fn past_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+        self.shared.timeline.read().past_at(rv, TAKEN_BACK_MAX)
+    }
+
     /// The snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that
     /// version: where nothing changes, a token would be good for ever.
     pub fn held_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
-        self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config)
+        self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config.get())
     }
 
     /// Keeps `snapshot` for the next pages of the client that reads it, while the feed goes on.
@@ -233,7 +247,7 @@ impl CacheReader {
         if matches!(self.state(), FeedState::Ended(_)) {
             return;
         }
-        paging.keep(snapshot.clone(), Instant::now(), &self.shared.config);
+        paging.keep(snapshot.clone(), Instant::now(), &self.shared.config.get());
     }
 
     /// Opens a watch. Its position, and its snapshot if it starts with one, belong to one instant of the feed.
@@ -284,7 +298,7 @@ impl CacheReader {
         let (next, next_seq) = (timeline.ring.seq_after(after), timeline.ring.next_seq);
         let lane = timeline.ring.lanes.open(key, next_seq);
         if timeline.is_over {
-            lane.close(&mut Vec::new());
+            lane.close(&mut Wakes::default());
         }
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
@@ -352,9 +366,9 @@ impl CacheReader {
 
     /// Wakes every reader, to look again.
     pub fn nudge(&self) {
-        let mut wake = Vec::new();
-        self.shared.timeline.read().ring.lanes.nudge(&mut wake);
-        wake.into_iter().for_each(std::task::Waker::wake);
+        let mut wakes = Wakes::default();
+        self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
+        wakes.wake();
     }
 
     /// Whether somebody who follows all events has not come to the last one.

@@ -1,12 +1,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::Waker;
 
 use tokio::time::Instant;
 
 use super::budget::Accounts;
 use super::lanes::Lanes;
 use super::prehistory::RingRoom;
+use super::wakes::Wakes;
 use super::{CacheConfig, Event, Prehistory, View};
 use crate::base::{Charge, mutant};
 use crate::kube::{ObjectKey, ResourceVersion};
@@ -52,8 +52,8 @@ impl Ring {
     }
 
     /// Drops everything for good. Returns what was held.
-    pub(super) fn end(&mut self, wake: &mut Vec<Waker>) -> Vec<VecDeque<Arc<Event>>> {
-        let events = self.lanes.close(wake);
+    pub(super) fn end(&mut self, wakes: &mut Wakes) -> Vec<VecDeque<Arc<Event>>> {
+        let events = self.lanes.close(wakes);
         self.empty();
         events
     }
@@ -90,7 +90,7 @@ impl Ring {
     pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> RingRoom {
         RingRoom {
             events: config.window_events_max.saturating_sub(self.events),
-            bytes: config.window_bytes_max.saturating_sub(self.bytes + alternates),
+            bytes: config.window_bytes().saturating_sub(self.bytes + alternates),
         }
     }
 
@@ -138,11 +138,19 @@ impl Ring {
         })
     }
 
+    /// The events behind `rv`, if there are no more than `events_max`.
+    pub(super) fn behind(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<Event>>> {
+        self.lanes.all.with_events(|events| {
+            let first = events.partition_point(|event| event.rv <= rv);
+            (events.len() - first <= events_max).then(|| events.range(first..).cloned().collect())
+        })
+    }
+
     /// Evicts what is beyond the bounds. `alternates` is the size of the frames that were made of events.
     pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
         while let Some(oldest) = self.oldest() {
             let over = self.events > config.window_events_max
-                || self.bytes + alternates > config.window_bytes_max
+                || self.bytes + alternates > config.window_bytes()
                 || now.duration_since(oldest.at) > config.window_age_max;
             if !over {
                 return;

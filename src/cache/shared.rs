@@ -1,10 +1,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::budget::{Holder, LeastUsed, Share};
+use super::budget::{Holder, LeastUsed, SHRINK_EVENTS_MAX, Share};
 use super::derived_json::DerivedJson;
 use super::event::Made;
 use super::lifecycle::FeedState;
@@ -14,13 +13,14 @@ use super::progress::{Progress, Reached};
 use super::snapshot::Taken;
 use super::timeline::Timeline;
 use super::{CacheConfig, ChunkCache};
+use crate::base::{Tunable, watch};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 
 /// What one writer and many readers share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) config: CacheConfig,
+    pub(super) config: Tunable<CacheConfig>,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
     /// The renderer that every reader begins with.
@@ -44,6 +44,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Keeps as much history as that from now on.
+    pub(super) fn tune(&self, config: CacheConfig) {
+        let bytes = config.window_bytes();
+        self.config.set(config);
+        self.shrink_ring(bytes, SHRINK_EVENTS_MAX);
+    }
+
     /// Changes the progress. Only the writer calls this.
     pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {

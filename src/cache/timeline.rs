@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::task::Waker;
 
 use imbl::OrdMap;
 use tokio::time::Instant;
@@ -12,6 +11,7 @@ use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::store::Store;
 use super::transaction::Transaction;
+use super::wakes::Wakes;
 use super::{CacheConfig, Event, Prehistory, Snapshot};
 use crate::base::{Account, mutant};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
@@ -67,10 +67,10 @@ impl Timeline {
     }
 
     /// Drops everything for good. Returns what was held.
-    pub(super) fn end(&mut self, wake: &mut Vec<Waker>) -> impl Sized + use<> {
+    pub(super) fn end(&mut self, wakes: &mut Wakes) -> impl Sized + use<> {
         self.is_over = true;
         self.open = None;
-        (self.ring.end(wake), self.store.end())
+        (self.ring.end(wakes), self.store.end())
     }
 
     /// Says whether a change is new (`Ok(None)`), known (`Ok(Some(Duplicate))`) or contradicts the history.
@@ -165,6 +165,15 @@ impl Timeline {
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         let since = self.open.as_ref().map_or(self.last_event, Transaction::event_before);
         (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
+    }
+
+    /// The state of exactly `rv`, if what has changed since is known and no more than `events_max` changes.
+    pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<Snapshot> {
+        if self.is_over || rv < self.ring.known() || rv < self.base || rv > self.whole() {
+            return None;
+        }
+        let since = self.ring.behind(rv, events_max)?;
+        Some(self.store.state(rv).cut_by(self.store.chunks_of_past_state()).without(&since))
     }
 
     pub(super) fn is_whole(&self) -> bool {

@@ -3,14 +3,12 @@ mod renew;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::Waker;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::budget::{Budget, WINDOW_PART};
+use super::budget::Budget;
 use super::change::{Applied, Change, OutOfOrder};
 use super::derived_json::DerivedJson;
 use super::event::Made;
@@ -20,8 +18,9 @@ use super::progress::{Progress, Reached};
 use super::shared::Shared;
 use super::timeline::Timeline;
 use super::transaction::Transaction;
+use super::wakes::Wakes;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
-use crate::base::mutant;
+use crate::base::{linger_before, mutant, watch};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 
@@ -40,14 +39,13 @@ impl CacheWriter {
     /// Makes an empty cache within a memory that other feeds share.
     pub fn within(
         budget: &Arc<Budget>,
-        mut config: CacheConfig,
+        config: CacheConfig,
         gvr: Gvr,
         envelope: Envelope,
         namespaced: bool,
     ) -> (Self, CacheReader) {
         let share = budget.share();
         let derived = || share.accounts.derived.clone();
-        config.window_bytes_max = config.window_bytes_max.min(config.memory_bytes_max / WINDOW_PART);
         let shared = Arc::new(Shared {
             gvr,
             bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
@@ -55,7 +53,7 @@ impl CacheWriter {
             envelope,
             namespaced,
             timeline: RwLock::new(Timeline::new(&share.accounts, &config)),
-            config,
+            config: config.into(),
             made: Made { bytes: Arc::default(), account: derived() },
             kept: DerivedJson::new(budget.clone(), derived()),
             chunks: ChunkCache::new(budget.clone(), derived()),
@@ -84,10 +82,10 @@ impl CacheWriter {
     /// is not known, and is not made up (F6).
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
-        let mut wake = Vec::new();
+        let mut wakes = Wakes::default();
         let gone = {
             let mut timeline = self.shared.timeline.write();
-            let events = if mutant(2) { Vec::new() } else { timeline.ring.lanes.close(&mut wake) };
+            let events = if mutant(2) { Vec::new() } else { timeline.ring.lanes.close(&mut wakes) };
             let objects = timeline.restart(list);
             self.shared.paging.lock().clear();
             self.shared.chunks.clear();
@@ -97,7 +95,7 @@ impl CacheWriter {
         self.shared.kept.clear();
         self.shared.share.admit();
         self.shared.publish(|progress| progress.rv = rv);
-        wake_all(wake);
+        wakes.wake();
     }
 
     /// Applies a change that is a transaction of its own.
@@ -111,7 +109,7 @@ impl CacheWriter {
     /// are woken. The version is announced when it is settled, or when a later one comes.
     pub fn take(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
         let now = Instant::now();
-        let mut wake = Vec::new();
+        let mut wakes = Wakes::default();
         let whole = {
             let mut timeline = self.shared.timeline.write();
             if let Some(known) = timeline.admit(&change)? {
@@ -123,16 +121,16 @@ impl CacheWriter {
             let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
             let before = timeline.whole();
             timeline.record(&event, &self.shared.gvr);
-            timeline.ring.evict(&self.shared.config, now, self.shared.alternate_bytes());
-            timeline.ring.lanes.push(&event, &mut wake);
+            timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
+            timeline.ring.lanes.push(&event, &mut wakes);
             if before < timeline.whole() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel) {
-                timeline.ring.lanes.nudge(&mut wake);
+                timeline.ring.lanes.nudge(&mut wakes);
             }
             timeline.whole()
         };
         self.shared.chunks.expire(now);
         self.shared.publish(|progress| progress.rv = whole);
-        wake_all(wake);
+        linger_before("recorded, not woken", move || wakes.wake());
         self.enforce_budget();
         Ok(Applied::Fresh)
     }
@@ -171,7 +169,7 @@ impl CacheWriter {
             let mut timeline = self.shared.timeline.write();
             let gone = timeline.open.take_if(|open| open.rv() <= rv);
             timeline.progress = timeline.progress.max(rv);
-            timeline.ring.evict(&self.shared.config, now, self.shared.alternate_bytes());
+            timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
             (timeline.whole(), gone)
         };
         self.shared.chunks.expire(now);
@@ -193,9 +191,9 @@ impl CacheWriter {
         if is_bookmark || is_waited_for {
             // The wakers are taken only now: whoever parks from here on has seen the bookmark, and everybody else is
             // woken.
-            let mut wake = Vec::new();
-            self.shared.timeline.read().ring.lanes.nudge(&mut wake);
-            wake_all(wake);
+            let mut wakes = Wakes::default();
+            self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
+            wakes.wake();
         }
     }
 
@@ -234,16 +232,12 @@ impl Drop for CacheWriter {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {
             self.set_state(FeedState::Ended(FeedEnd::Shutdown));
         }
-        let mut wake = Vec::new();
-        let gone = self.shared.timeline.write().end(&mut wake);
-        wake_all(wake);
+        let mut wakes = Wakes::default();
+        let gone = self.shared.timeline.write().end(&mut wakes);
+        wakes.wake();
         drop(gone);
         self.shared.paging.lock().clear();
         self.shared.chunks.clear();
         self.shared.kept.clear();
     }
-}
-
-fn wake_all(wake: Vec<Waker>) {
-    wake.into_iter().for_each(Waker::wake);
 }

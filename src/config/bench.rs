@@ -11,12 +11,15 @@ pub struct BenchArguments {
     /// The server to measure: http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL", required_unless_present_any = ["compare", "list_scenarios"])]
     pub target: Option<String>,
-    /// Measure two servers in turn instead, and print the ratios of the second to the first
-    #[arg(long, num_args = 2, value_names = ["URL_A", "URL_B"], conflicts_with = "target")]
+    /// Measure two or more servers in turn instead, and print the ratios of the others to the first
+    #[arg(long, num_args = 2..=8, value_name = "URL", conflicts_with = "target")]
     pub compare: Vec<String>,
-    /// What the servers are called in the results [default: target, or A,B]
+    /// What the servers are called in the results [default: target, or A,B,...]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub names: Vec<String>,
+    /// What each of them speaks, where that is not the same [default: --protocol]
+    #[arg(long, value_name = "P,Q", value_delimiter = ',', requires = "compare", value_parser = ["h1", "h2", "ws"])]
+    pub protocols: Vec<String>,
     /// How often each server is measured, the order alternating
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub rounds: usize,
@@ -28,7 +31,7 @@ pub struct BenchArguments {
     /// The server's process, for its CPU time and memory
     #[arg(long, value_name = "PID", conflicts_with = "compare")]
     pub pid: Option<u32>,
-    /// The same of both servers of --compare
+    /// The same of the servers of --compare
     #[arg(long, value_name = "A,B", value_delimiter = ',', requires = "compare")]
     pub pids: Vec<u32>,
     /// Read them from its metrics instead; once for each server
@@ -57,6 +60,7 @@ pub struct BenchArguments {
 #[derive(Clone, Debug, Default, Serialize, clap::Args)]
 #[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Load")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct LoadArguments {
     /// Watches to hold [default: 100]
     #[arg(long, value_name = "N")]
@@ -91,6 +95,9 @@ pub struct LoadArguments {
     /// And of a connection [default: 16384]
     #[arg(long, value_name = "N")]
     pub connection_window_kib: Option<u32>,
+    /// Give windows back as Go's client does: an update for every 4 KiB, of stream and connection
+    #[arg(long)]
+    pub go_windows: bool,
     /// Connections whose watches are opened and never read [default: 0]
     #[arg(long, value_name = "PERCENT")]
     pub stuck: Option<u32>,

@@ -32,7 +32,9 @@ pub(super) struct Configuration {
     /// proxy's own user and root only
     #[schemars(extend("x-type" = "list of addresses", "x-bounds" = "local with `auth: none`"))]
     pub(super) listen: Vec<String>,
-    /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`, `/debug/cost`
+    /// The [live page](OPERATING.md#the-live-page), `/metrics`, `/livez`, `/readyz`, `/debug/feeds`, `/debug/cost`,
+    /// `/debug/config`; `/debug/watches` and `/debug/recent` for those who may see
+    /// [who reads what](SECURITY.md#who-sees-who-reads-what)
     #[schemars(extend("x-type" = "address or `off`", "x-bounds" = "local"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) admin: String,

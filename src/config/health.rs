@@ -6,7 +6,7 @@ use http::Uri;
 
 use super::Problems;
 use super::configuration::Configuration;
-use crate::net::Address;
+use crate::net::{Address, PagePlace};
 
 /// What `health` is asked with.
 #[derive(Debug, clap::Args)]
@@ -29,17 +29,9 @@ pub struct HealthArguments {
 /// A question to a running proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthQuestion {
-    pub place: ProbePlace,
+    pub place: PagePlace,
     pub path: String,
     pub timeout: Duration,
-}
-
-/// Where a running proxy is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProbePlace {
-    /// A host and a port, as URLs have them.
-    Tcp(String),
-    Unix(PathBuf),
 }
 
 const DEFAULT_PATH: &str = "/livez";
@@ -67,20 +59,20 @@ impl HealthArguments {
     }
 }
 
-fn named(url: &str) -> Result<(ProbePlace, String), String> {
+pub(super) fn named(url: &str) -> Result<(PagePlace, String), String> {
     if let Some(path) = url.strip_prefix("unix:") {
-        return Ok((ProbePlace::Unix(path.into()), DEFAULT_PATH.to_owned()));
+        return Ok((PagePlace::Unix(path.into()), DEFAULT_PATH.to_owned()));
     }
     let wrong = || format!("{url:?} is neither http://HOST:PORT, with a path or without, nor unix:PATH");
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
-    let place = ProbePlace::Tcp(format!("{host}:{}", uri.port_u16().unwrap_or(HTTP_PORT)));
+    let place = PagePlace::Tcp(format!("{host}:{}", uri.port_u16().unwrap_or(HTTP_PORT)));
     let path = uri.path_and_query().map(ToString::to_string).filter(|path| path != "/");
     Ok((place, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
 }
 
 /// Where `serve` with this configuration answers probes.
-fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems) -> Option<(ProbePlace, String)> {
+fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems) -> Option<(PagePlace, String)> {
     let (key, text) = match flag.unwrap_or(file.healthz_bind_address) {
         off if off == "off" => ("admin", file.admin),
         address => ("healthzBindAddress", address),
@@ -90,8 +82,8 @@ fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems
         return None;
     }
     let place = match problems.check(key, text.parse())? {
-        Address::Tcp(address) => ProbePlace::Tcp(reachable(address).to_string()),
-        Address::Unix(path) => ProbePlace::Unix(path),
+        Address::Tcp(address) => PagePlace::Tcp(reachable(address).to_string()),
+        Address::Unix(path) => PagePlace::Unix(path),
     };
     Some((place, DEFAULT_PATH.to_owned()))
 }
@@ -112,13 +104,13 @@ mod tests {
 
     #[test]
     fn a_url_is_taken_with_its_path_and_without() {
-        let tcp = |place: &str, path: &str| Ok((ProbePlace::Tcp(place.to_owned()), path.to_owned()));
+        let tcp = |place: &str, path: &str| Ok((PagePlace::Tcp(place.to_owned()), path.to_owned()));
         for (url, expected) in [
             ("http://127.0.0.1:10256", tcp("127.0.0.1:10256", "/livez")),
             ("http://127.0.0.1:10256/", tcp("127.0.0.1:10256", "/livez")),
             ("http://fanout.internal/readyz?verbose", tcp("fanout.internal:80", "/readyz?verbose")),
             ("http://[::1]:7/healthz", tcp("[::1]:7", "/healthz")),
-            ("unix:/run/admin.sock", Ok((ProbePlace::Unix("/run/admin.sock".into()), "/livez".to_owned()))),
+            ("unix:/run/admin.sock", Ok((PagePlace::Unix("/run/admin.sock".into()), "/livez".to_owned()))),
         ] {
             assert_eq!(named(url), expected, "{url}");
         }
@@ -134,12 +126,12 @@ mod tests {
             let file = Configuration::parse(file, &mut problems);
             configured(file, flag.map(str::to_owned), &mut problems).map(|(place, _)| place)
         };
-        let tcp = |place: &str| Some(ProbePlace::Tcp(place.to_owned()));
+        let tcp = |place: &str| Some(PagePlace::Tcp(place.to_owned()));
         assert_eq!(at("", None), tcp("127.0.0.1:9090"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", None), tcp("127.0.0.1:10256"));
         assert_eq!(at("healthzBindAddress: '[::]:10256'", None), tcp("[::1]:10256"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", Some("10.0.0.7:1")), tcp("10.0.0.7:1"));
-        assert_eq!(at("admin: unix:/run/a.sock", None), Some(ProbePlace::Unix("/run/a.sock".into())));
+        assert_eq!(at("admin: unix:/run/a.sock", None), Some(PagePlace::Unix("/run/a.sock".into())));
         assert_eq!(at("admin: off", None), None);
     }
 }

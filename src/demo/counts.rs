@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::kinds::KINDS;
+use crate::base::watch;
 
 /// A number for each resource, by its plural.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

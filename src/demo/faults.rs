@@ -46,6 +46,7 @@ impl Faults {
     async fn until_bound(&self, wanted: bool) {
         let mut bound = self.shared.bound.subscribe();
         tokio::select! {
+            biased;
             _ = bound.wait_for(|bound| *bound == wanted) => {}
             () = self.shared.stopping.cancelled() => {}
         }
@@ -134,6 +135,11 @@ impl Faults {
 
     pub fn resume_watches(&self) {
         self.shared.faults.stall.send_modify(|stall| stall.after_events = None);
+    }
+
+    /// Takes back what [`Faults::answer`] has ordered and nobody has met.
+    pub fn answer_as_usual(&self) {
+        self.shared.faults.answers.lock().clear();
     }
 
     /// Answers the next `times` requests of a kind with this status instead of what they ask for.
@@ -234,6 +240,11 @@ impl Faults {
     /// does not wait.
     pub fn lists_outlast(&self, writes: u64) {
         self.shared.faults.lists_outlast.store(writes, Ordering::Relaxed);
+    }
+
+    /// Answers each page of a LIST behind its first one with nothing but the token of a further page, always another.
+    pub fn pages_never_end(&self) {
+        self.shared.faults.pages_never_end.store(true, Ordering::Relaxed);
     }
 
     pub fn release_lists(&self) {

@@ -1,6 +1,7 @@
 //! Answers one request: finds out what it names and whether a test ordered an answer, and calls what answers it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -137,8 +138,10 @@ impl Call {
     ) -> Result<DemoReply, DemoStatus> {
         let kind = &KINDS[at];
         self.check_head(kind)?;
+        let is_page = !self.text("continue").is_empty();
         let kind_of_request = match self.text("fieldSelector") {
             _ if watch => RequestKind::Watch,
+            "" if is_page => RequestKind::Page,
             "" => RequestKind::List,
             _ => RequestKind::Selection,
         };
@@ -170,7 +173,10 @@ impl Call {
         self.shared.counts.add(|counts| &mut counts.lists, at);
         self.shared.faults.pass_gate().await;
         let patience = self.shared.settings.future_wait;
-        let page = list::list(&self.shared.store, at, &options, &selector, patience).await?;
+        let mut page = list::list(&self.shared.store, at, &options, &selector, patience).await?;
+        if is_page && self.shared.faults.pages_never_end.load(Ordering::Relaxed) {
+            page.leads_on();
+        }
         let outlasted = self.shared.faults.writes_outlasted();
         if outlasted > 0 && options.limit != 1 {
             self.shared.store.reach(page.revision + outlasted, LIST_MAX).await?;

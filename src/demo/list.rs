@@ -111,6 +111,14 @@ fn page(
 }
 
 impl DemoPage {
+    /// Makes it an empty page that names another one, as no apiserver does.
+    pub(crate) fn leads_on(&mut self) {
+        let at = ContinueAt::Version(ResourceVersion(self.revision));
+        let start = format!("nowhere/{:x}\0", fastrand::u64(..));
+        self.objects.clear();
+        self.next = Some(ContinueToken { at, start }.encode(PageStore::FromCache));
+    }
+
     /// Returns the body, made piece by piece while it is sent.
     pub(crate) fn into_chunks(
         self,

@@ -65,6 +65,7 @@ pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
         let wanted = *listening.borrow_and_update();
         shared.bound.send_replace(wanted);
         tokio::select! {
+            biased;
             () = shared.stopping.cancelled() => return,
             _ = listening.changed() => {}
         }
@@ -77,6 +78,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<De
     loop {
         loop {
             tokio::select! {
+                biased;
                 () = shared.stopping.cancelled() => return,
                 _ = listening.wait_for(|wanted| !*wanted) => break,
                 accepted = listener.accept() => match accepted {
@@ -89,6 +91,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<De
         drop(listener);
         shared.bound.send_replace(false);
         tokio::select! {
+            biased;
             () = shared.stopping.cancelled() => return,
             _ = listening.wait_for(|wanted| *wanted) => {}
         }
@@ -142,6 +145,7 @@ where
     let connection = builder.serve_connection(TokioIo::new(io), service);
     tokio::pin!(connection);
     tokio::select! {
+        biased;
         ended = connection.as_mut() => {
             if let Err(error) = ended {
                 tracing::trace!(%error, "connection ended");

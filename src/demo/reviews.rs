@@ -24,15 +24,19 @@ pub struct ReviewCounts {
 
 #[derive(Debug, Default)]
 struct Rules {
-    holders: HashMap<String, String>,
-    /// Pairs of a user and a namespace; `*` stands for every namespace and the whole cluster.
+    /// Users as they are told, by their tokens.
+    holders: HashMap<String, Value>,
+    /// Pairs of a user and a namespace, or a path that is no resource's; `*` stands for everything.
     rights: HashSet<(String, String)>,
+    /// Verbs and resources that whoever asks about itself is said to lack.
+    lacking: HashSet<(String, String)>,
     refusal: Option<u16>,
     asked: ReviewCounts,
 }
 
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const OWN_ACCESSES: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 /// The name of the user that every caller is, who is not authenticated here.
 const ASKER: &str = "demo";
@@ -40,7 +44,17 @@ const ASKER: &str = "demo";
 impl ReviewAnswers {
     /// Gives the token to the user.
     pub fn give(&self, token: &str, user: &str) {
-        self.rules.lock().holders.insert(token.to_owned(), user.to_owned());
+        self.rules.lock().holders.insert(token.to_owned(), user_info(user));
+    }
+
+    /// Gives the token to a pod of a service account, which runs on the node.
+    pub fn give_to_pod(&self, token: &str, account: &str, node: &str) {
+        let mut user = user_info(account);
+        user["extra"] = json!({
+            "authentication.kubernetes.io/node-name": [node],
+            "authentication.kubernetes.io/pod-name": [format!("pod-on-{node}")],
+        });
+        self.rules.lock().holders.insert(token.to_owned(), user);
     }
 
     /// Makes the token invalid.
@@ -48,7 +62,7 @@ impl ReviewAnswers {
         self.rules.lock().holders.remove(token);
     }
 
-    /// Allows the user everything in the namespace, or in the whole cluster for `*`.
+    /// Allows the user everything in the namespace or at the path, or in the whole cluster for `*`.
     pub fn allow(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.insert((user.to_owned(), namespace.to_owned()));
     }
@@ -56,6 +70,11 @@ impl ReviewAnswers {
     /// Takes back what [`allow`](Self::allow) gave.
     pub fn deny(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.remove(&(user.to_owned(), namespace.to_owned()));
+    }
+
+    /// Says to whoever asks about its own rights that it has not this one. Nothing else is refused for it.
+    pub fn lack(&self, verb: &str, resource: &str) {
+        self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));
     }
 
     /// Answers all reviews with this status code instead; `None` ends that.
@@ -69,7 +88,7 @@ impl ReviewAnswers {
 
     /// Whether reviews are posted to this path.
     pub(crate) fn are_at(path: &str) -> bool {
-        [TOKENS, OURSELVES, ACCESSES].contains(&path)
+        [TOKENS, OURSELVES, ACCESSES, OWN_ACCESSES].contains(&path)
     }
 
     pub(crate) fn answer(&self, path: &str, body: &[u8]) -> Result<(StatusCode, Vec<u8>), DemoStatus> {
@@ -87,13 +106,18 @@ impl ReviewAnswers {
         let text = |pointer: &str| review.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let status = match path {
             TOKENS => match rules.holders.get(&text("/spec/token")) {
-                Some(user) => json!({"authenticated": true, "user": user_info(user)}),
+                Some(user) => json!({"authenticated": true, "user": user}),
                 None => json!({"user": {}}),
             },
             ACCESSES => {
                 let (user, namespace) = (text("/spec/user"), text("/spec/resourceAttributes/namespace"));
+                let path = text("/spec/nonResourceAttributes/path");
                 let may = |namespace: &str| rules.rights.contains(&(user.clone(), namespace.to_owned()));
-                json!({"allowed": may("*") || (!namespace.is_empty() && may(&namespace))})
+                json!({"allowed": may("*") || [namespace, path].iter().any(|place| !place.is_empty() && may(place))})
+            }
+            OWN_ACCESSES => {
+                let of = |name: &str| text(&format!("/spec/resourceAttributes/{name}"));
+                json!({"allowed": !rules.lacking.contains(&(of("verb"), of("resource")))})
             }
             _ => json!({"userInfo": user_info(ASKER)}),
         };

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method, StatusCode, Uri};
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -14,7 +13,7 @@ use super::counts::Counter;
 use super::reviews::ReviewAnswers;
 use super::store::ObjectStore;
 use super::switches::Switches;
-use crate::base::now_ns;
+use crate::base::{now_ns, watch};
 
 /// Requests that are remembered for tests to look at.
 const SEEN_MAX: usize = 4096;

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::RwLock;
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::json::JsonMembers;
 use super::kinds::{KINDS, ServedKind};
 use super::object::{Meta, StoredObject};
 use super::status::DemoStatus;
+use crate::base::watch;
 
 /// The objects of a resource at one revision, in the order of their keys.
 pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;

@@ -1,12 +1,13 @@
 //! Holds what a test has ordered and the upstream has not done yet.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 use super::freeze::Freeze;
+use crate::base::watch;
 
 /// Orders that an open watch may fall behind by before it misses one.
 const ORDERS_MAX: usize = 64;
@@ -19,6 +20,8 @@ pub enum RequestKind {
     List,
     /// A LIST with a field selector. An answer that is ordered for `List` also answers it.
     Selection,
+    /// A page of a LIST behind its first one. An answer that is ordered for `List` also answers it.
+    Page,
     Watch,
     Write,
 }
@@ -73,6 +76,8 @@ pub(crate) struct Switches {
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
+    /// Whether each page behind the first one is empty and names another.
+    pub(super) pages_never_end: AtomicBool,
     /// How many more streamed lists of a selection end with an old version, and with which.
     pub(super) behind: Mutex<(usize, u64)>,
     /// The version of the state that reads of any version get, if that is not the current one.
@@ -96,6 +101,7 @@ impl Switches {
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),
             lists_outlast: AtomicU64::new(0),
+            pages_never_end: AtomicBool::new(false),
             behind: Mutex::default(),
             cached_at: Mutex::default(),
             hollow_deletions: AtomicU64::new(0),
@@ -121,7 +127,7 @@ impl Switches {
     pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
         let mut answers = self.answers.lock();
         let fits = |answer: &OrderedAnswer| {
-            let is_list = answer.on == RequestKind::List && on == RequestKind::Selection;
+            let is_list = answer.on == RequestKind::List && matches!(on, RequestKind::Selection | RequestKind::Page);
             let is_such = is_list || answer.on == RequestKind::Any || answer.on == on;
             is_such && (answer.kind.is_none() || answer.kind == kind)
         };

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 
+use super::changes::StoreChanges;
 use super::churn::{self, Churning, Population};
 use super::counts::RequestCounts;
 use super::faults::Faults;
@@ -145,13 +146,12 @@ impl Upstream {
     }
 
     /// Starts the upstream without a port: only [`RunningUpstream::connector`] leads there. This is for tests that
-    /// pause the clock, which does not stop a kernel's sockets.
-    ///
-    /// # Panics
-    /// If a thread for the seeding cannot be had.
-    pub async fn in_memory(self) -> RunningUpstream {
+    /// pause the clock, which does not stop a kernel's sockets. Nothing is left to another thread.
+    #[must_use]
+    pub fn in_memory(self) -> RunningUpstream {
         let address = self.address;
-        let running = self.seeded(address).await.unwrap_or_else(|error| panic!("the demo upstream: {error}"));
+        let store = self.store();
+        let running = self.of(store, address);
         let shared = &running.shared;
         shared.bound.send_replace(true);
         drop(shared.tasks.spawn(follow_orders(shared.clone())));
@@ -159,18 +159,25 @@ impl Upstream {
     }
 
     async fn seeded(self, address: SocketAddr) -> io::Result<RunningUpstream> {
+        let seeding = self.clone();
+        let store = tokio::task::spawn_blocking(move || seeding.store()).await.map_err(io::Error::other)?;
+        Ok(self.of(store, address))
+    }
+
+    /// A store with what there is at the start.
+    fn store(&self) -> ObjectStore {
         let ring_events = usize::try_from(self.rate.saturating_mul(RING_SECONDS)).unwrap_or(usize::MAX);
         let ring_events_max =
             self.ring_events_max.unwrap_or(ring_events.clamp(*RING_EVENTS.start(), *RING_EVENTS.end()));
-        let seeding = tokio::task::spawn_blocking(move || {
-            let store = ObjectStore::new(ring_events_max);
-            seed::seed(&store, self.pods, self.nodes);
-            store
-        });
-        let store = seeding.await.map_err(io::Error::other)?;
+        let store = ObjectStore::new(ring_events_max);
+        seed::seed(&store, self.pods, self.nodes);
+        store
+    }
+
+    fn of(self, store: ObjectStore, address: SocketAddr) -> RunningUpstream {
         let shared = Arc::new(DemoState::new(Arc::new(store), self.settings));
         let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
-        Ok(RunningUpstream { address, shared, population, rate: self.rate })
+        RunningUpstream { address, shared, population, rate: self.rate }
     }
 }
 
@@ -289,6 +296,23 @@ impl RunningUpstream {
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))
+    }
+
+    /// Deletes those of these objects (`namespace/name`) that exist, all at one revision, as etcd does when one of its
+    /// leases expires.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn delete_at_once<'a>(&self, plural: &str, keys: impl IntoIterator<Item = &'a str>) -> u64 {
+        self.shared.store.remove_all(known(plural), keys)
+    }
+
+    /// What happens to a resource from now on, from the store itself.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn changes(&self, plural: &str) -> StoreChanges {
+        StoreChanges::of(&self.shared.store, known(plural))
     }
 
     /// Starts pod events in the demo's mix, at the [`rate`](Upstream::rate) that was set.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::counts::OpenWatch;
@@ -20,6 +20,7 @@ use super::store::{ObjectMap, StoreEvent, StoreEventType, frame};
 use super::switches::{Act, FaultOrder, Stall};
 use super::table::IncludeObject;
 
+use crate::base::watch;
 use frames::seen_as;
 
 /// The size up to which objects are written together when a watch begins with the initial objects.
@@ -134,6 +135,7 @@ impl Watch {
             if *self.hushed.borrow_and_update() {
                 let stopping = self.shared.stopping.cancelled();
                 tokio::select! {
+                    biased;
                     _ = self.hushed.changed() => continue,
                     () = stopping => return None,
                 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
+use super::{CurrentGets, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
 use crate::base::Cut;
 use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, PinTerms, Pins, Snapshot};
 use crate::kube::ResourceVersion;
@@ -19,6 +19,7 @@ pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
     pub freshness: Freshness,
+    pub current_gets: CurrentGets,
     pub renderings: Renderings,
     pub vintage: Vintage,
     pub returners: Returners,
@@ -30,6 +31,8 @@ pub struct Feed {
     leases: AtomicUsize,
     /// How many of the leases only keep the feed running.
     keepers: AtomicUsize,
+    /// How many watches are of other proxies.
+    proxies: AtomicUsize,
     last_used: Mutex<Instant>,
     last_read: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
@@ -82,6 +85,7 @@ impl Feed {
                 spec,
                 reader,
                 freshness,
+                current_gets: CurrentGets::default(),
                 renderings,
                 vintage: Vintage::default(),
                 returners: Returners::default(),
@@ -90,6 +94,7 @@ impl Feed {
                 pins: budget.pins().clone(),
                 leases,
                 keepers: AtomicUsize::new(0),
+                proxies: AtomicUsize::new(0),
                 last_used,
                 last_read: Mutex::default(),
                 retired,
@@ -170,6 +175,21 @@ impl Feed {
     /// How many readers the feed has at this moment.
     pub fn readers(&self) -> usize {
         self.leases.load(Ordering::Relaxed).saturating_sub(self.keepers.load(Ordering::Relaxed))
+    }
+
+    /// Notes that a watch of another proxy begins.
+    pub fn proxy_begins(&self) {
+        self.proxies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that such a watch has ended.
+    pub fn proxy_ends(&self) {
+        self.proxies.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether another proxy follows the feed: it is told at once how far that is, or it would have to ask.
+    pub fn is_followed_by_proxies(&self) -> bool {
+        self.proxies.load(Ordering::Relaxed) > 0
     }
 
     /// Whether somebody reads the feed, or did within this time, whoever keeps it running.

@@ -2,9 +2,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::base::watch;
 use crate::kube::ResourceVersion;
 
 /// Since when a feed is known to be current, and since when somebody needs it to be.

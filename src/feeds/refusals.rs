@@ -27,7 +27,7 @@ struct Refusal {
 
 /// How many refused feeds are remembered.
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
-/// How long a feed is not tried again that upstream does not have, or not in this encoding.
+/// How long a feed is not tried again that upstream does not have: it may have it soon.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 
 impl Refusals {
@@ -37,8 +37,8 @@ impl Refusals {
         self.0.get(key).filter(|refusal| refusal.stands(free)).map(|refusal| refusal.end)
     }
 
-    /// Notes that a feed has ended. If our identity may not read it, it is tried again ever more rarely, by `waits`,
-    /// unless it has been served since the last time.
+    /// Notes that a feed has ended. If our identity may not read it (by `waits`), or if it does not fit, is not offered
+    /// or cannot be read, it is tried again ever more rarely, unless it has been served since the last time.
     pub(super) fn put(&mut self, key: &FeedKey, end: FeedEnd, (weighed, served): (usize, bool), waits: Waits) {
         let before = self.0.remove(key).filter(|before| before.end == end).map_or(0, |before| before.times);
         // The one that has waited the longest may be tried again too early.
@@ -47,10 +47,10 @@ impl Refusals {
         {
             self.0.remove(&oldest);
         }
-        let before = if end == FeedEnd::Forbidden && served { 0 } else { before };
+        let before = if end != FeedEnd::OverBudget && served { 0 } else { before };
         let times = before.saturating_add(1);
         let wait = match end {
-            FeedEnd::OverBudget => refused_for(times),
+            FeedEnd::OverBudget | FeedEnd::Unreadable | FeedEnd::NotOffered => refused_for(times),
             FeedEnd::Forbidden => waits.after(times),
             _ => REFUSED_FOR,
         };
@@ -88,7 +88,7 @@ impl Refusal {
     /// Whether it is too old to say anything about the next attempt.
     fn is_forgotten(&self) -> bool {
         let kept = match self.end {
-            FeedEnd::OverBudget => 2 * REFUSED_MAX,
+            FeedEnd::OverBudget | FeedEnd::Unreadable | FeedEnd::NotOffered => 2 * REFUSED_MAX,
             FeedEnd::Forbidden => self.wait + REFUSED_MAX,
             _ => self.wait,
         };

@@ -1,4 +1,3 @@
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use super::counts::Ledger;
 use super::feed::Common;
 use super::refusals::Refusals;
 use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
+use crate::base::{Map, Tunable};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
 use crate::kube::ResourceVersion;
 use crate::wire::Representation;
@@ -30,19 +30,19 @@ pub struct Feeds {
 
 #[derive(Debug)]
 struct Shared {
-    config: CacheConfig,
+    config: Tunable<CacheConfig>,
     budget: Arc<Budget>,
     /// With one lock: what becomes of one feed is decided by how many there are, and by the others of its resource. In
     /// parts it would be found no sooner, for most look for the same: one, two and four threads took 50, 104 and 206 ns
     /// with one lock, and 47, 97 and 206 ns in parts (benches/README.md).
-    feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
+    feeds: Mutex<Map<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that lasts.
     refused: Mutex<Refusals>,
     /// How other representations are obtained, for each feed: refusals outlive the feed that found them. This and what
     /// follows changes where feeds begin and end, under their lock.
-    renderings: Mutex<HashMap<FeedKey, Renderings>>,
+    renderings: Mutex<Map<FeedKey, Renderings>>,
     /// When feeds were retired, for as long as the feeds in their place have not settled.
-    outdated: Mutex<HashMap<FeedKey, Instant>>,
+    outdated: Mutex<Map<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
 }
@@ -65,7 +65,7 @@ impl Feeds {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
         let budget = Budget::new(config.memory_bytes_max, Pins::default());
         let shared = Shared {
-            config,
+            config: config.into(),
             budget,
             feeds: Mutex::default(),
             refused: Mutex::default(),
@@ -75,6 +75,18 @@ impl Feeds {
             demand,
         };
         (Self { shared: Arc::new(shared) }, demands)
+    }
+
+    /// Keeps as much history as that from now on, in feeds that run and in those that come. Only readers who are
+    /// further behind than that lose their place.
+    pub fn tune(&self, to: &CacheConfig) {
+        let running: Vec<_> = {
+            let feeds = self.shared.feeds.lock();
+            self.shared.config.set(self.shared.config.get().keeping(to));
+            feeds.values().cloned().collect()
+        };
+        let config = self.shared.config.get();
+        running.iter().for_each(|feed| feed.reader.tune((*config).clone()));
     }
 
     /// The feed for `spec`. It is started if it does not run. `resume` is the version behind which the caller wants to
@@ -101,9 +113,9 @@ impl Feeds {
         }
         let renderings = self.renderings_of(&spec.key, &feeds);
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
-        let counts = self.shared.counts.lock().open(&spec.key, self.shared.config.counts_age_max);
-        let Shared { config, budget, .. } = &*self.shared;
-        let common = Common { config: config.clone(), budget: budget.clone(), counts };
+        let config = self.shared.config.get();
+        let counts = self.shared.counts.lock().open(&spec.key, config.counts_age_max);
+        let common = Common { config: (*config).clone(), budget: self.shared.budget.clone(), counts };
         let (writer, feed) = Feed::new(spec.clone(), common, renderings, settled);
         feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
@@ -118,9 +130,14 @@ impl Feeds {
 
     /// The feed for `key` if it runs, and reads objects under this edition of their definition.
     pub fn find(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<FeedHandle> {
+        self.glance(key, edition).map(FeedHandle::new)
+    }
+
+    /// The same for whoever only looks whether there is one, which is no use of it: it does not keep the feed running.
+    pub fn glance(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<Arc<Feed>> {
         let feed = self.shared.feeds.lock().get(key).cloned()?;
         let is_over = matches!(feed.reader.state(), FeedState::Ended(_));
-        (!is_over && feed.spec.edition.as_ref() == edition).then(|| FeedHandle::new(feed))
+        (!is_over && feed.spec.edition.as_ref() == edition).then_some(feed)
     }
 
     /// Why a representation of this feed's objects is not derived, whether or not the feed runs.
@@ -132,7 +149,7 @@ impl Feeds {
     }
 
     /// The renderings for a feed that begins.
-    fn renderings_of(&self, key: &FeedKey, running: &HashMap<FeedKey, Arc<Feed>>) -> Renderings {
+    fn renderings_of(&self, key: &FeedKey, running: &Map<FeedKey, Arc<Feed>>) -> Renderings {
         let mut all = self.shared.renderings.lock();
         if all.len() >= FEEDS_MAX {
             all.retain(|key, _| running.contains_key(key));
@@ -169,15 +186,15 @@ impl Feeds {
         }
         if end.is_refusal() {
             let served = feed.reader.progress().rv > ResourceVersion::default();
-            let waits = self.shared.config.refused;
+            let waits = self.shared.config.get().refused;
             self.shared.refused.lock().put(key, end, (feed.reader.weighed(), served), waits);
         }
         self.close(key, &feeds);
     }
 
     /// Forgets what belongs to a feed that is over, except refusals, and its counts for a while.
-    fn close(&self, key: &FeedKey, running: &HashMap<FeedKey, Arc<Feed>>) {
-        self.shared.counts.lock().close(key, self.shared.config.counts_age_max);
+    fn close(&self, key: &FeedKey, running: &Map<FeedKey, Arc<Feed>>) {
+        self.shared.counts.lock().close(key, self.shared.config.get().counts_age_max);
         if !running.contains_key(key) {
             self.shared.renderings.lock().retain(|of, renderings| of != key || renderings.has_refused());
         }
@@ -185,7 +202,7 @@ impl Feeds {
 
     /// The counts of every feed, and of feeds that ended lately, in the order of their keys.
     pub fn counts(&self) -> Vec<(FeedKey, Arc<FeedCounts>)> {
-        self.shared.counts.lock().all(self.shared.config.counts_age_max)
+        self.shared.counts.lock().all(self.shared.config.get().counts_age_max)
     }
 
     /// Removes a feed if nobody has read it for `idle_max`. Returns whether it did. Nobody can get a handle between the
@@ -221,7 +238,7 @@ impl Feeds {
 
     /// Notes that our rights may have changed: feeds that may not be read are tried again soon.
     pub fn rights_changed(&self) {
-        self.shared.refused.lock().rights_changed(self.shared.config.refused);
+        self.shared.refused.lock().rights_changed(self.shared.config.get().refused);
     }
 
     fn outdate(&self, feed: &Feed) {
@@ -233,7 +250,7 @@ impl Feeds {
 }
 
 /// The latest version that a live feed of the resource has reached.
-fn shown(key: &FeedKey, feeds: &HashMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
+fn shown(key: &FeedKey, feeds: &Map<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.progress().rv).max().unwrap_or_default()
 }

@@ -1,10 +1,9 @@
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
-use tokio::sync::watch;
 
+use crate::base::{Map, watch};
 use crate::wire::{Renderer, Representation};
 
 /// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
@@ -20,7 +19,7 @@ pub struct Renderings {
 #[derive(Debug)]
 struct Shared {
     /// A feed has a handful, which begin and end together. Readers share the lock.
-    modes: RwLock<HashMap<Representation, RenderingMode>>,
+    modes: RwLock<Map<Representation, RenderingMode>>,
     /// The minor of the release for which the modes were found; 0 while there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,

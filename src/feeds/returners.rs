@@ -10,9 +10,10 @@ use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::base::watch;
 use crate::cache::{CacheReader, View};
 use crate::kube::ResourceVersion;
 

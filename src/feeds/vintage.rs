@@ -1,4 +1,10 @@
-use tokio::sync::watch;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::base::watch;
+use crate::kube::ResourceVersion;
+use crate::upstream::Build;
 
 /// Whether the bodies that a feed holds are as the server that it follows writes them.
 ///
@@ -10,6 +16,29 @@ pub struct Vintage {
     is_present: watch::Sender<bool>,
     /// How many readers wait.
     waiting: watch::Sender<usize>,
+    writers: Arc<Mutex<Writers>>,
+}
+
+/// The builds that have written what a feed tells, for proxies that take it over.
+#[derive(Debug, Default)]
+struct Writers {
+    /// The last that was known.
+    now: Option<Arc<Build>>,
+    /// Whether it still is.
+    is_known: bool,
+    before: Option<Arc<Build>>,
+    /// The version from which on everything is as `now` writes it. What was told of before may be by `before`.
+    since: ResourceVersion,
+    changes: u32,
+}
+
+/// Who has written what somebody is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// `None` if that is not known.
+    pub by: Option<Arc<Build>>,
+    /// How many times it had been another one before.
+    pub changes: u32,
 }
 
 /// Counts a reader that waits, for as long as it waits.
@@ -23,7 +52,7 @@ impl Drop for Waiting<'_> {
 
 impl Default for Vintage {
     fn default() -> Self {
-        Self { is_present: watch::Sender::new(true), waiting: watch::Sender::new(0) }
+        Self { is_present: watch::Sender::new(true), waiting: watch::Sender::new(0), writers: Arc::default() }
     }
 }
 
@@ -54,9 +83,49 @@ impl Vintage {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
+    /// Who writes what the feed tells now.
+    pub fn written(&self) -> Written {
+        self.writers.lock().now()
+    }
+
+    /// Who has written what the feed tells from this version on; of some of it perhaps somebody else.
+    pub fn written_from(&self, rv: ResourceVersion) -> Written {
+        let writers = self.writers.lock();
+        match writers.changes.checked_sub(1) {
+            Some(changes) if rv < writers.since => Written { by: writers.before.clone(), changes },
+            _ => writers.now(),
+        }
+    }
+
+    /// How many times another build has come to write what the feed tells.
+    pub fn changes(&self) -> u32 {
+        self.writers.lock().changes
+    }
+
+    /// Says which build writes what the feed tells from a version on, as far as it is known. Returns whether it was
+    /// another one. Only the task that fills the feed calls this.
+    pub fn set_written(&self, by: Option<Arc<Build>>, since: ResourceVersion) -> bool {
+        let mut writers = self.writers.lock();
+        writers.is_known = by.is_some();
+        let Some(build) = by.filter(|build| writers.now.as_ref() != Some(build)) else { return false };
+        let before = writers.now.replace(build);
+        if before.is_none() {
+            return false;
+        }
+        (writers.before, writers.since) = (before, since);
+        writers.changes += 1;
+        true
+    }
+
     /// Says whether a state may be shown. Only the task that fills the feed calls this.
     pub fn set_present(&self, is_present: bool) {
         self.is_present.send_if_modified(|before| std::mem::replace(before, is_present) != is_present);
+    }
+}
+
+impl Writers {
+    fn now(&self) -> Written {
+        Written { by: self.now.clone().filter(|_| self.is_known), changes: self.changes }
     }
 }
 
@@ -80,5 +149,20 @@ mod tests {
         assert!(vintage.wanted().now_or_never().is_none());
         vintage.set_present(true);
         assert!(vintage.present().now_or_never().is_some());
+    }
+
+    #[test]
+    fn what_was_told_before_another_build_came_is_by_the_one_before() {
+        let build = |minor: u32| Build::of(&format!(r#"{{"major": "1", "minor": "{minor}"}}"#)).map(Arc::new);
+        let (vintage, rv) = (Vintage::default(), ResourceVersion);
+        let said = |at: u64| (vintage.written_from(rv(at)).by.map(|build| build.minor), vintage.changes());
+        assert_eq!(said(5), (None, 0));
+        assert!(!vintage.set_written(build(36), rv(5)), "nobody has taken it for another");
+        assert_eq!((said(1), said(9)), ((Some(36), 0), (Some(36), 0)));
+        assert!(!vintage.set_written(None, rv(7)) && vintage.written().by.is_none(), "it is not known who is there");
+        assert!(!vintage.set_written(build(36), rv(8)));
+        assert!(vintage.set_written(build(37), rv(9)));
+        assert_eq!((said(8), said(9)), ((Some(36), 1), (Some(37), 1)));
+        assert_eq!((vintage.written_from(rv(8)).changes, vintage.written().changes), (0, 1));
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::User;
 
-/// Who pays for what is under way: a user by name and UID, whatever it has shown of itself.
+/// Who pays for what is under way: a user by name and UID, whatever it has shown of itself; or the pods of a service
+/// account on one node.
 ///
 /// Limits go by this and not by credentials: one account has as many tokens as it asks for, and one token several
 /// spellings.
@@ -15,11 +16,31 @@ pub struct Payer(Arc<Account>);
 struct Account {
     name: String,
     uid: String,
+    node: Option<String>,
 }
+
+/// What the apiserver says of a token that is for a pod (KEP-4193). Whoever may ask for tokens can have some that name
+/// any node, but those name no pod.
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const SERVICE_ACCOUNTS: &str = "system:serviceaccount:";
 
 impl Payer {
     pub fn of(user: &User) -> Self {
-        Self(Arc::new(Account { name: user.name.clone(), uid: user.uid.clone() }))
+        Self(Arc::new(Account { name: user.name.clone(), uid: user.uid.clone(), node: None }))
+    }
+
+    /// The same, but that the pods of a service account pay node by node: the agents of a daemon set are one user, and
+    /// none of them is to live on what the others leave.
+    pub fn on_its_node(user: &User) -> Self {
+        let said = |key: &str| user.extra.get(key).and_then(|values| values.first());
+        let node = said(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && said(POD_NAME).is_some());
+        Self(Arc::new(Account { name: user.name.clone(), uid: user.uid.clone(), node: node.cloned() }))
+    }
+
+    /// The user's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
     }
 }
 
@@ -63,6 +84,29 @@ mod tests {
             (user("bob", "1", "dev"), false),
         ] {
             assert_eq!(ada == Payer::of(&other), is_same, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn pods_of_an_account_pay_node_by_node_and_nobody_else_does() {
+        let user = |name: &str, extra: &[(&str, &str)]| User {
+            name: name.to_owned(),
+            extra: extra.iter().map(|(key, value)| ((*key).to_owned(), vec![(*value).to_owned()])).collect(),
+            ..User::default()
+        };
+        let agent = "system:serviceaccount:agents:agent";
+        let on = |node: &'static str| user(agent, &[(NODE_NAME, node), (POD_NAME, "agent-x1")]);
+        let payer = Payer::on_its_node(&on("n1"));
+        for (other, is_same) in [
+            (user(agent, &[(NODE_NAME, "n1"), (POD_NAME, "agent-x2")]), true),
+            (on("n2"), false),
+            (user(agent, &[]), false),
+        ] {
+            assert_eq!(payer == Payer::on_its_node(&other), is_same, "{other:?}");
+        }
+        for same in [on("n1"), user(agent, &[(NODE_NAME, "n1")]), user("ada", &[(NODE_NAME, "n1"), (POD_NAME, "x")])] {
+            let is_alone = same != on("n1");
+            assert_eq!(Payer::on_its_node(&same) == Payer::of(&same), is_alone, "{same:?}");
         }
     }
 }

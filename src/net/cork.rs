@@ -25,6 +25,8 @@ struct Line<I> {
     /// How many bytes of `held` have been written out.
     sent: usize,
     is_corked: bool,
+    /// A small write that comes first is not gathered.
+    is_light: bool,
     wake_set: Arc<WakeSet>,
     /// Whether the codec reads, rather than what the connection becomes after it.
     codec: Waker,
@@ -35,6 +37,9 @@ struct Line<I> {
 /// How many bytes are gathered at most: four full TLS records, which rustls takes at a time.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
+/// The largest write that goes out by itself: of larger ones there are mostly several.
+const LIGHT_BYTES_MAX: usize = 8 << 10;
+
 thread_local! {
     /// The buffer in which all connections of a thread gather, one after the other. So it stays in the processor's
     /// cache.
@@ -44,7 +49,16 @@ thread_local! {
 impl<I> Corked<I> {
     pub(super) fn new(io: I, wake_set: Arc<WakeSet>) -> Self {
         let (codec, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
-        Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false, wake_set, codec, reader })))
+        Self(Arc::new(Mutex::new(Line {
+            io,
+            held: Vec::new(),
+            sent: 0,
+            is_corked: false,
+            is_light: false,
+            wake_set,
+            codec,
+            reader,
+        })))
     }
 
     /// The set of what was woken, and the waker to poll the codec with.
@@ -53,9 +67,11 @@ impl<I> Corked<I> {
         (line.wake_set.clone(), line.codec.clone())
     }
 
-    /// Starts to gather what is written. Whoever corks must [draw](Self::poll_draw) the cork before it waits.
-    pub(super) fn cork(&self) {
-        self.0.lock().is_corked = true;
+    /// Starts to gather what is written. Whoever corks must [draw](Self::poll_draw) the cork before it waits. If the
+    /// cork `is_light`, small writes go out at once, without a copy, as long as nothing is gathered.
+    pub(super) fn cork(&self, is_light: bool) {
+        let mut line = self.0.lock();
+        (line.is_corked, line.is_light) = (true, is_light);
     }
 }
 
@@ -94,6 +110,15 @@ impl<I: AsyncWrite + Unpin> Line<I> {
         }
         self.held.extend_from_slice(&bytes[..taken]);
         Poll::Ready(Ok(taken))
+    }
+
+    /// Writes what is small and comes alone. If it is pending, it has to be gathered.
+    fn poll_write_lightly(&mut self, cx: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let is_small = || parts.iter().map(|part| part.len()).sum::<usize>() <= LIGHT_BYTES_MAX;
+        if !(self.is_corked && self.is_light && self.held.is_empty() && is_small()) {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
     }
 
     /// Writes out what is held.
@@ -168,6 +193,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let mut line = self.0.lock();
+        if let Poll::Ready(taken) = line.poll_write_lightly(cx, parts) {
+            return Poll::Ready(taken);
+        }
         let mut written = 0;
         for part in parts.iter().filter(|part| !part.is_empty()) {
             match line.poll_write(cx, part) {
@@ -232,7 +260,7 @@ mod tests {
         let (near, mut far) = tokio::io::duplex(1 << 20);
         let mut corked = Corked::new(near, WakeSet::shared());
         assert_eq!(write(&mut corked, b"a"), 1);
-        corked.cork();
+        corked.cork(false);
         assert_eq!(write(&mut corked, b"b"), 1);
         assert_eq!(write(&mut corked, b"c"), 1);
         let mut seen = [0; 8];
@@ -248,7 +276,7 @@ mod tests {
     async fn no_more_is_gathered_than_the_limit_when_nobody_reads() {
         let (near, mut far) = tokio::io::duplex(100);
         let mut corked = Corked::new(near, WakeSet::shared());
-        corked.cork();
+        corked.cork(false);
         let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[n as usize % 2]).collect();
         let mut taken = write(&mut corked, &sent);
         assert!((HELD_BYTES_MAX..=HELD_BYTES_MAX + 100).contains(&taken), "{taken}");
@@ -260,7 +288,7 @@ mod tests {
                 let mut some = [0; 100];
                 let count = far.read(&mut some).await.expect("open");
                 seen.extend_from_slice(&some[..count]);
-                corked.cork();
+                corked.cork(false);
                 if done {
                     taken += write(&mut corked, &sent[taken..]);
                 }
@@ -274,7 +302,7 @@ mod tests {
     async fn several_pieces_are_taken_at_once() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
         let mut corked = Corked::new(near, WakeSet::shared());
-        corked.cork();
+        corked.cork(false);
         let parts = [io::IoSlice::new(b"ab"), io::IoSlice::new(b""), io::IoSlice::new(b"cde")];
         let mut cx = Context::from_waker(Waker::noop());
         assert!(matches!(Pin::new(&mut corked).poll_write_vectored(&mut cx, &parts), Poll::Ready(Ok(5))));
@@ -282,5 +310,53 @@ mod tests {
         let mut seen = Vec::new();
         far.read_to_end(&mut seen).await.expect("closed");
         assert_eq!(seen, b"abcde");
+    }
+
+    #[tokio::test]
+    async fn under_a_light_cork_small_writes_go_out_at_once_and_in_order() {
+        let (near, mut far) = tokio::io::duplex(LIGHT_BYTES_MAX);
+        let mut corked = Corked::new(near, WakeSet::shared());
+        corked.cork(true);
+        let mut put = |bytes: &[u8]| {
+            let parts = [io::IoSlice::new(bytes)];
+            let mut cx = Context::from_waker(Waker::noop());
+            match Pin::new(&mut corked).poll_write_vectored(&mut cx, &parts) {
+                Poll::Ready(taken) => taken.expect("open"),
+                Poll::Pending => 0,
+            }
+        };
+        let sent: Vec<u8> = (0..u8::MAX).cycle().take(3 * LIGHT_BYTES_MAX).collect();
+        let (small, rest) = sent.split_at(1_000);
+        assert_eq!(put(small), 1_000);
+        let mut seen = vec![0; sent.len()];
+        assert_eq!(far.read(&mut seen).await.expect("open"), 1_000, "the cork is not drawn");
+        // A large one is gathered, and so is what comes behind it.
+        let (large, last) = rest.split_at(LIGHT_BYTES_MAX + 1);
+        assert_eq!(put(large), large.len());
+        assert_eq!(put(last), last.len());
+        let mut have = 1_000;
+        while have < sent.len() {
+            let _ = draw(&corked);
+            have += far.read(&mut seen[have..]).await.expect("open");
+        }
+        assert_eq!(seen, sent);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_go_out_at_once_is_gathered() {
+        let (near, mut far) = tokio::io::duplex(1);
+        let mut corked = Corked::new(near, WakeSet::shared());
+        corked.cork(true);
+        let mut cx = Context::from_waker(Waker::noop());
+        for bytes in [b"a", b"b", b"c"] {
+            let taken = Pin::new(&mut corked).poll_write_vectored(&mut cx, &[io::IoSlice::new(bytes)]);
+            assert!(matches!(taken, Poll::Ready(Ok(1))), "{taken:?}");
+        }
+        let mut seen = [0; 3];
+        for at in 0..seen.len() {
+            let _ = draw(&corked);
+            assert_eq!(far.read(&mut seen[at..]).await.expect("open"), 1);
+        }
+        assert_eq!(&seen, b"abc");
     }
 }

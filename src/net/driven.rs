@@ -55,7 +55,13 @@ struct Running {
     cut: Cut,
     /// The time at which it ends, and why, if it runs for so long.
     until: Option<(Instant, &'static str)>,
+    /// How often it was polled, up to [`LASTING_POLLS`].
+    polls: u8,
 }
+
+/// A stream that was polled so often is one that lasts. Others may be over with the next write, for which a write and a
+/// record of their own would be too much.
+const LASTING_POLLS: u8 = 8;
 
 /// Which of two futures was first.
 pub(super) enum First<T, O> {
@@ -141,6 +147,12 @@ where
         Poll::Pending
     }
 
+    /// Whether all there is to do is one stream, which lasts: then its event is a write of its own.
+    fn is_lasting_stream_alone(&self) -> bool {
+        let only = self.wake_set.only_stream().and_then(|stream| self.running.get(stream));
+        only.is_some_and(|running| running.polls == LASTING_POLLS)
+    }
+
     fn add(&mut self, future: Stream, cut: Cut) {
         let place = self.running.vacant_entry();
         let flag = Arc::new(StreamWaker::new(self.wake_set.clone(), place.key()));
@@ -148,13 +160,14 @@ where
         waker.wake_by_ref();
         // Registered once, for the waker stays the same. A stream that is cut already is looked at in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker));
-        place.insert(Running { future, flag, waker, cut, until: None });
+        place.insert(Running { future, flag, waker, cut, until: None, polls: 0 });
     }
 
     fn poll_stream(&mut self, stream: usize) {
         // The wake-up may be for a stream that is over. If another has taken its place, that one is polled for nothing.
-        let Some(Running { future, flag, waker, cut, until }) = self.running.get_mut(stream) else { return };
+        let Some(Running { future, flag, waker, cut, until, polls }) = self.running.get_mut(stream) else { return };
         flag.unmark();
+        *polls = (*polls + 1).min(LASTING_POLLS);
         if cut.is_cut() || future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
             self.running.remove(stream);
             return;
@@ -196,7 +209,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
         this.wake_set.begin_polling(cx);
-        this.io.cork();
+        this.io.cork(this.is_lasting_stream_alone());
         this.look(cx);
         let ended = this.poll_all();
         // A stream that was found to be slow has armed it.

@@ -1,5 +1,5 @@
 use std::io;
-use std::net::TcpListener as StdTcpListener;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
 
 use listenfd::ListenFd;
@@ -10,7 +10,7 @@ use super::listener::Beside;
 use super::{Address, Listener, system};
 
 /// Sockets that our parent listens on and has given us (`sd_listen_fds(3)`). Whoever connects while no process of ours
-/// runs waits in their queues.
+/// runs waits in their queues. What stands for a socket within this process is given likewise.
 #[derive(Debug, Default)]
 pub struct Inherited {
     sockets: Vec<(Address, Socket)>,
@@ -20,6 +20,7 @@ pub struct Inherited {
 enum Socket {
     Tcp(StdTcpListener),
     Unix(StdUnixListener),
+    Memory(Listener),
 }
 
 impl Inherited {
@@ -58,6 +59,11 @@ impl Inherited {
         Ok(())
     }
 
+    /// Adds a listener within this process in place of a TCP socket of that address.
+    pub fn add_memory(&mut self, address: SocketAddr, listener: Listener) {
+        self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
+    }
+
     /// Takes the socket that is bound to this address, if there is one.
     pub fn take(&mut self, address: &Address) -> io::Result<Option<Listener>> {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
@@ -65,6 +71,7 @@ impl Inherited {
         let listener = match (socket, address) {
             (Socket::Tcp(listener), _) => Ok(Listener::of_tcp(TcpListener::from_std(listener)?, Beside::Parent)),
             (Socket::Unix(listener), Address::Unix(path)) => Listener::of_unix(listener, path, Beside::Parent),
+            (Socket::Memory(listener), _) => Ok(listener),
             (Socket::Unix(_), Address::Tcp(_)) => return Ok(None),
         };
         listener.map(Some)

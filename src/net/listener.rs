@@ -1,3 +1,4 @@
+use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -8,14 +9,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, timeout_at};
 
+use super::memory::{Arrival, MemoryConnector};
 use super::metrics::ConnectionFailure;
 use super::{Address, PeerAddress, system};
 
-/// A bound socket.
+/// A bound socket, or what stands for one within this process.
 #[derive(Debug)]
 pub struct Listener {
     socket: Bound,
@@ -32,6 +35,11 @@ enum Bound {
         is_made: bool,
         /// The users that may connect. Others are turned away whatever the file's permissions have become.
         only_uids: Vec<u32>,
+    },
+    /// Connections come from within this process.
+    Memory {
+        arrivals: Mutex<mpsc::Receiver<Arrival>>,
+        address: SocketAddr,
     },
 }
 
@@ -50,6 +58,7 @@ pub(super) enum Beside {
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Memory(DuplexStream),
 }
 
 /// The time between two probes of a silent peer.
@@ -99,6 +108,14 @@ impl Listener {
         Ok(Self::of_tcp(TcpListener::from_std(socket)?, Beside::Nobody))
     }
 
+    /// A listener that has an address and no socket: only the connector leads there, by connections that hold so many
+    /// bytes in each direction.
+    pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, MemoryConnector) {
+        let (connector, arrivals) = MemoryConnector::new(buffer_bytes);
+        let socket = Bound::Memory { arrivals: Mutex::new(arrivals), address };
+        (Self { socket, beside: Beside::Nobody }, connector)
+    }
+
     pub(super) fn of_tcp(listener: TcpListener, beside: Beside) -> Self {
         Self { socket: Bound::Tcp(listener), beside }
     }
@@ -123,6 +140,7 @@ impl Listener {
         match &self.socket {
             Bound::Tcp(listener) => listener.local_addr().map(Address::Tcp),
             Bound::Unix { path, .. } => Ok(Address::Unix(path.clone())),
+            Bound::Memory { address, .. } => Ok(Address::Tcp(*address)),
         }
     }
 
@@ -137,6 +155,11 @@ impl Listener {
                 if let Some(accepted) = unix(stream, only_uids) {
                     return Ok(accepted);
                 }
+            },
+            Bound::Memory { arrivals, .. } => match arrivals.lock().await.recv().await {
+                Some((stream, peer)) => Ok((Stream::Memory(stream), peer)),
+                // Nobody is left who could connect.
+                None => pending().await,
             },
         }
     }
@@ -181,6 +204,11 @@ impl Listener {
                 let (socket, _) = SockRef::from(listener).accept()?;
                 socket.set_nonblocking(true)?;
                 Ok(unix(UnixStream::from_std(socket.into())?, only_uids))
+            }
+            Bound::Memory { arrivals, .. } => {
+                let mut arrivals = arrivals.try_lock().map_err(|_| io::ErrorKind::WouldBlock)?;
+                let (stream, peer) = arrivals.try_recv().map_err(|_| io::ErrorKind::WouldBlock)?;
+                Ok(Some((Stream::Memory(stream), peer)))
             }
         }
     }
@@ -277,6 +305,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Memory(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -286,6 +315,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Memory(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -301,6 +331,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Memory(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -312,6 +343,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Memory(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -319,6 +351,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Memory(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -7,10 +7,11 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Connection;
 use super::connection::ConnectionState;
 use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
+use super::{Connection, ConnectionLimits};
+use crate::base::Tunable;
 
 /// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
 /// comes; while something is under way on all of them, who comes waits. The oldest goes, so a newcomer has as much time
@@ -18,7 +19,9 @@ use super::metrics::ConnectionFailure;
 /// gets to ask, and places that become free stay theirs until it is long enough.
 #[derive(Debug)]
 pub(super) struct Places {
-    connections_max: usize,
+    limits: Tunable<ConnectionLimits>,
+    /// How many the process has descriptors for.
+    affordable_max: usize,
     leaving_max: usize,
     taken: Mutex<Taken>,
     freed: Notify,
@@ -59,18 +62,19 @@ const LOOK_GOOD_FOR: Duration = Duration::from_secs(1);
 
 impl Places {
     /// Makes as many places as that, but no more than the process has descriptors for.
-    pub(super) fn within_descriptors(connections_max: usize) -> Arc<Self> {
+    pub(super) fn within_descriptors(limits: Tunable<ConnectionLimits>) -> Arc<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));
+        let connections_max = limits.get().connections_max;
         if places_max < connections_max {
             tracing::warn!(connections_max, places_max, "the process may have too few descriptors for its connections");
         }
-        Self::new(connections_max.min(places_max), leaving_max)
+        Self::new(limits, places_max, leaving_max)
     }
 
-    fn new(connections_max: usize, leaving_max: usize) -> Arc<Self> {
+    fn new(limits: Tunable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
         let taken = Taken { here: Slab::new(), leaving: 0, crowd: Crowd::default(), looked: None };
-        Arc::new(Self { connections_max, leaving_max, taken: Mutex::new(taken), freed: Notify::new() })
+        Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed: Notify::new() })
     }
 
     /// Takes a place for a connection, as soon as there is one.
@@ -80,6 +84,7 @@ impl Places {
                 return ConnectionPlace { places: self.clone(), at, connection: connection.clone() };
             }
             tokio::select! {
+                biased;
                 () = self.freed.notified() => {}
                 // Nothing notifies when the last request of a connection is over, so this looks again.
                 () = sleep(LOOK_EVERY) => {}
@@ -104,7 +109,7 @@ impl Places {
         if taken.leaving >= self.leaving_max {
             return None;
         }
-        let is_full = taken.here.len() >= self.connections_max;
+        let is_full = taken.here.len() >= self.limits.get().connections_max.min(self.affordable_max);
         if is_full {
             taken.displace()?;
         }
@@ -190,13 +195,18 @@ mod tests {
 
     const LATE_MAX: u32 = 1;
 
+    fn places(connections_max: usize, leaving_max: usize) -> Arc<Places> {
+        let limits = ConnectionLimits { connections_max, ..ConnectionLimits::default() };
+        Places::new(limits.into(), usize::MAX, leaving_max)
+    }
+
     fn source(host: u8) -> ConnectionSource {
         ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, host))
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
-        let places = Places::new(3, LEAVING_MAX);
+        let places = places(3, LEAVING_MAX);
         let (mut here, mut busy) = (Vec::new(), Vec::new());
         for at in 0..3 {
             let connection = Connection::default();
@@ -224,7 +234,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn where_all_are_busy_who_comes_waits_for_a_place() {
-        let places = Places::new(1, LEAVING_MAX);
+        let places = places(1, LEAVING_MAX);
         let (first, second) = (Connection::default(), Connection::default());
         let request = first.request(LATE_MAX);
         let place = places.enter(&first, source(1)).await;
@@ -250,7 +260,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_floods_displaces_itself() {
         const ROUNDS: usize = 100;
-        let places = Places::new(20, LEAVING_MAX);
+        let places = places(20, LEAVING_MAX);
         let mut flood = Vec::new();
         for _ in 0..20 {
             let connection = Connection::default();
@@ -283,7 +293,7 @@ mod tests {
     /// It is asked again and again while those that were closed are on their way.
     #[tokio::test(start_paused = true)]
     async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
-        let places = Places::new(4 * ROOM, LEAVING_MAX);
+        let places = places(4 * ROOM, LEAVING_MAX);
         let mut here = Vec::new();
         for _ in 0..4 * ROOM {
             let connection = Connection::default();
@@ -305,7 +315,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_has_just_come_is_the_last_to_go() {
         const PLACES: usize = 3 * ROOM;
-        let places = Places::new(PLACES, LEAVING_MAX);
+        let places = places(PLACES, LEAVING_MAX);
         let mut here = Vec::new();
         let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
             tokio::time::advance(Duration::from_millis(1)).await;
@@ -339,7 +349,7 @@ mod tests {
     /// All who were silent at the last look have gone, and others have had their answers since.
     #[tokio::test(start_paused = true)]
     async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
-        let places = Places::new(3, LEAVING_MAX);
+        let places = places(3, LEAVING_MAX);
         let come = async || {
             tokio::time::advance(2 * LOOK_EVERY).await;
             let connection = Connection::default();
@@ -360,7 +370,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_that_do_not_go_hold_up_the_next() {
-        let places = Places::new(1, LEAVING_MAX);
+        let places = places(1, LEAVING_MAX);
         let mut slow = Vec::new();
         for _ in 0..=LEAVING_MAX {
             let connection = Connection::default();

@@ -25,49 +25,8 @@ use super::listener::Stream;
 use super::metrics::{ConnectionFailure, OpenConnection};
 use super::places::{ConnectionPlace, Places};
 use super::wake_set::WakeSet;
-use super::{Connection, Listener, Peer, PeerAddress, Tls};
-use crate::base::{Cut, DrainWatch, Tasks, UnderWay, mutant};
-
-/// The limits of one connection (R-LIMIT-1).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConnectionLimits {
-    pub connections_max: usize,
-    pub handshake_max: Duration,
-    /// The time until the first request has come: apiservers close idle connections after as long.
-    pub first_request_max: Duration,
-    /// The time from an answer to the next request, if nothing else is under way, as apiservers have it. HTTP/1 has
-    /// less: there the next head must be complete within `header_max`.
-    pub idle_max: Duration,
-    /// The time until a request head is complete.
-    pub header_max: Duration,
-    pub header_bytes_max: u32,
-    /// How many streams one HTTP/2 connection may have.
-    pub streams_max: u32,
-    /// How many bytes one HTTP/2 stream may hold back for a client that does not read.
-    pub send_buffer_bytes_max: usize,
-    /// The age at which a connection is ended gracefully, give or take a tenth, so that its client comes back with
-    /// today's certificates, and perhaps to another replica. What runs on it is not cut. Zero means never.
-    pub connection_age_max: Duration,
-    /// How long an HTTP/2 client may be silent before it is pinged. It is gone if it does not answer for as long again.
-    pub ping_after: Duration,
-}
-
-impl Default for ConnectionLimits {
-    fn default() -> Self {
-        Self {
-            connections_max: 20_000,
-            handshake_max: Duration::from_secs(10),
-            first_request_max: Duration::from_secs(90),
-            idle_max: Duration::from_secs(90),
-            header_max: Duration::from_secs(10),
-            header_bytes_max: 64 << 10,
-            streams_max: 250,
-            send_buffer_bytes_max: 64 << 10,
-            connection_age_max: Duration::from_secs(3600),
-            ping_after: Duration::from_secs(30),
-        }
-    }
-}
+use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
+use crate::base::{Cut, DrainWatch, Tasks, Tunable, UnderWay, mutant};
 
 /// The pause after an accept error that is not the peer's fault (no descriptors left): long enough for some to be given
 /// back.
@@ -86,7 +45,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
-    limits: ConnectionLimits,
+    limits: impl Into<Tunable<ConnectionLimits>>,
     tasks: Tasks,
     mut drain: DrainWatch,
     handle: S,
@@ -96,12 +55,12 @@ pub async fn serve<S, F, B>(
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let limits = Arc::new(limits);
-    let places = Places::within_descriptors(limits.connections_max);
-    let handshakes = Arc::new(Handshakes::new(limits.handshake_max));
+    let limits = limits.into();
+    let places = Places::within_descriptors(limits.clone());
+    let handshakes = Arc::new(Handshakes::new(limits.get().handshake_max));
     let watch = drain.clone();
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
-        let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
+        let (tls, limits, drain, handle) = (tls.clone(), limits.get(), watch.clone(), handle.clone());
         let tls = tls.map(|tls| (tls, handshakes.clone()));
         tasks.spawn("connection", async move {
             let _open = OpenConnection::new();
@@ -122,8 +81,9 @@ pub async fn serve<S, F, B>(
             Ok((stream, address, connection, place))
         };
         let entered = tokio::select! {
-            entered = entered => entered,
+            biased;
             () = &mut closing => break,
+            entered = entered => entered,
         };
         match entered {
             Ok((stream, address, this, place)) => begin(stream, address, this, place),
@@ -203,6 +163,7 @@ where
     let shaking = handshakes.shake(source, tls.acceptor().accept(stream));
     let mut closing = drain.clone();
     let stream = tokio::select! {
+        biased;
         stream = Box::pin(shaking) => stream?,
         () = this.reached(ConnectionState::Cut) => return Err(Over::Cut.into()),
         () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
@@ -288,6 +249,7 @@ async fn ending(
     limits: &ConnectionLimits,
 ) -> Result<(), Over> {
     tokio::select! {
+        biased;
         over = silence(this, limits) => over,
         () = cut.over() => Err(Over::Cut),
         () = leave(this, drain, is_late) => Ok(()),
@@ -324,6 +286,7 @@ async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
         this.silent_for(limits.idle_max, limits.idle_max).await;
     };
     tokio::select! {
+        biased;
         () = silence => {}
         () = this.reached(ConnectionState::Cut) => {}
         () = cut.over() => {}
@@ -411,5 +374,38 @@ impl<B: Body + Unpin> Body for Answered<B> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use futures_util::future::join_all;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// As they do when another replica has gone.
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_came_together_are_told_to_go_over_a_fifth_of_their_age() {
+        const CONNECTIONS: usize = 1_000;
+        let (born, hour) = (Instant::now(), ConnectionLimits::default().connection_age_max);
+        let ages = join_all((0..CONNECTIONS).map(|_| async {
+            old_age(hour).await;
+            born.elapsed()
+        }));
+        let ages = ages.await;
+        assert!(ages.iter().all(|age| (hour.mul_f64(0.9)..=hour.mul_f64(1.1)).contains(age)), "{ages:?}");
+        let mut seconds = HashMap::<u64, usize>::new();
+        ages.iter().for_each(|age| *seconds.entry(age.as_secs()).or_default() += 1);
+        let most = seconds.values().max().expect("some");
+        assert!(most * 100 <= CONNECTIONS * 2, "{most} of {CONNECTIONS} within a second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_an_age_a_connection_lasts() {
+        let long = Duration::from_secs(86_400 * 365);
+        assert!(tokio::time::timeout(long, old_age(Duration::ZERO)).await.is_err());
     }
 }

@@ -12,7 +12,7 @@ use crate::base::Tasks;
 
 /// Answers of which more is not looked at.
 const BODY_BYTES_MAX: usize = 4 << 20;
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None };
+const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
 /// Short requests to one server over one connection, which is dialled again when it breaks.
 pub(crate) struct ShortClient {
@@ -77,7 +77,7 @@ impl ShortClient {
         {
             return Ok(sender.clone());
         }
-        let OpenedLink { sender, driver } = link::open(&self.target, self.protocol, WINDOWS).await?;
+        let OpenedLink { sender, driver, .. } = link::open(&self.target, self.protocol, WINDOWS).await?;
         let is_over = Arc::new(AtomicBool::new(false));
         let ended = is_over.clone();
         self.tasks.spawn("caller", async move {

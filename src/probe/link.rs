@@ -1,6 +1,7 @@
 //! Connections to a server: what they cost the generator is what is left over for the server, so each is read by one
 //! task, from the socket to the recognised frame.
 
+mod go_windows;
 mod h1;
 mod h2;
 mod ws;
@@ -47,6 +48,8 @@ pub(crate) struct Windows {
     pub(crate) connection: u32,
     /// The kernel's receive buffer; `None` leaves it to the kernel.
     pub(crate) socket: Option<u32>,
+    /// Over HTTP/2 they are given back as Go's client does it.
+    pub(crate) as_go: bool,
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -58,6 +61,8 @@ type Io = Box<dyn Socket>;
 pub(crate) struct OpenedLink {
     pub(crate) sender: Sender,
     pub(crate) driver: Driver,
+    /// The cipher suite, over TLS.
+    pub(crate) cipher: Option<&'static str>,
 }
 
 /// Completes when the connection is over.
@@ -89,16 +94,24 @@ pub(crate) enum AnswerBody {
 /// Dials and shakes hands.
 pub(crate) async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
     let opening = async {
-        match protocol {
-            WatchProtocol::H1 => h1::open(dial(target, b"http/1.1", windows).await?, target).await,
-            WatchProtocol::H2 => h2::open(dial(target, b"h2", windows).await?, target, windows).await,
-            WatchProtocol::Ws => Ok(ws::open(dial(target, b"http/1.1", windows).await?, target)),
-        }
+        let alpn: &[u8] = if protocol == WatchProtocol::H2 { b"h2" } else { b"http/1.1" };
+        let (io, cipher) = dial(target, alpn, windows).await?;
+        let (sender, driver) = match protocol {
+            WatchProtocol::H1 => h1::open(io).await?,
+            WatchProtocol::H2 => h2::open(io, windows).await?,
+            WatchProtocol::Ws => ws::open(io, target),
+        };
+        Ok(OpenedLink { sender, driver, cipher })
     };
     timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
 }
 
-async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, LinkError> {
+/// Connects; over TLS it says by which cipher suite, too.
+async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Option<&'static str>), LinkError> {
+    if let Some(connect) = target.memory() {
+        let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;
+        return Ok((Box::new(stream), None));
+    }
     let address = lookup_host(target.authority()).await?.next();
     let address = address.ok_or_else(|| std::io::Error::other(format!("{}: no address", target.authority())))?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -108,8 +121,12 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, Link
     socket.set_nodelay(true)?;
     let stream = socket.connect(address).await?;
     match target.tls(alpn) {
-        None => Ok(Box::new(stream)),
-        Some((config, name)) => Ok(Box::new(TlsConnector::from(config).connect(name, stream).await?)),
+        None => Ok((Box::new(stream), None)),
+        Some((config, name)) => {
+            let stream = TlsConnector::from(config).connect(name, stream).await?;
+            let suite = stream.get_ref().1.negotiated_cipher_suite();
+            Ok((Box::new(stream), suite.and_then(|suite| suite.suite().as_str())))
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use kube_client::config::{AuthInfo, Kubeconfig};
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::io::DuplexStream;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 /// Who we are, and whom we believe: the same for every server of a run.
@@ -45,7 +46,12 @@ pub struct Target {
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authorization: Option<HeaderValue>,
     agent: HeaderValue,
+    /// Where connections lead to, if not to the address.
+    memory: Option<MemoryConnect>,
 }
+
+/// Makes a connection within this process; none while nobody listens there.
+pub type MemoryConnect = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
 
 const AGENT: &str = "kube-fanout-bench";
 
@@ -91,7 +97,7 @@ impl TargetCredentials {
         let authorization = if shown { authorization(&config).await? } else { None };
         let authority = format!("{}:{port}", authority.host());
         let (url, agent) = (url.trim_end_matches('/').to_owned(), HeaderValue::from_static(AGENT));
-        Ok(Target { url, authority, tls, authorization, agent })
+        Ok(Target { url, authority, tls, authorization, agent, memory: None })
     }
 
     fn config(&self, uri: &Uri) -> Result<Config, TargetError> {
@@ -151,6 +157,23 @@ async fn authorization(config: &Config) -> Result<Option<HeaderValue>, TargetErr
 impl Target {
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// A server within this process, which nothing else is known of.
+    pub(crate) fn in_memory(authority: &str, connect: MemoryConnect) -> Self {
+        Self {
+            url: format!("http://{authority}"),
+            authority: authority.to_owned(),
+            tls: None,
+            authorization: None,
+            agent: HeaderValue::from_static(AGENT),
+            memory: Some(connect),
+        }
+    }
+
+    /// The connection to make in place of one over TCP.
+    pub(crate) fn memory(&self) -> Option<&MemoryConnect> {
+        self.memory.as_ref()
     }
 
     /// The same server, asked by a program of that name.

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
+use crate::base::watch;
 use crate::feeds::Feed;
+use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Server};
 use crate::wire::Encoding;
 
@@ -23,6 +23,8 @@ pub(super) struct By {
     bodies: Vec<Server>,
     /// The server whose stream is followed, or was last.
     stream: Option<Server>,
+    /// The version that the feed had when the last of these came.
+    since: ResourceVersion,
     /// Counts the changes of the two fields above.
     pub(super) count: u64,
 }
@@ -75,7 +77,10 @@ impl BodyWriters {
 
     /// All bodies are by these, and no stream is open.
     pub(super) fn listed(&self, servers: Vec<Server>) {
-        self.by.send_modify(|by| *by = By { bodies: servers, stream: None, count: by.count + 1 });
+        self.by.send_modify(|by| {
+            let (count, since) = (by.count + 1, self.feed.reader.progress().rv);
+            *by = By { bodies: servers, stream: None, since, count };
+        });
         self.weigh(false);
     }
 
@@ -85,6 +90,7 @@ impl BodyWriters {
         self.by.send_modify(|by| {
             by.add(server);
             by.stream = Some(server.clone());
+            by.since = self.feed.reader.progress().rv;
             by.count += 1;
         });
         self.weigh(false);
@@ -112,10 +118,22 @@ impl BodyWriters {
         self.by.borrow().stream.as_ref().is_some_and(Server::is_certain)
     }
 
+    /// The build of the server that is followed, where a proxy says it of every answer.
+    pub(super) fn told_by_a_proxy(&self) -> Option<Arc<Build>> {
+        let by = self.by.borrow();
+        by.stream.as_ref().filter(|stream| stream.is_behind_a_proxy()).and_then(Server::build)
+    }
+
+    /// Whether this server certainly writes other bytes than the one that is followed.
+    pub(super) fn writes_otherwise(&self, server: &Server) -> bool {
+        self.by.borrow().stream.as_ref().and_then(|stream| server.writes_as(stream)) == Some(false)
+    }
+
     /// Notes that the server at the address of the followed one says, again and again, that it is this build.
     pub(super) fn presume(&self, build: &Build) {
         self.by.send_modify(|by| {
             if let Some(stream) = &by.stream {
+                by.since = self.feed.reader.progress().rv;
                 // The bodies that it wrote while it was thought to be another.
                 let before = stream.known();
                 stream.presume(build);
@@ -134,9 +152,10 @@ impl BodyWriters {
         if !Self::concerns(&self.feed) {
             return Authorship::Present;
         }
-        let (authorship, minor) = {
+        let (authorship, minor, writer, since) = {
             let by = self.by.borrow();
-            (by.authorship(), by.stream.as_ref().and_then(Server::build).map(|build| build.minor))
+            let minor = by.stream.as_ref().and_then(Server::build).map(|build| build.minor);
+            (by.authorship(), minor, by.writer(), by.since)
         };
         let indulgent = indulgent && authorship == Authorship::Open && !self.by.borrow().has_been_told();
         let may_be_shown = authorship == Authorship::Present || indulgent;
@@ -147,6 +166,10 @@ impl BodyWriters {
         // nobody.
         if let Some(minor) = minor {
             self.is_of(minor);
+        }
+        if self.feed.vintage.set_written(writer, since) {
+            // Watches of proxies end, for whoever goes on hears that it is another one.
+            self.feed.reader.nudge();
         }
         if may_be_shown {
             self.feed.vintage.set_present(true);
@@ -181,6 +204,14 @@ impl By {
             Authorship::Open
         } else {
             Authorship::Present
+        }
+    }
+
+    /// The build that writes what is told from now on.
+    fn writer(&self) -> Option<Arc<Build>> {
+        match (&self.stream, &*self.bodies) {
+            (Some(server), _) | (None, [server]) => server.build(),
+            (None, _) => None,
         }
     }
 

@@ -75,6 +75,8 @@ const AHEAD_BYTES_MAX: usize = 64 << 20;
 const FORGOTTEN_WITHIN: Duration = Duration::from_millis(250);
 /// How many times a LIST in pages starts over because its continue token expired. Then it is made in one piece.
 const PAGED_TRIES_MAX: usize = 2;
+/// How many pages in a row may be empty and name another one. An apiserver fills a page or ends the list.
+const EMPTY_PAGES_MAX: usize = 8;
 
 /// Asks upstream about one feed. Cloning shares.
 #[derive(Clone)]
@@ -318,6 +320,7 @@ impl Lister<'_> {
     async fn pages(&self, at: At, limit: Option<usize>) -> Result<InitialState, Error> {
         let mut staged = self.cache.stage();
         let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<Server>::new(), false);
+        let mut empty_pages = 0;
         loop {
             let (page, server, of_memory) =
                 self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
@@ -325,6 +328,7 @@ impl Lister<'_> {
             if !servers.iter().any(|known| known.is(&server)) {
                 servers.push(server);
             }
+            empty_pages = if page.items.is_empty() { empty_pages + 1 } else { 0 };
             for object in page.items {
                 staged.push(object).map_err(over_budget)?;
             }
@@ -332,7 +336,7 @@ impl Lister<'_> {
                 let snapshot = staged.finish(page.resource_version);
                 return Ok(InitialState { snapshot, stream: None, servers, is_from_memory });
             }
-            if page.continue_token == token {
+            if page.continue_token == token || empty_pages > EMPTY_PAGES_MAX {
                 return Err(Error::EndlessPages);
             }
             token = page.continue_token;

@@ -17,6 +17,9 @@
 //! does the same catching up for "not older than N", when N was seen elsewhere and our stream is behind; a version from
 //! the future is given up after three tries.
 //!
+//! Where the stream did not tell the last time and the collection is tiny, its versions are the first question: the
+//! answer is a position and its proof, and costs upstream no more than what was asked for.
+//!
 //! No other stream's bookmark is ever proof, for it may be another server's. Nothing is asked when nobody waits.
 
 use std::collections::BTreeMap;
@@ -30,10 +33,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::base::mutant;
+use crate::base::{linger, mutant};
 use crate::cache::{FeedState, Snapshot};
+use crate::feeds::ProofCost;
 use crate::kube::{ObjectKey, ResourceVersion};
-use crate::upstream::{BODY_BYTES_MAX, Cause};
+use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
 
 use super::catch_up::CatchUp;
 use super::continuity::{Finding, Reach, compare, places};
@@ -50,6 +54,8 @@ pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<SideFinding>,
     last_equality: Mutex<Option<Instant>>,
+    /// Whether our own stream did not reach the last position by itself.
+    is_quiet: AtomicBool,
     /// Whether upstream is a proxy, by the last answer that tells. It comes further only when it is asked to.
     behind_a_proxy: AtomicBool,
     unanswered: Failures,
@@ -60,6 +66,8 @@ pub(super) struct Prover {
 const STREAM_HEAD_START: Duration = Duration::from_millis(20);
 /// Collections up to this size are proven by equality whenever needed: that costs upstream less than a page of a LIST.
 const EQUALITY_OBJECTS_MAX: usize = 500;
+/// Collections up to this size are asked for with the question itself.
+const AT_ONCE_OBJECTS_MAX: usize = 50;
 /// Larger collections are proven by equality too, if the last time was long enough ago: a catch-up takes a second or
 /// two, which a rare question should not.
 const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
@@ -92,6 +100,20 @@ impl Failures {
     }
 }
 
+/// What a question came to.
+enum Answer {
+    Position(Position),
+    /// The feed holds everything that was complete at this instant.
+    Proven(Instant),
+}
+
+/// The versions that upstream has, and whether they cannot have come of what the cache had.
+struct Listed {
+    at: ResourceVersion,
+    versions: BTreeMap<ObjectKey, ResourceVersion>,
+    is_other: bool,
+}
+
 type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 impl Prover {
@@ -100,6 +122,7 @@ impl Prover {
             upstream,
             words,
             last_equality: Mutex::new(None),
+            is_quiet: AtomicBool::new(false),
             behind_a_proxy: AtomicBool::new(false),
             unanswered: Failures::default(),
             unproven: Failures::default(),
@@ -112,7 +135,7 @@ impl Prover {
         let mut versions = self.upstream.feed.freshness.wanted_version();
         let mut progress = self.upstream.feed.reader.watch_progress();
         let (mut positions, mut chase) = (Positions::default(), Chase::default());
-        let mut question: Running<'_, Option<Position>> = None.into();
+        let mut question: Running<'_, Option<Answer>> = None.into();
         let mut proof: Running<'_, Option<Instant>> = None.into();
         let mut chasing: Running<'_, ()> = None.into();
         let (mut asks, mut proves, mut chases) = (false, false, false);
@@ -129,11 +152,12 @@ impl Prover {
                 self.upstream.feed.freshness.is_awaited(),
                 Instant::now(),
             ) {
+                self.is_quiet.store(false, Ordering::Relaxed);
                 self.upstream.feed.freshness.prove(asked);
             }
             let last = positions.last();
             if !asks && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
-                question = Some(self.position().boxed()).into();
+                question = Some(self.question().boxed()).into();
                 asks = true;
             }
             if let (Some(position), false) = (positions.last(), proves) {
@@ -146,9 +170,17 @@ impl Prover {
                 chases = true;
             }
             tokio::select! {
+                biased;
                 Some(answer) = &mut question, if asks => {
                     asks = false;
-                    positions.extend(answer.filter(|_| self.upstream.feed.reader.history() == history));
+                    match answer.filter(|_| self.upstream.feed.reader.history() == history) {
+                        Some(Answer::Position(position)) => positions.extend(Some(position)),
+                        Some(Answer::Proven(asked)) => {
+                            self.upstream.feed.freshness.prove(asked);
+                            positions.proven(asked);
+                        }
+                        None => {}
+                    }
                 }
                 Some(proven) = &mut proof, if proves => {
                     proves = false;
@@ -188,36 +220,86 @@ impl Prover {
         }
     }
 
+    async fn question(&self) -> Option<Answer> {
+        let reader = &self.upstream.feed.reader;
+        let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
+        if is_tiny && self.is_quiet.load(Ordering::Relaxed) && self.live() && reader.is_whole() {
+            return self.at_once().await;
+        }
+        self.position().await.map(Answer::Position)
+    }
+
+    /// Lists the versions of a tiny collection as they are now. If the cache has the same, that is all.
+    async fn at_once(&self) -> Option<Answer> {
+        let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
+        let listing = async { self.listed("").await.map_err(Ended::from) };
+        let Listed { at, versions, is_other } = self.answer(progress, listing, |listed| listed.at).await?;
+        if is_other {
+            self.doubt();
+            self.unproven.rest().await;
+            return None;
+        }
+        let is_held = same(&self.upstream.feed.reader.snapshot(), &versions);
+        // Otherwise what happened to it is on its way.
+        Some(if is_held { Answer::Proven(asked) } else { Answer::Position(Position { asked, at }) })
+    }
+
     /// Asks for the version that upstream's storage has reached.
     async fn position(&self) -> Option<Position> {
         let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
         self.upstream.metrics.asked(SideRequest::Position);
-        match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position_beside(progress)).await {
-            Ok(Ok(at)) if at >= progress => {
+        self.upstream.feed.current_gets.cost(ProofCost::Position);
+        let lister = self.upstream.lister(SideRequest::Position);
+        let at = self.answer(progress, lister.position_beside(progress), |at| *at).await?;
+        linger("answered, not proven").await;
+        let asked = if mutant(16) { Instant::now() } else { asked };
+        Some(Position { asked, at })
+    }
+
+    /// The answer to a question, which is about a version. It is not older than the `progress` that we had seen, unless
+    /// one server lags or the storage went back. Such an answer proves nothing.
+    async fn answer<T>(
+        &self,
+        progress: ResourceVersion,
+        question: impl Future<Output = Result<T, Ended>>,
+        version: impl Fn(&T) -> ResourceVersion,
+    ) -> Option<T> {
+        let feed = &self.upstream.feed.spec.key;
+        match timeout(QUESTION_MAX, question).await.map(|answered| answered.map(|answer| (version(&answer), answer))) {
+            Ok(Ok((at, answer))) if at >= progress => {
                 self.unanswered.succeeded();
-                let asked = if mutant(16) { Instant::now() } else { asked };
-                return Some(Position { asked, at });
+                return Some(answer);
             }
-            // It is not older than what we have seen, unless one server lags or the storage went back. Such an answer
-            // proves nothing.
-            Ok(Ok(at)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %at, %progress, "upstream is behind our cache");
+            Ok(Ok((at, _))) => {
+                tracing::debug!(%feed, %at, %progress, "upstream is behind our cache");
                 self.doubt();
             }
-            Ok(Err(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "position could not be asked");
-            }
-            Err(_) => tracing::debug!(feed = %self.upstream.feed.spec.key, "position was not answered"),
+            Ok(Err(error)) => tracing::debug!(%feed, %error, "a question could not be asked"),
+            Err(_) => tracing::debug!(%feed, "a question was not answered"),
         }
         self.unanswered.rest().await;
         None
     }
 
+    /// Lists upstream's versions, and holds them against what the cache had right before.
+    async fn listed(&self, query: &str) -> Result<Listed, Error> {
+        self.upstream.metrics.asked(SideRequest::Equality);
+        let before = self.upstream.feed.reader.snapshot();
+        self.upstream.feed.current_gets.cost(ProofCost::Equality(before.len()));
+        let reach = Reach::of(&self.upstream.feed.reader, before.rv);
+        let VersionPage { at, versions, .. } = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
+        let listed = versions.iter().map(|(key, rv)| (key, *rv));
+        let is_other = compare(places(&before), reach, listed, at) == Finding::Other;
+        Ok(Listed { at, versions, is_other })
+    }
+
     /// Proves that the cache is current as of the position's question. Returns the instant of that question.
     async fn prove(&self, position: Position) -> Option<Instant> {
         if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(position.at)).await.is_ok() {
+            self.is_quiet.store(false, Ordering::Relaxed);
             return Some(position.asked);
         }
+        self.is_quiet.store(true, Ordering::Relaxed);
         timeout(PROOF_MAX, self.prove_by_asking(position)).await.unwrap_or_default()
     }
 
@@ -286,13 +368,8 @@ impl Prover {
     /// A state that is not older than the position has all that was complete when that was asked. Upstream answers it
     /// from its own cache, and a proxy without a proof of its own.
     async fn by_equality(&self, position: Position) -> Result<Option<Instant>, Ended> {
-        self.upstream.metrics.asked(SideRequest::Equality);
-        let before = self.upstream.feed.reader.snapshot();
-        let reach = Reach::of(&self.upstream.feed.reader, before.rv);
-        let VersionPage { at: rv, versions, .. } =
-            self.upstream.versions(Cause::Proof, &not_older_than(position.at), BODY_BYTES_MAX).await?;
-        let listed = || versions.iter().map(|(key, rv)| (key, *rv));
-        if compare(places(&before), reach, listed(), rv) == Finding::Other {
+        let Listed { at: rv, versions, is_other } = self.listed(&not_older_than(position.at)).await?;
+        if is_other {
             self.doubt();
             self.unproven.rest().await;
             return Ok(None);
@@ -301,8 +378,7 @@ impl Prover {
         let equal = async {
             loop {
                 let snapshot = self.upstream.feed.reader.snapshot();
-                let same = snapshot.len() == versions.len()
-                    && snapshot.iter().all(|object| versions.get(&object.key) == Some(&object.rv));
+                let same = same(&snapshot, &versions);
                 if same || snapshot.rv >= rv {
                     let reach = Reach::of(&self.upstream.feed.reader, snapshot.rv);
                     return same || !outlived(&snapshot, reach, &versions, rv);
@@ -334,8 +410,23 @@ impl Prover {
     /// tells its readers how far that is if it is `announced`.
     async fn by_catching_up(&self, announced: bool) -> Result<(), Ended> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
+        self.upstream.feed.current_gets.cost(ProofCost::CatchUp);
+        let reader = &self.upstream.feed.reader;
+        let (history, at) = (reader.history(), reader.progress().rv);
+        // More may have happened at the version of the newest event, which our own stream does not tell: a watch from
+        // there would leave it out. What is told again is recognised.
+        if reader.is_at_event(at) {
+            match self.catch_up(history, ResourceVersion(at.0.saturating_sub(1)), announced).await {
+                // What comes behind our version may still be known.
+                Err(Ended::Failed(error)) if error.is_expired() => {}
+                caught_up => return caught_up,
+            }
+        }
+        self.catch_up(history, at, announced).await
+    }
+
+    async fn catch_up(&self, history: u64, from: ResourceVersion, announced: bool) -> Result<(), Ended> {
         let spec = &self.upstream.feed.spec;
-        let (history, from) = (self.upstream.feed.reader.history(), self.upstream.feed.reader.progress().rv);
         let path = spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
         ));
@@ -350,6 +441,10 @@ impl Prover {
         }
         Ok(())
     }
+}
+
+fn same(snapshot: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> bool {
+    snapshot.len() == listed.len() && snapshot.iter().all(|object| listed.get(&object.key) == Some(&object.rv))
 }
 
 /// Whether the feed, which has reached a listed version, still holds an object that the list did not have.

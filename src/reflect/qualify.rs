@@ -96,6 +96,7 @@ impl Qualifier {
             }
             if !is_answered {
                 tokio::select! {
+                    biased;
                     _ = changes.changed() => {}
                     () = sleep(retries.failed(Instant::now())) => {}
                 }
@@ -109,6 +110,7 @@ impl Qualifier {
             // refused.
             let decided = !self.upstream.feed.renderings.all().is_empty();
             tokio::select! {
+                biased;
                 _ = changes.changed() => {}
                 () = sleep(wait.mul_f64(0.75 + 0.5 * fastrand::f64())), if decided => self.sample(&mut known).await,
             }
@@ -131,6 +133,7 @@ impl Qualifier {
             changes.borrow_and_update();
             let wanted = !self.upstream.feed.renderings.wanted().is_empty();
             tokio::select! {
+                biased;
                 () = vintage.present(), if wanted => return,
                 () = vintage.becomes_present(), if !wanted => return,
                 _ = changes.changed() => {}
@@ -262,7 +265,10 @@ impl Qualifier {
     /// cannot be asked so, other servers may answer at its address, while they are upgraded or behind load balancers.
     /// Then two answers in a row must name the other release.
     async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
-        let build = self.upstream.client.build().await?;
+        let build = match self.written.told_by_a_proxy() {
+            Some(build) => Build::clone(&build),
+            None => self.upstream.client.build().await?,
+        };
         let was = self.upstream.feed.renderings.release();
         if was.is_some_and(|was| was != build.minor) {
             let said = known.other.replace(build.clone());
@@ -350,6 +356,9 @@ impl Qualifier {
         let path = format!("{path}{include}");
         let response =
             self.upstream.client.open(Cause::Comparison, Question::Short, &path, &representation.accept(true)).await?;
+        if self.written.writes_otherwise(response.body().server()) {
+            return Err(Error::OtherDocument(path));
+        }
         let answered = encoding_of(&response);
         if answered != Some(representation.encoding()) {
             return Err(Error::OtherRepresentation { asked: representation.to_string(), answered });

@@ -1,15 +1,16 @@
 mod follow;
 mod relist;
+mod silence;
 #[cfg(all(test, feature = "demo"))]
 mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::base::{Backoff, Waits};
+use crate::base::{Backoff, Waits, linger, watch};
 use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::wire::BookmarkTemplate;
@@ -147,6 +148,9 @@ impl Reflector {
 
     /// Takes a step to the next state. Also returns what went wrong on the way.
     async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
+        if let State::Listed { .. } = state {
+            linger("listed, not watched").await;
+        }
         match state {
             State::Empty => match self.initial().await {
                 Ok(next) => (next, None),
@@ -305,6 +309,7 @@ impl Reflector {
             sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
         tokio::select! {
+            biased;
             () = sleep(wait) => {}
             () = back => self.woken_early += 1,
         }

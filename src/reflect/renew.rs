@@ -88,6 +88,7 @@ impl Renewer {
                 std::future::pending::<()>().await;
             };
             tokio::select! {
+                biased;
                 _ = changes.changed() => {}
                 () = settled => {}
             }
@@ -134,6 +135,7 @@ impl Renewer {
 
     async fn pause(&self, Pause { longest, may_be_cut }: Pause) {
         tokio::select! {
+            biased;
             () = sleep(longest.mul_f64(fastrand::f64())) => {}
             () = self.upstream.feed.vintage.wanted(), if may_be_cut => {}
         }

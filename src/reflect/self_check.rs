@@ -31,6 +31,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::base::Tunable;
 use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::Scope;
 use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
@@ -40,6 +41,7 @@ use crate::wire::{Encoding, Object};
 use super::body_writers::BodyWriters;
 use super::initial_state::{FeedClient, ObjectThen};
 use super::metrics::{SelfCheckOutcome, SideRequest};
+use super::reflect_config::ReflectConfig;
 use super::side_findings::{Divergence, SideFinding};
 use super::versions::VersionPage;
 use bisect::Bisection;
@@ -51,8 +53,8 @@ pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<SideFinding>,
     pub(super) written: Arc<BodyWriters>,
-    /// The time between two rounds, half as much more or less; `None` if there are none.
-    pub(super) every: Option<Duration>,
+    /// Says the time between two rounds, half as much more or less, if there are any.
+    pub(super) config: Tunable<ReflectConfig>,
 }
 
 /// What is known from earlier rounds.
@@ -108,7 +110,9 @@ const DOUBLINGS_MAX: u32 = 6;
 impl SelfChecker {
     /// Compares for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        let Some(every) = self.every.filter(|_| self.can_be_asked()) else { return pending().await };
+        if !self.can_be_asked() {
+            return pending().await;
+        }
         let feed = &self.upstream.feed;
         let mut state = feed.reader.watch_state();
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
@@ -116,15 +120,31 @@ impl SelfChecker {
         }
         let mut known = Known::since(feed.reader.state_mark());
         // A fleet that starts together is spread over all of the time.
-        let mut wait = every.mul_f64(fastrand::f64());
+        let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(fastrand::f64()));
+        let mut config = self.config.get();
+        let mut wait = first(&config);
         loop {
-            sleep(wait).await;
+            let due = async {
+                match wait {
+                    Some(wait) => sleep(wait).await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => {}
+                () = self.config.replaced(&config) => {
+                    config = self.config.get();
+                    wait = first(&config);
+                    continue;
+                }
+            }
+            let Some(every) = config.self_check else { continue };
             let mark = feed.reader.state_mark();
             let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
                 self.round(mark, &mut known).await;
             }
-            wait = every.mul_f64(0.5 + fastrand::f64()) * 2_u32.pow(known.unanswered.min(DOUBLINGS_MAX));
+            wait = Some(every.mul_f64(0.5 + fastrand::f64()) * 2_u32.pow(known.unanswered.min(DOUBLINGS_MAX)));
         }
     }
 
@@ -326,7 +346,7 @@ impl SelfChecker {
 
     /// The time between two looks at what differs: long for a part of a transaction, and short beside a round.
     fn look_again(&self) -> Duration {
-        self.every.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
+        self.config.get().self_check.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
     }
 
     /// Has the reflector give up what is held, unless that was done a short while ago and did not help.

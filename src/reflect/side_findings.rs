@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::base::watch;
 use crate::cache::{Change, Prehistory, Unexplained};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;

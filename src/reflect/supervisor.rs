@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::base::{Tasks, Waits};
+use crate::base::{Tasks, Tunable, linger};
 use crate::cache::FeedEnd;
 use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
@@ -16,35 +16,18 @@ use super::initial_state::FeedClient;
 use super::metrics::FeedMetrics;
 use super::prover;
 use super::qualify::Qualifier;
+use super::reflect_config::ReflectConfig;
 use super::reflector::{Means, Reflector};
 use super::renew::{Renewer, Turns};
 use super::self_check::SelfChecker;
 use super::side_findings::Rewinds;
-
-/// When feeds are stopped, and how soon a broken one is tried again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReflectConfig {
-    /// How long nobody may read a feed before it is stopped.
-    pub idle_max: Duration,
-    /// The waits between attempts at upstream.
-    pub retry: Waits,
-    /// How often a feed that is read and changes is compared with upstream; `None` for never.
-    pub self_check: Option<Duration>,
-}
-
-impl Default for ReflectConfig {
-    fn default() -> Self {
-        let minute = Duration::from_secs(60);
-        Self { idle_max: 10 * minute, retry: Waits::default(), self_check: Some(30 * minute) }
-    }
-}
 
 /// Runs a reflector for every demanded feed, and stops it when the feed is over or idle.
 #[derive(Debug)]
 pub struct Supervisor {
     client: Client,
     feeds: Feeds,
-    config: ReflectConfig,
+    config: Tunable<ReflectConfig>,
     tasks: Tasks,
     lists_only: Arc<AtomicBool>,
     rewinds: Arc<Rewinds>,
@@ -55,7 +38,8 @@ pub struct Supervisor {
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {
-    pub fn new(client: Client, feeds: Feeds, config: ReflectConfig, tasks: Tasks) -> Self {
+    pub fn new(client: Client, feeds: Feeds, config: impl Into<Tunable<ReflectConfig>>, tasks: Tasks) -> Self {
+        let config = config.into();
         let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), Turns::default());
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
@@ -97,24 +81,26 @@ impl Supervisor {
             upstream: upstream.clone(),
             words: words.clone(),
             written: written.clone(),
-            every: self.config.self_check,
+            config: self.config.clone(),
         };
         let archivist = Archivist { upstream: upstream.clone(), words: words.clone() };
         let prover = prover::Prover::new(upstream.clone(), words);
-        let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.retry };
+        let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.get().retry };
         let mut reflector = Reflector::new(means, writer, heard);
-        let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
+        let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
             let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
+            linger("feed begun").await;
             leaving.end = tokio::select! {
+                biased;
                 end = reflector.run() => end,
                 never = prover.run() => match never {},
                 never = qualifier.run() => match never {},
                 never = renewer.run() => match never {},
                 never = archivist.run() => match never {},
                 never = checker.run() => match never {},
-                () = idle(&feeds, &feed, idle_max) => FeedEnd::Idle,
+                () = idle(&feeds, &feed, &config) => FeedEnd::Idle,
                 () = feed.retired() => FeedEnd::Outdated,
                 () = feed.reader.outgrown() => FeedEnd::OverBudget,
             };
@@ -122,6 +108,7 @@ impl Supervisor {
             let end = leaving.end;
             // It leaves the registry first, so that whoever is woken by the end finds no trace of it.
             drop(leaving);
+            linger("left, not ended").await;
             reflector.end(end);
         });
     }
@@ -140,10 +127,10 @@ impl Drop for Leaving<'_> {
     }
 }
 
-async fn idle(feeds: &Feeds, feed: &Arc<Feed>, idle_max: Duration) {
+async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Tunable<ReflectConfig>) {
     loop {
-        tokio::time::sleep(IDLE_CHECK.min(idle_max)).await;
-        if feeds.end_if_idle(feed, idle_max) {
+        tokio::time::sleep(IDLE_CHECK.min(config.get().idle_max)).await;
+        if feeds.end_if_idle(feed, config.get().idle_max) {
             return;
         }
     }

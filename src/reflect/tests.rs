@@ -42,15 +42,19 @@ pub(super) fn seconds(count: u64) -> Duration {
 }
 
 impl Scene {
-    /// A feed that has been asked for.
+    /// A feed that has been asked for. It is not compared with upstream, at some moment that would be drawn.
     fn begun(up: RunningUpstream) -> Self {
         Self::begun_with(up, CacheConfig::default())
     }
 
     fn begun_with(up: RunningUpstream, config: CacheConfig) -> Self {
+        Self::configured(up, config, ReflectConfig { self_check: None, ..ReflectConfig::default() })
+    }
+
+    fn configured(up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
-        let supervisor = Supervisor::new(client.clone(), feeds.clone(), ReflectConfig::default(), tasks.clone());
+        let supervisor = Supervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         let feed = feeds.handle(&spec(), None).expect("there is room");
         Self { up, feeds, feed, client, _tasks: tasks }
@@ -58,10 +62,18 @@ impl Scene {
 
     /// A feed that serves, a while after it has begun.
     async fn of(up: Upstream) -> Self {
-        let scene = Self::begun(up.in_memory().await);
-        scene.until_state("live", |state| state == FeedState::Live).await;
+        Self::begun(up.in_memory()).serving().await
+    }
+
+    /// The same, compared with upstream now and then.
+    async fn checked(up: Upstream) -> Self {
+        Self::configured(up.in_memory(), CacheConfig::default(), ReflectConfig::default()).serving().await
+    }
+
+    async fn serving(self) -> Self {
+        self.until_state("live", |state| state == FeedState::Live).await;
         sleep(seconds(10)).await;
-        scene
+        self
     }
 
     /// A feed of config maps beside it.

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -56,14 +57,15 @@ pub(super) struct Admission {
 }
 
 /// Places of which no user takes more than its share, however many credentials it has.
+///
+/// The semaphores only count: how many places there are may change while some are taken, and those stay taken.
 #[derive(Debug)]
 struct Room {
     what: &'static str,
     all: Arc<Semaphore>,
+    places_max: AtomicUsize,
     each: Shares<Payer>,
-    each_max: usize,
-    /// The last places, which are for users who have no more than a few.
-    reserve: usize,
+    each_max: AtomicUsize,
     few: usize,
 }
 
@@ -76,7 +78,7 @@ pub(super) struct AdmissionPlace {
 
 /// The most that a LIST is charged: a chunk that HTTP/2 has taken and not sent, and the one behind it.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// One out of so many places is for users who have no more than a few.
+/// One out of so many places, the last ones, is for users who have no more than a few.
 const RESERVE: usize = 8;
 /// How many places are a few, where places are taken one by one.
 const FEW: usize = 4;
@@ -85,15 +87,27 @@ const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
 impl Admission {
     pub(super) fn new(limits: &AdmissionLimits) -> Self {
+        let admission = Self {
+            watches: Room::new("watches", FEW),
+            lists: Room::new("lists", LIST_BYTES_MAX >> 10),
+            forwards: Room::new("requests", FEW),
+            streams: Room::new("streams", FEW),
+            unready: Room::new("reads of resources that are not ready", FEW),
+            anonymous: Room::new("requests without a credential", FEW),
+        };
+        admission.tune(limits);
+        admission
+    }
+
+    /// Lets other limits hold for who comes from now on. What is under way beyond them goes on.
+    pub(super) fn tune(&self, limits: &AdmissionLimits) {
         let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
-        Self {
-            watches: Room::new("watches", limits.watches_max, limits.watches_per_caller_max, FEW),
-            lists: Room::new("lists", limits.lists_bytes_max >> 10, limits.lists_bytes_max >> 11, LIST_BYTES_MAX >> 10),
-            forwards: Room::new("requests", limits.forwards_max, limits.forwards_per_caller_max, FEW),
-            streams: Room::new("streams", limits.streams_max, limits.streams_per_caller_max, FEW),
-            unready: Room::new("reads of resources that are not ready", unready, unready.div_ceil(2), FEW),
-            anonymous: Room::new("requests without a credential", anonymous, anonymous, FEW),
-        }
+        self.watches.resize(limits.watches_max, limits.watches_per_caller_max);
+        self.lists.resize(limits.lists_bytes_max >> 10, limits.lists_bytes_max >> 11);
+        self.forwards.resize(limits.forwards_max, limits.forwards_per_caller_max);
+        self.streams.resize(limits.streams_max, limits.streams_per_caller_max);
+        self.unready.resize(unready, unready.div_ceil(2));
+        self.anonymous.resize(anonymous, anonymous);
     }
 
     /// Takes a place for a watch, and more of them for a long selector. `payer` is the user whose share it takes;
@@ -131,34 +145,49 @@ impl Admission {
 }
 
 impl Room {
-    /// Anybody may have up to `few` places as long as there are any.
-    fn new(what: &'static str, places: usize, each: usize, few: usize) -> Self {
-        let all = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
-        Self { what, all, each: Shares::new(each), reserve: places / RESERVE, each_max: each, few }
+    /// Makes a room without places. Anybody may have up to `few` of them as long as there are any.
+    fn new(what: &'static str, few: usize) -> Self {
+        let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        let each = Shares::new(Semaphore::MAX_PERMITS);
+        Self { what, all, places_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), few }
+    }
+
+    fn resize(&self, places: usize, each: usize) {
+        self.places_max.store(places, Ordering::Relaxed);
+        self.each_max.store(each, Ordering::Relaxed);
     }
 
     fn take(&self, payer: Option<&Payer>) -> Result<AdmissionPlace, Shed> {
         self.take_many(payer, 1)
     }
 
+    /// Takes the places first and looks then, so that those who come at once never have more than there are.
     fn take_many(&self, payer: Option<&Payer>, places: usize) -> Result<AdmissionPlace, Shed> {
+        let (places_max, each_max) = (self.places_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(places).unwrap_or(u32::MAX);
         let shed = |_| Shed(self.what);
         let own = match payer {
             Some(payer) => {
                 let share = self.each.of(payer);
                 let own = share.clone().try_acquire_many_owned(count).map_err(shed)?;
-                let held = self.each_max.saturating_sub(share.available_permits());
-                // A handful of users who fill their shares leave something to everybody else.
-                if held > self.few && self.all.available_permits() < places + self.reserve {
-                    return Err(Shed(self.what));
-                }
-                Some(own)
+                Some((own, taken(&share)))
             }
             None => None,
         };
-        Ok(AdmissionPlace { _all: self.all.clone().try_acquire_many_owned(count).map_err(shed)?, _own: own })
+        let all = self.all.clone().try_acquire_many_owned(count).map_err(shed)?;
+        let (held, of_all) = (own.as_ref().map_or(0, |(_, held)| *held), taken(&self.all));
+        // A handful of users who fill their shares leave something to everybody else.
+        let reserve = if held > self.few { places_max / RESERVE } else { 0 };
+        if held > each_max || of_all.saturating_add(reserve) > places_max {
+            return Err(Shed(self.what));
+        }
+        Ok(AdmissionPlace { _all: all, _own: own.map(|(own, _)| own) })
     }
+}
+
+/// How many places are taken of a semaphore that has all of them.
+fn taken(of: &Semaphore) -> usize {
+    Semaphore::MAX_PERMITS - of.available_permits()
 }
 
 #[cfg(test)]
@@ -170,11 +199,31 @@ mod tests {
         Payer::of(&User { name: name.to_owned(), ..User::default() })
     }
 
+    fn room(places: usize, each: usize) -> Room {
+        let room = Room::new("places", FEW);
+        room.resize(places, each);
+        room
+    }
+
+    /// What is under way stays so, and counts.
+    #[test]
+    fn limits_may_change_while_places_are_taken() {
+        let (room, ada) = (room(100, 10), payer("ada"));
+        let mut held: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
+        room.resize(100, 12);
+        held.extend(std::iter::from_fn(|| room.take(Some(&ada)).ok()));
+        assert_eq!(held.len(), 12);
+        room.resize(4, 2);
+        assert_eq!(room.take(None).err(), Some(Shed("places")));
+        held.truncate(3);
+        assert!(room.take(None).is_ok() && room.take(Some(&ada)).is_err(), "one is left, and not for her");
+    }
+
     /// R-LIMIT-1: one user leaves room for the others.
     #[test]
     fn nobody_takes_more_than_a_share() {
         let (ada, bob) = (payer("ada"), payer("bob"));
-        let room = Room::new("places", 5, 3, FEW);
+        let room = room(5, 3);
         let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
         assert_eq!(adas.len(), 3);
         let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
@@ -186,7 +235,7 @@ mod tests {
     /// Whatever a handful of users hold for as long as they can, somebody else finds a place.
     #[test]
     fn a_handful_of_users_who_fill_their_shares_leave_something_to_everybody_else() {
-        let room = Room::new("places", 600, 200, FEW);
+        let room = room(600, 200);
         let greedy: Vec<_> = ["a", "b", "c", "d", "e"].map(payer).into();
         let held: Vec<_> = greedy.iter().flat_map(|of| std::iter::from_fn(|| room.take(Some(of)).ok())).collect();
         assert!(held.len() <= 600 - 600 / RESERVE + greedy.len() * FEW, "{}", held.len());

@@ -61,6 +61,7 @@ impl<B: Body + Send + 'static> BoundedBody<B> {
         let over = ends.clone().cancelled_owned();
         tasks.spawn("body", async move {
             tokio::select! {
+                biased;
                 () = over => {}
                 () = sleep(max) => slow.upgrade().iter().for_each(|going| {
                     cut(going);

@@ -44,7 +44,9 @@ impl FirstRows {
         resource: &Resource,
         read: &mut WatchRead,
     ) -> Result<Option<Object>, ForwardReason> {
-        if !matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. })) {
+        let has_state =
+            matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. }));
+        if !has_state || request.fills_a_feed() {
             return Ok(None);
         }
         let namespace = if resource.namespaced { request.info.namespace.as_str() } else { "" };

@@ -34,7 +34,7 @@ use crate::auth::{Caller, Gate, Impersonation};
 use crate::base::{Cut, DrainWatch, Tasks, mutant};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::listing::Shed;
-use crate::upstream::{ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
+use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
 
 /// What came of a shared question.
 enum Shared {
@@ -339,6 +339,7 @@ impl Forwarding {
     /// Turns the headers of a request into those of one that leaves this proxy.
     fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) -> Result<(), Status> {
         self.add_hop(headers)?;
+        headers.remove(CAUSE);
         if !keeps_token(acting_as) {
             websocket::drop_bearer(headers);
         }
@@ -354,11 +355,14 @@ impl Forwarding {
 
     fn add_hop(&self, headers: &mut HeaderMap) -> Result<(), Status> {
         self.check_hops(headers)?;
-        let passed = hops(headers);
-        let hops = passed.into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
-        let hops = HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed hop list"))?;
-        headers.insert(HOPS, hops);
+        headers.insert(HOPS, self.hops_with_us(headers)?);
         Ok(())
+    }
+
+    /// The proxies that a request has passed, and us.
+    pub(super) fn hops_with_us(&self, headers: &HeaderMap) -> Result<HeaderValue, Status> {
+        let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
+        HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed hop list"))
     }
 }
 
@@ -456,7 +460,7 @@ fn is_spdy(headers: &HeaderMap) -> bool {
 }
 
 /// The Status for a client when upstream gave no answer.
-fn unreachable(error: &Error) -> Status {
+pub(super) fn unreachable(error: &Error) -> Status {
     match error {
         Error::Refused(status) => Status::clone(status),
         Error::Unsendable(_) => Status::from_code(403, &error.for_callers()),

@@ -2,7 +2,8 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, Request, Response, Version};
+use http::header::USER_AGENT;
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
@@ -10,21 +11,24 @@ use super::admission::Admission;
 use super::audit::{Audit, AuditRecord, Decision, Ours};
 use super::body::ReplyBody;
 use super::coverage::Coverage;
+use super::documents::{ServerDocuments, health};
 use super::forwarding::Forwarding;
 use super::metrics;
 use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
 use super::reader::Reader;
 use super::refusals::{forbid, turned_away};
-use super::response_context::{AUDIT_ID, ResponseContext, malformed, new_audit_id};
-use super::route::{ForwardReason, Route, RouteInput, WatchRead, route};
+use super::response_context::{AUDIT_ID, REASON, ResponseContext, malformed, new_audit_id};
+use super::reviews::ReviewDesk;
+use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, route};
 use super::serve_config::ServeConfig;
+use super::sightings::{Sightings, Who};
 use super::sources::Unready;
 use super::statuses::unavailable;
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender, Shown};
-use crate::base::{DrainWatch, Tasks};
+use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
-use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
+use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
 use crate::net::{Peer, PeerAddress};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
@@ -34,12 +38,16 @@ use crate::wire::Representation;
 pub struct Frontend {
     reader: Reader,
     forwarding: Forwarding,
+    documents: ServerDocuments,
+    reviews: ReviewDesk,
+    ready: Ready,
     gate: Gate,
     catalog: Catalog,
-    coverage: Coverage,
-    exec_on_loopback: bool,
-    browsers: BrowserGuard,
+    config: Tunable<ServeConfig>,
+    admission: Arc<Admission>,
+    browsers: Tunable<BrowserGuard>,
     audit: Audit,
+    sightings: Sightings,
 }
 
 /// The parts that the frontend connects.
@@ -49,10 +57,12 @@ pub struct Parts {
     pub catalog: Catalog,
     pub feeds: Feeds,
     pub gate: Gate,
-    pub browsers: BrowserGuard,
+    pub browsers: Tunable<BrowserGuard>,
     pub audit: Audit,
+    pub sightings: Sightings,
     pub tasks: Tasks,
     pub drain: DrainWatch,
+    pub ready: Ready,
 }
 
 const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
@@ -67,18 +77,37 @@ const REROUTES_MAX: u32 = 2;
 
 impl Frontend {
     pub fn new(config: ServeConfig, parts: Parts) -> Self {
-        let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, tasks, drain } = parts;
+        let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, sightings, tasks, drain, ready } = parts;
         let (admission, ends) = (Arc::new(Admission::new(&config.limits)), (tasks.clone(), drain.clone()));
+        let known = (catalog.clone(), feeds.clone());
+        let documents = ServerDocuments::new(client.clone(), known, admission.clone(), (tasks.clone(), &config));
+        let reviews = ReviewDesk::new(client.clone(), gate.clone(), admission.clone(), &config);
+        let (body_max, config) = (config.body_max, Tunable::new(config));
         Self {
-            reader: Reader::new(&config, feeds, client.clone(), admission.clone(), ends),
-            forwarding: Forwarding::new(client, forwarder, gate.clone(), admission, (tasks, drain, config.body_max)),
+            documents,
+            reviews,
+            ready,
+            reader: Reader::new(&config, (feeds, sightings.clone()), client.clone(), admission.clone(), ends),
+            forwarding: Forwarding::new(client, forwarder, gate.clone(), admission.clone(), (tasks, drain, body_max)),
             gate,
             catalog,
-            coverage: config.coverage,
-            exec_on_loopback: config.exec_on_loopback,
+            config,
+            admission,
             browsers,
             audit,
+            sightings,
         }
+    }
+
+    /// Lets other settings hold for requests that come from now on. What is under way goes on as it began. The node
+    /// that is served, and whether callers are told apart, stay as they were at the start.
+    pub fn tune(&self, to: &ServeConfig) {
+        let now = self.config.get();
+        let (node, authorizes) = (now.coverage.node.clone(), now.coverage.authorizes);
+        let coverage = Coverage { node, authorizes, ..to.coverage.clone() };
+        let (body_max, unread) = (now.body_max, now.unread);
+        self.config.set(ServeConfig { coverage, body_max, unread, ..to.clone() });
+        self.admission.tune(&to.limits);
     }
 
     /// Answers one request.
@@ -96,9 +125,10 @@ impl Frontend {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut context));
-        if let Err(response) = self.admit(&peer, &request, &context) {
+        let refused = self.admit(&peer, &request, &context).err().map(|refusal| *refusal);
+        if let Some(response) = refused.or_else(|| self.health(&request, &info, &context)) {
             context.record = record.map(Arc::new);
-            return finish(recorded(&context, *response));
+            return finish(recorded(&context, response));
         }
         let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
@@ -106,6 +136,8 @@ impl Frontend {
         }
         context.record = record.map(Arc::new);
         let recording = context.record.is_some().then(|| context.clone());
+        let payer = caller.as_ref().ok().and_then(Caller::payer);
+        let who = Who::new(payer, request.headers().get(USER_AGENT));
         match caller {
             // As upstream does with those it does not know: what they send next, they send on another connection. What
             // has come by this one in the meantime is not looked at. Where a balancer has put them on a connection of
@@ -146,7 +178,32 @@ impl Frontend {
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
+        self.sight(&response, &who, (method.as_str(), &path));
         finish(response)
+    }
+
+    /// The answer to a proxy that asks how its upstream is.
+    fn health(
+        &self,
+        request: &Request<Incoming>,
+        info: &Result<RequestInfo, RequestInfoError>,
+        context: &ResponseContext,
+    ) -> Option<Response<ReplyBody>> {
+        let info = info.as_ref().ok().filter(|_| context.by_proxy)?;
+        health(request, info, &self.ready)
+    }
+
+    /// Lets onlookers see a refusal of ours, and a read that passed through.
+    fn sight(&self, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
+        if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
+            if response.status() != StatusCode::NOT_FOUND {
+                self.sightings.refused(who, asked, (status.http_code(), &status.message));
+            }
+        } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
+            && ["GET", "HEAD"].contains(&asked.0)
+        {
+            self.sightings.passed(who, asked, reason);
+        }
     }
 
     /// The audit record of the request, if requests are recorded. The answer names the record.
@@ -177,7 +234,7 @@ impl Frontend {
         if !self.is_open_to_all(peer) {
             return Ok(());
         }
-        let checked = self.browsers.check(request.uri(), request.headers());
+        let checked = self.browsers.get().check(request.uri(), request.headers());
         checked.map_err(|foreign| Box::new(forbid(context, &foreign.to_string())))
     }
 
@@ -197,14 +254,14 @@ impl Frontend {
     ) -> Option<String> {
         if caller.shows_certificate() {
             // A browser adds the certificate to every request that a page has it send.
-            return self.browsers.check_site(request.headers()).err().map(|foreign| foreign.to_string());
+            return self.browsers.get().check_site(request.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
             // Such a request goes nowhere in any case.
             Err(RequestInfoError::BadEscape) => false,
             info => reaches_inside(request.uri().path(), info.as_ref().ok()),
         };
-        let forbidden = !self.exec_on_loopback && self.is_open_to_all(peer) && reaches();
+        let forbidden = !self.config.get().exec_on_loopback && self.is_open_to_all(peer) && reaches();
         forbidden.then(|| NO_WAY_IN.to_owned())
     }
 
@@ -217,21 +274,33 @@ impl Frontend {
             accept: request.context.accept.as_deref(),
             user_agent: request.context.user_agent.as_deref(),
             impersonates: request.http.headers().keys().any(is_impersonation),
+            fills_a_feed: request.fills_a_feed(),
         };
-        let (resource, route) = match route(&asked, resource.as_deref(), &self.coverage) {
+        let config = self.config.get();
+        let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
+            Err(ForwardReason::NonResource) if self.documents.has(&request) => return self.document(request).await,
+            Err(ForwardReason::Verb) if ReviewDesk::has(&request) => return self.review(request).await,
             Err(reason) => return self.pass(request, reason).await,
             Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
             Ok(ours) => ours,
         };
         // A caller that may not read learns nothing of what else is wrong with the request.
-        let permit = match self.permit(&mut request, resource).await {
-            Ok(permit) => permit,
-            Err(refused) => return request.turned_away(&refused),
+        let (permit, turn) = match &route {
+            Route::Get(read) if read.version == VersionMatch::Unset => {
+                match self.shared_proof(&request, resource, read).await {
+                    Some((permit, turn)) => (permit, Some(turn)),
+                    None => return self.pass(request, ForwardReason::ConsistentGet).await,
+                }
+            }
+            _ => match self.permit(&mut request, resource).await {
+                Ok(permit) => (permit, None),
+                Err(refused) => return request.turned_away(&refused),
+            },
         };
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let answered = match route {
             Route::Refuse(status) => Err(Unready::Refuse(status)),
-            Route::Get(read) => self.reader.get(&request, &permit, resource, read).await,
+            Route::Get(read) => self.reader.get(&request, &permit, resource, read, turn).await,
             Route::List(read) => self.reader.list(&request, &permit, resource, read).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(Unready::Forward(ForwardReason::Table))
@@ -247,6 +316,39 @@ impl Frontend {
             response.extensions_mut().insert(decision);
         }
         response
+    }
+
+    /// Leave to read an object's most recent state here, and when to ask for the proof, if that costs upstream less
+    /// than passing the request on.
+    async fn shared_proof(
+        &self,
+        request: &ReadRequest,
+        resource: &Resource,
+        read: &GetRead,
+    ) -> Option<(Permit, Instant)> {
+        let turn = self.reader.turn_of_get(resource, read, request.received)?;
+        let grant = self.gate.grant_if_worth_asking(&request.caller, &request.info).await?;
+        Some((Permit::Whole(grant), turn))
+    }
+
+    /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.
+    async fn document(&self, request: ReadRequest) -> Response<ReplyBody> {
+        let may = self.gate.serves(&request.caller) && self.gate.grant(&request.caller, &request.info).await.is_ok();
+        if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
+            && let Some(response) = Box::pin(self.documents.answer(&request, &hops)).await
+        {
+            return response;
+        }
+        self.pass(request, ForwardReason::NonResource).await
+    }
+
+    /// Answers a proxy that asks for a review, if it may.
+    async fn review(&self, request: ReadRequest) -> Response<ReplyBody> {
+        let may = self.gate.serves(&request.caller) && self.gate.grant(&request.caller, &request.info).await.is_ok();
+        match self.forwarding.hops_with_us(request.http.headers()) {
+            Ok(hops) if may => Box::pin(self.reviews.answer(request, hops)).await,
+            _ => self.pass(request, ForwardReason::Verb).await,
+        }
     }
 
     async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {

@@ -37,7 +37,8 @@ impl Sources {
     /// Waits until the feed is proven to have everything that was complete when the request came. If it is dropped,
     /// nothing stays behind.
     pub(super) async fn hold(&self, feed: &FeedHandle, received: Instant, timeout_seconds: Option<i64>) -> HoldOutcome {
-        let is_bounded = self.consistency == Consistency::Bounded && feed.reader.state() == FeedState::Live;
+        let is_bounded =
+            feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded;
         if is_bounded || feed.freshness.covers(received) {
             return HoldOutcome::Proven;
         }
@@ -71,6 +72,7 @@ async fn upstream_is_gone(feed: &FeedHandle, began: Instant) -> HoldOutcome {
             FeedState::Live | FeedState::Syncing => None,
         };
         tokio::select! {
+            biased;
             changed = state.changed() => if changed.is_err() { return HoldOutcome::Over },
             () = sleep_until(cut_off.unwrap_or(began)), if cut_off.is_some() => return HoldOutcome::CutOff,
         }

@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::route::ForwardReason;
+use super::sightings::Sighting;
 use super::watch_end::WatchEnd;
 use crate::feeds::FeedKey;
-use crate::kube::Gvr;
+use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::Representation;
 
 /// The handles of watches, looked up once for all that are alike: ten thousand would look up and hold the same ones.
@@ -43,6 +44,8 @@ struct Handles {
 pub(super) struct WatchMetrics {
     of: Arc<Handles>,
     opened: Instant,
+    /// What onlookers see of it.
+    sighting: Option<Sighting>,
 }
 
 impl Watches {
@@ -51,7 +54,7 @@ impl Watches {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
         let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
         of.open.increment(1.0);
-        WatchMetrics { of, opened: Instant::now() }
+        WatchMetrics { of, opened: Instant::now(), sighting: None }
     }
 }
 
@@ -80,10 +83,26 @@ impl fmt::Debug for Handles {
 }
 
 impl WatchMetrics {
+    /// The same watch, which onlookers see.
+    pub(super) fn seen(self, sighting: Sighting) -> Self {
+        Self { sighting: Some(sighting), ..self }
+    }
+
     /// Counts frames, which are sent in these pieces.
     pub(super) fn sent(&self, frames: usize, pieces: &[Bytes]) {
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.of.events.increment(frames as u64);
-        self.of.bytes.increment(pieces.iter().map(|piece| piece.len() as u64).sum());
+        self.of.bytes.increment(bytes);
+        if let Some(sighting) = &self.sighting {
+            sighting.sent(bytes);
+        }
+    }
+
+    /// Notes how far the client has been told, the position of the next event, and whether there is nothing to say.
+    pub(super) fn told(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
+        if let Some(sighting) = &self.sighting {
+            sighting.told(rv.0, next, is_parked);
+        }
     }
 
     /// Notes that events were handed to the sink. The first of them was applied at `applied`.
@@ -96,6 +115,9 @@ impl WatchMetrics {
         let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.of.open.decrement(1.0);
+        if let Some(sighting) = &self.sighting {
+            sighting.ended(reason);
+        }
         let mut labels = self.of.labels.clone();
         labels.push(Label::new("reason", end.as_str()));
         counter!("kube_fanout_watches_ended_total", labels).increment(1);
@@ -133,6 +155,20 @@ pub(super) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 
+/// Where an answer to another proxy comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AnsweredFrom {
+    Memory,
+    /// From a question to upstream, which others may share.
+    Upstream,
+}
+
+/// Counts an answer to another proxy that its upstream would have given otherwise.
+pub(super) fn answered_proxy(what: &'static str, from: AnsweredFrom) {
+    let from = if from == AnsweredFrom::Memory { "memory" } else { "upstream" };
+    counter!("kube_fanout_proxy_answers_total", "what" => what, "from" => from).increment(1);
+}
+
 /// Counts a request that was answered by an error of ours.
 pub(super) fn refused(code: u16) {
     counter!("kube_fanout_refused_total", "code" => code.to_string()).increment(1);
@@ -163,6 +199,7 @@ pub fn describe() {
     describe_counter!("kube_fanout_watches_ended_total", "watches that ended, by reason");
     describe_counter!("kube_fanout_served_total", "requests answered from the cache");
     describe_counter!("kube_fanout_forwarded_total", "requests passed through, by reason");
+    describe_counter!("kube_fanout_proxy_answers_total", "what proxies asked of upstream as such, answered here");
     describe_counter!("kube_fanout_refused_total", "requests answered by an error of the proxy, by code");
     describe_counter!("kube_fanout_audit_records_total", "records of answered requests, by what became of them");
     describe_gauge!("kube_fanout_audit_failing", "1 while the audit log cannot be written");

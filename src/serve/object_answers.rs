@@ -14,7 +14,7 @@ use super::admission::Admission;
 use super::body::ReplyBody;
 use super::bounded_body::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
 use super::read_request::ReadRequest;
-use super::response_context::gzipped;
+use super::response_context::{Standing, gzipped};
 use super::statuses::{LIST_RETRY_SECONDS, too_many};
 use crate::base::Tasks;
 use crate::listing::gzip;
@@ -22,7 +22,7 @@ use crate::wire::{Encoding, Envelope};
 
 /// Answers up to this length have no place: a codec may hold back as much for any stream
 /// (`net::ConnectionLimits::send_buffer_bytes_max`), and most answers are far smaller.
-const FREE_BYTES_MAX: usize = 64 << 10;
+pub(super) const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// Hands out objects.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl ObjectAnswers {
         request: &ReadRequest,
         envelope: &Envelope,
         (encoding, body): (Encoding, Bytes),
-        stale_seconds: Option<u64>,
+        standing: Standing,
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
@@ -52,7 +52,7 @@ impl ObjectAnswers {
             } else {
                 ReplyBody::pieces(envelope.object_pieces(body))
             };
-            return context.served(encoding, false, stale_seconds, body);
+            return context.served(encoding, false, standing, body);
         }
         let place = match self.admission.whole(request.caller.payer().as_ref(), bytes) {
             Ok(place) => place.into(),
@@ -62,9 +62,9 @@ impl ObjectAnswers {
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
             let body = ReplyBody::whole(Whole::of(compressed, vec![place]), end);
-            return gzipped(context.served(encoding, false, stale_seconds, body));
+            return gzipped(context.served(encoding, false, standing, body));
         }
         let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), end);
-        context.served(encoding, false, stale_seconds, body)
+        context.served(encoding, false, standing, body)
     }
 }

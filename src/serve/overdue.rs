@@ -118,6 +118,7 @@ impl Overdue {
         loop {
             let first = self.0.looks.lock().first_key_value().map(|((at, _), _)| *at);
             tokio::select! {
+                biased;
                 () = until(first) => self.look(Instant::now()),
                 () = self.0.earlier.notified() => {}
             }

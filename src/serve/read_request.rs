@@ -1,16 +1,17 @@
 use std::sync::Arc;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::refusals::turned_away;
 use super::response_context::ResponseContext;
-use super::sources::Need;
+use super::route::ForwardReason;
+use super::sources::{Need, Unready};
 use crate::auth::{Caller, NotGranted, Permit};
-use crate::kube::{Query, RequestInfo, ResourceVersion, Verb};
-use crate::upstream::Resource;
+use crate::kube::{Query, RequestInfo, ResourceVersion, Status, Verb};
+use crate::upstream::{CAUSE, Cause, Resource};
 use crate::wire::Representation;
 
 /// A read request, with what was understood of it.
@@ -30,6 +31,28 @@ pub(super) struct ReadRequest {
 impl ReadRequest {
     pub(super) fn turned_away(&self, refused: &NotGranted) -> Response<ReplyBody> {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
+    }
+
+    /// What another proxy says that it asks for, if it asks for itself.
+    fn cause(&self) -> Option<&HeaderValue> {
+        self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy)
+    }
+
+    /// Whether another proxy asks, for a feed of its own.
+    pub(super) fn fills_a_feed(&self) -> bool {
+        self.cause()
+            .is_some_and(|cause| [Cause::List, Cause::Watch, Cause::Proof].iter().any(|of| cause == of.as_str()))
+    }
+
+    /// What becomes of a read of a state that is not held here: upstream may have it. But a proxy that only compares
+    /// what it holds can do so another time.
+    pub(super) fn not_held(&self, reason: ForwardReason) -> Unready {
+        let compares =
+            |cause: &HeaderValue| [Cause::Comparison, Cause::SelfCheck].iter().any(|of| cause == of.as_str());
+        if self.cause().is_some_and(compares) {
+            return Unready::Refuse(Box::new(Status::too_old_list()));
+        }
+        Unready::Forward(reason)
     }
 
     /// Whether the request asks for the readable part of a collection across namespaces.

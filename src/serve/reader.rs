@@ -1,8 +1,11 @@
 //! Answers reads from the cache: from a route to a response.
 
+mod get;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::USER_AGENT;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -17,16 +20,16 @@ use super::metrics;
 use super::object_answers::ObjectAnswers;
 use super::overdue::Overdue;
 use super::read_request::ReadRequest;
-use super::response_context::put_served;
-use super::route::{ForwardReason, GetRead, WatchRead};
+use super::route::{ForwardReason, WatchRead};
 use super::serve_config::ServeConfig;
 use super::session::{Opening, WatchSession, WatchTerms};
+use super::sightings::{Sightings, WatchDescription, Who};
 use super::sources::{FeedSource, Sources, Unready};
 use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use super::watch_end::WatchEnd;
 use super::websocket;
 use crate::auth::{Permit, Readable};
-use crate::base::{Cut, DrainWatch, Tasks, half_of_the_cores};
+use crate::base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores, linger};
 use crate::cache::{Chunk, OpenedWatch, Snapshot, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
@@ -67,6 +70,7 @@ pub(super) struct Reader {
     scans: Scans,
     slices: Slices,
     watches: metrics::Watches,
+    sightings: Sightings,
     overdue: Overdue,
     tasks: Tasks,
     drain: DrainWatch,
@@ -78,72 +82,30 @@ type Answered = Result<Response<ReplyBody>, Unready>;
 
 impl Reader {
     pub(super) fn new(
-        config: &ServeConfig,
-        feeds: Feeds,
+        config: &Tunable<ServeConfig>,
+        (feeds, sightings): (Feeds, Sightings),
         client: Client,
         admission: Arc<Admission>,
         (tasks, drain): (Tasks, DrainWatch),
     ) -> Self {
-        let overdue = Overdue::new(config.unread);
-        tasks.spawn("unread watches", overdue.clone().keep(drain.clone()));
-        tasks.spawn("pinned states", feeds.pins().clone().keep());
-        let objects = ObjectAnswers { admission: admission.clone(), tasks: tasks.clone(), body_max: config.body_max };
+        let ServeConfig { unread, body_max, .. } = *config.get();
+        let overdue = Overdue::new(unread);
+        tasks.spawn_needed("unread watches", overdue.clone().keep(drain.clone()));
+        tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
+        let objects = ObjectAnswers { admission: admission.clone(), tasks: tasks.clone(), body_max };
         Self {
-            sources: Sources::new(config, feeds, drain.clone()),
+            sources: Sources::new(config.clone(), feeds, drain.clone()),
             objects,
             first_rows: FirstRows { client, admission: admission.clone() },
             admission,
             scans: Scans::at_a_time(half_of_the_cores()),
             slices: Slices::new(half_of_the_cores()),
             watches: metrics::Watches::default(),
+            sightings,
             overdue,
             tasks,
             drain,
-            body_max: config.body_max,
-        }
-    }
-
-    pub(super) async fn get(
-        &self,
-        request: &ReadRequest,
-        permit: &Permit,
-        resource: &Resource,
-        read: GetRead,
-    ) -> Answered {
-        if !permit.names(Some(read.key.name())) {
-            return Err(Unready::Forward(ForwardReason::Ungranted));
-        }
-        let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
-        let Some(source) = self.sources.running_source(permit, resource, namespace, read.representation) else {
-            return Err(Unready::Forward(ForwardReason::NotCached));
-        };
-        let feed = &source.feed;
-        self.sources.fresh(feed, read.version, request.received).await?;
-        self.sources.of_present(&source).await?;
-        // An object is told with its own version, and no other.
-        let Some(current) = feed.reader.applied() else {
-            return Err(Unready::Over);
-        };
-        let Some(object) = current.get(&read.key).cloned() else {
-            metrics::served("get", &feed.spec.key, read.representation);
-            let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
-            put_served(response.headers_mut(), Sources::stale_seconds(feed));
-            return Ok(response);
-        };
-        match feed.reader.body(&object, &source.renderer) {
-            Ok(body) => {
-                let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let shown = self.objects.show(request, envelope, (encoding, body), Sources::stale_seconds(feed)).await;
-                // A refusal is no answer of the cache.
-                if shown.status().is_success() {
-                    metrics::served("get", &feed.spec.key, read.representation);
-                }
-                Ok(shown)
-            }
-            Err(refused) => {
-                source.refuse(&refused);
-                Err(Unready::Forward(ForwardReason::Underivable))
-            }
+            body_max,
         }
     }
 
@@ -171,11 +133,11 @@ impl Reader {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
-                None => return Err(Unready::Forward(ForwardReason::Continue)),
+                None => return Err(request.not_held(ForwardReason::Continue)),
             },
-            VersionMatch::Exact(rv) => match feed.reader.snapshot_at(rv) {
+            VersionMatch::Exact(rv) => match self.sources.state_at(feed, rv, request.context.by_proxy).await {
                 Some(snapshot) => snapshot,
-                None => return Err(Unready::Forward(ForwardReason::ExactVersion)),
+                None => return Err(request.not_held(ForwardReason::ExactVersion)),
             },
             _ => match feed.reader.current() {
                 Some(snapshot) => snapshot,
@@ -209,8 +171,8 @@ impl Reader {
         };
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
-        let (encoding, stale) = (read.representation.encoding(), Sources::stale_seconds(feed));
-        Ok(request.context.list(encoding, stale, body, |it| List::new(it, place, pin)))
+        let (encoding, standing) = (read.representation.encoding(), Sources::standing(feed));
+        Ok(request.context.list(encoding, standing, body, |it| List::new(it, place, pin)))
     }
 
     /// Waits until the state can be shown that a list asks for.
@@ -314,12 +276,13 @@ impl Reader {
                 Err(why) => return Err(why),
             }
         }
-        let opened = self.sources.open(&source.feed, &read, permit.part().is_some()).await;
+        let opened = self.sources.open(&source.feed, &read, permit.part().is_some()).await?;
         let namespaces = match self.begins_with(request, &permit, &opened).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
         };
         let admitted = Admitted { permit, place, source, opened, namespaces, chunks: None, row };
+        linger("granted, not begun").await;
         Ok(self.open_watch(request, admitted, &read, failed).await)
     }
 
@@ -345,7 +308,7 @@ impl Reader {
                     HoldOutcome::Proven => return Ok(None),
                     HoldOutcome::Late => Unready::Forward(ForwardReason::NoProof),
                     HoldOutcome::CutOff => return Err(refusal(CUT_OFF)),
-                    HoldOutcome::Draining => return Err(refusal("the proxy is going away")),
+                    HoldOutcome::Draining => return Err(Unready::going_away()),
                     HoldOutcome::Over => return Err(Unready::Over),
                 }
             }
@@ -393,16 +356,19 @@ impl Reader {
         // A WebSocket message has one frame.
         admitted.chunks = if websocket { None } else { chunks(&admitted).await };
         metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
-        let stale = Sources::stale_seconds(&admitted.source.feed);
+        let feed = admitted.source.feed.clone();
         let protocol = protocol(&request.http, websocket);
         let encoding = read.representation.encoding();
         // An upgraded connection belongs to the watch alone.
         let cut = if websocket { Cut::default() } else { request.context.cut.clone() };
         let looks = Looks::new(self.slices.clone(), request.caller.payer(), read.view.is_dear());
-        let session = self.session(admitted, read, failed, (protocol, cut, looks));
+        let who = Who::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
+        let session = self.session(admitted, read, failed, (protocol, cut, looks, request.context.by_proxy), who);
+        // Said behind that: if the writer changes in between, the watch ends.
+        let standing = session.standing(&feed);
         let Some(mut response) = upgrade else {
             let body = ReplyBody::watch(session, request.context.record.clone());
-            return request.context.served(encoding, true, stale, body);
+            return request.context.served(encoding, true, standing, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
         let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session);
@@ -420,12 +386,14 @@ impl Reader {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        (protocol, cut, looks): (&'static str, Cut, Looks),
+        (protocol, cut, looks, by_proxy): (&'static str, Cut, Looks, bool),
+        who: Who,
     ) -> WatchSession {
         let Admitted { permit, place, source: FeedSource { feed, renderer }, opened, namespaces, chunks, row } =
             admitted;
         let end_bookmark = read.start.ends_with_bookmark();
-        let terms = WatchTerms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
+        let (bookmarks, timeout_seconds) = (read.bookmarks, read.timeout_seconds);
+        let terms = WatchTerms { bookmarks, end_bookmark, timeout_seconds, by_proxy };
         let metrics = self.watches.open(&feed.spec.key, read.representation, protocol);
         let (opened, refusal) = match opened {
             Ok(opened) => (opened, failed.map(|status| (status, WatchEnd::TooLarge))),
@@ -434,7 +402,8 @@ impl Reader {
                 (feed.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
             }
         };
-        let (drain, overdue) = (self.drain.clone(), self.overdue.clone());
+        let sighting = self.sightings.opened(WatchDescription::new(who, &opened.cursor, read, protocol));
+        let (drain, overdue, metrics) = (self.drain.clone(), self.overdue.clone(), metrics.seen(sighting));
         let mut session = WatchSession::new(Opening {
             permit,
             place,

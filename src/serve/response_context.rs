@@ -16,7 +16,7 @@ use super::readable::{Extent, READABLE};
 use crate::base::Cut;
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::listing::{GzipList, ListBody, gzip};
-use crate::upstream::SERVED;
+use crate::upstream::{BUILD, Build, HOPS, SERVED};
 use crate::wire::Encoding;
 
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -39,6 +39,17 @@ pub(super) struct ResponseContext {
     pub(super) extent: Option<Extent>,
     /// Ends the request and its answer from outside.
     pub(super) cut: Cut,
+    /// Whether the request comes by another proxy.
+    pub(super) by_proxy: bool,
+}
+
+/// What an answer from memory says of the feed that it comes from.
+#[derive(Debug, Default)]
+pub(super) struct Standing {
+    /// For how long the feed has been without upstream's stream.
+    pub(super) stale_seconds: Option<u64>,
+    /// Who has written the bodies, if that is known. Only proxies are told.
+    pub(super) written_by: Option<Arc<Build>>,
 }
 
 impl ResponseContext {
@@ -53,6 +64,7 @@ impl ResponseContext {
             query: Some(query),
             extent: None,
             cut: Cut::default(),
+            by_proxy: headers.contains_key(HOPS),
         }
     }
 
@@ -82,7 +94,7 @@ impl ResponseContext {
         &self,
         encoding: Encoding,
         watch: bool,
-        stale_seconds: Option<u64>,
+        Standing { stale_seconds, written_by }: Standing,
         body: ReplyBody,
     ) -> Response<ReplyBody> {
         let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
@@ -90,6 +102,9 @@ impl ResponseContext {
         response.extensions_mut().insert(Ours { is_served: true, is_watch: watch, ..Ours::default() });
         self.put_common(response.headers_mut(), content_type);
         put_served(response.headers_mut(), stale_seconds);
+        if let Some(build) = written_by.filter(|_| self.by_proxy).and_then(|build| build.header()) {
+            response.headers_mut().insert(BUILD, build);
+        }
         if let Some(extent) = self.extent {
             response.headers_mut().insert(READABLE, HeaderValue::from_static(extent.as_str()));
         }
@@ -105,15 +120,15 @@ impl ResponseContext {
     pub(super) fn list(
         &self,
         encoding: Encoding,
-        stale_seconds: Option<u64>,
+        standing: Standing,
         list: ListBody,
         body_of: impl FnOnce(ListEncoding) -> List,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
             let list = body_of(ListEncoding::Gzip(Box::new(GzipList::new(list))));
-            return gzipped(self.served(encoding, false, stale_seconds, ReplyBody::list(list)));
+            return gzipped(self.served(encoding, false, standing, ReplyBody::list(list)));
         }
-        self.served(encoding, false, stale_seconds, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
+        self.served(encoding, false, standing, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
     }
 
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {

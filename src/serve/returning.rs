@@ -1,4 +1,6 @@
 //! Opens watches, and holds those from before the history of a feed while upstream is asked for it.
+//!
+//! Nobody is told that a version is too old because a feed or the proxy ends: the next one may know what came after it.
 
 use std::time::Duration;
 
@@ -6,8 +8,8 @@ use tokio::time::sleep;
 
 use super::metrics;
 use super::route::WatchRead;
-use super::sources::Sources;
-use crate::cache::{CacheReader, OpenedWatch, Start, TooOld, View};
+use super::sources::{Sources, Unready};
+use crate::cache::{CacheReader, FeedState, OpenedWatch, Start, TooOld, View};
 use crate::feeds::FeedHandle;
 use crate::kube::WatchStart;
 use crate::wire::Encoding;
@@ -18,35 +20,53 @@ const HELD_MAX: Duration = Duration::from_secs(8);
 impl Sources {
     /// Opens a watch where it wants to start. If that is before the feed's history, it is held for a while: perhaps the
     /// history begins earlier then. `is_part` says that it does not show all.
-    pub(super) async fn open(&self, feed: &FeedHandle, read: &WatchRead, is_part: bool) -> Result<OpenedWatch, TooOld> {
+    pub(super) async fn open(
+        &self,
+        feed: &FeedHandle,
+        read: &WatchRead,
+        is_part: bool,
+    ) -> Result<Result<OpenedWatch, TooOld>, Unready> {
         // What goes with a right is taken back with what was there before.
         let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
-        match open(&feed.reader, read.start, view.clone()) {
+        let opened = match open(&feed.reader, read.start, view.clone()) {
             Ok(opened) => Ok(opened),
             Err(too_old) => {
-                self.look_back(feed, too_old, &view, read.timeout_seconds).await;
+                self.look_back(feed, too_old, &view, read.timeout_seconds).await?;
                 open(&feed.reader, read.start, view)
             }
+        };
+        // What a feed that is over does not have, the next one may.
+        if opened.is_err() && matches!(feed.reader.state(), FeedState::Ended(_)) {
+            Err(Unready::Over)
+        } else {
+            Ok(opened)
         }
     }
 
     /// Waits until the feed's history reaches back to where a watch wants to start, or will not, or that takes too
     /// long. If this is dropped, nothing stays behind.
-    async fn look_back(&self, feed: &FeedHandle, too_old: TooOld, view: &View, timeout_seconds: Option<i64>) {
+    async fn look_back(
+        &self,
+        feed: &FeedHandle,
+        too_old: TooOld,
+        view: &View,
+        timeout_seconds: Option<i64>,
+    ) -> Result<(), Unready> {
         let from = too_old.requested;
         // What it prints of an old change now is not what it printed then.
         let is_table = feed.spec.key.encoding == Encoding::Table;
         if is_table || feed.reader.reaches(from, view) || !feed.reader.may_begin_earlier() {
-            return;
+            return Ok(());
         }
         let _counted = metrics::HeldWatch::new();
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
-            () = feed.returners.wait(from, view, &feed.reader) => {}
-            () = feed.reader.over() => {}
-            () = drain.started() => {}
-            () = sleep(held_for(timeout_seconds)) => {}
+            () = feed.returners.wait(from, view, &feed.reader) => Ok(()),
+            () = feed.reader.over() => Ok(()),
+            // The proxy after this one may have the answer.
+            () = drain.started() => Err(Unready::going_away()),
+            () = sleep(held_for(timeout_seconds)) => Ok(()),
         }
     }
 }
@@ -71,7 +91,7 @@ mod tests {
 
     use super::*;
     use crate::base::DrainTrigger;
-    use crate::cache::{CacheConfig, CacheWriter, FeedEnd, FeedState, Snapshot};
+    use crate::cache::{CacheConfig, CacheWriter, FeedEnd, Snapshot};
     use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, LookedBack, Retrospect, Scope};
     use crate::kube::{Gvr, ResourceVersion};
     use crate::serve::serve_config::ServeConfig;
@@ -103,18 +123,41 @@ mod tests {
         WatchRead { representation, view, start, bookmarks: false, timeout_seconds: None }
     }
 
+    fn said(opened: &Result<Result<OpenedWatch, TooOld>, Unready>) -> String {
+        match opened {
+            Ok(Ok(_)) => "opened".into(),
+            Ok(Err(_)) => "too old".into(),
+            Err(Unready::Over) => "routed again".into(),
+            Err(Unready::Refuse(status)) => {
+                format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
+            }
+            Err(Unready::Forward(reason)) => format!("{reason:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_comes_from_before_the_history_of_a_feed_that_is_over_is_routed_again() {
+        for encoding in [Encoding::Json, Encoding::Table] {
+            let (feeds, feed, mut writer) = feed(encoding);
+            let (_trigger, drain) = DrainTrigger::new();
+            let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
+            writer.set_state(FeedState::Ended(FeedEnd::Outdated));
+            assert_eq!(said(&sources.open(&feed, &from(90), false).await), "routed again", "{encoding:?}");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_watch_from_before_the_history_is_held_until_something_is_known_and_not_for_long() {
-        for (event, opens, held) in [
-            (Event::Nothing, false, HELD_MAX),
-            (Event::HistoryBeginsEarlier, true, Duration::from_secs(1)),
-            (Event::Refusal, false, Duration::from_secs(1)),
-            (Event::Drain, false, Duration::from_secs(1)),
-            (Event::EndOfFeed, false, Duration::from_secs(1)),
+        for (event, comes_to, held) in [
+            (Event::Nothing, "too old", HELD_MAX),
+            (Event::HistoryBeginsEarlier, "opened", Duration::from_secs(1)),
+            (Event::Refusal, "too old", Duration::from_secs(1)),
+            (Event::Drain, "refused with 503, again in 1 s", Duration::from_secs(1)),
+            (Event::EndOfFeed, "routed again", Duration::from_secs(1)),
         ] {
             let (feeds, feed, mut writer) = feed(Encoding::Json);
             let (trigger, drain) = DrainTrigger::new();
-            let sources = Sources::new(&ServeConfig::default(), feeds, drain);
+            let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
             let (watched, began) = (feed.clone(), Instant::now());
             let watch = tokio::spawn(async move { sources.open(&watched, &from(90), false).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -132,7 +175,7 @@ mod tests {
                 Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
                 Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEnd::Outdated)),
             }
-            assert_eq!(watch.await.expect("no panic").is_ok(), opens, "{event:?}");
+            assert_eq!(said(&watch.await.expect("no panic")), comes_to, "{event:?}");
             assert!(began.elapsed().abs_diff(held) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
             drop(draining);
         }
@@ -140,16 +183,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_can_be_answered_at_once_is_not_held() {
-        for (encoding, version, opens) in [
-            (Encoding::Json, 100, true),
-            (Encoding::Json, 120, true),
+        for (encoding, version, comes_to) in [
+            (Encoding::Json, 100, "opened"),
+            (Encoding::Json, 120, "opened"),
             // A row shows what upstream printed when it happened.
-            (Encoding::Table, 90, false),
+            (Encoding::Table, 90, "too old"),
         ] {
             let (feeds, feed, _writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
-            let (sources, began) = (Sources::new(&ServeConfig::default(), feeds, drain), Instant::now());
-            assert_eq!(sources.open(&feed, &from(version), false).await.is_ok(), opens, "{encoding:?} {version}");
+            let (sources, began) = (Sources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
+            let opened = sources.open(&feed, &from(version), false).await;
+            assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
             assert_eq!(began.elapsed(), Duration::ZERO);
         }
     }

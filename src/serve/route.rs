@@ -62,7 +62,7 @@ pub(super) enum ForwardReason {
     NotAcceptable,
     /// It has a parameter that changes the answer and that we do not interpret.
     Parameter,
-    /// It asks for the most recent state of one object.
+    /// It asks for the most recent state of one object, and to prove that ours is would cost upstream as much.
     ConsistentGet,
     /// It asks for the exact state at a version that is not held here.
     ExactVersion,
@@ -98,6 +98,12 @@ pub(super) struct GetRead {
     pub(super) version: VersionMatch,
 }
 
+impl GetRead {
+    pub(super) fn namespace(&self) -> Option<&str> {
+        Some(self.key.namespace()).filter(|namespace| !namespace.is_empty())
+    }
+}
+
 /// A stream of changes.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct WatchRead {
@@ -125,6 +131,8 @@ pub(super) struct RouteInput<'a> {
     pub(super) user_agent: Option<&'a str>,
     /// The caller asks to be taken for somebody else.
     pub(super) impersonates: bool,
+    /// Another proxy asks, for a feed of its own.
+    pub(super) fills_a_feed: bool,
 }
 
 /// Decides what we answer, and of which resource. `resource` is what discovery knows under the request's group, version
@@ -247,7 +255,9 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     };
     if watch {
         let start = options.watch_start()?;
-        if matches!(representation, Representation::Table(_)) && !is_printed(start, &view, resource) {
+        // No proxy shows the rows that its feeds begin with to anybody.
+        let is_printed = asked.fills_a_feed || is_printed(start, &view, resource);
+        if matches!(representation, Representation::Table(_)) && !is_printed {
             return Err(ForwardReason::Table.into());
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
@@ -332,9 +342,6 @@ fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representati
         Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::Parameter.into()),
         version => version?,
     };
-    if version == VersionMatch::Unset {
-        return Err(ForwardReason::ConsistentGet.into());
-    }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
     Ok(Route::Get(GetRead { representation, key, version }))

@@ -19,6 +19,9 @@ pub struct ServeConfig {
     pub body_max: Duration,
     pub limits: AdmissionLimits,
     pub unread: Unread,
+    /// How long upstream's discovery and authorizers may lag behind a change that we have seen: what they said until
+    /// then serves no other proxy later.
+    pub lag_max: Duration,
 }
 
 /// What a read without a resourceVersion may be answered from.
@@ -41,6 +44,7 @@ impl Default for ServeConfig {
             body_max: Duration::from_secs(60),
             limits: AdmissionLimits::default(),
             unread: Unread::default(),
+            lag_max: Duration::from_secs(5),
         }
     }
 }

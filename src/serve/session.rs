@@ -4,6 +4,7 @@ mod initial_events;
 mod opening;
 mod partial_view;
 mod portion;
+mod seen;
 #[cfg(test)]
 mod tests;
 mod watch_timers;
@@ -66,6 +67,8 @@ pub(super) struct WatchSession {
     /// For a watch that does not show all namespaces.
     partial: Option<Box<PartialView>>,
     looks: Looks,
+    /// For a proxy: how many times another build had come to write the feed's bodies when the watch began.
+    changes: Option<u32>,
     /// The end of the watch waits for the rest of a transaction until this time.
     rest: Option<Pin<Box<Sleep>>>,
     _place: AdmissionPlace,
@@ -104,6 +107,7 @@ impl WatchSession {
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| feed.columns.clone());
         let cursor = cursor.rendered_by(renderer);
+        let cursor = if terms.by_proxy { cursor.for_a_proxy() } else { cursor };
         let phase = match snapshot.zip(pin) {
             // Its time is over when it begins (R-TIMEOUT-1).
             _ if over => {
@@ -131,6 +135,7 @@ impl WatchSession {
             is_bookmark_due: false,
             is_parked: false,
             clock,
+            changes: terms.by_proxy.then(|| Self::begins_for_a_proxy(&feed, cursor.start())),
             feed,
             told: cursor.start(),
             cursor,
@@ -168,13 +173,7 @@ impl WatchSession {
         self.is_parked
     }
 
-    /// The next frames, about `room` bytes of them; `None` when the watch is over.
-    pub(super) fn poll_frames(
-        &mut self,
-        cx: &mut Context<'_>,
-        room: usize,
-        batch: &mut Vec<Bytes>,
-    ) -> Poll<Option<()>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Option<()>> {
         self.is_parked = false;
         loop {
             self.check_grant();
@@ -351,12 +350,16 @@ impl WatchSession {
                 }
                 // Events that come with rights, and bookmarks, are looked for when there are no others.
                 self.is_parked = self.partial.is_none()
+                    && !self.has_another_writer()
                     && self.rest.is_none()
                     && !self.is_bookmark_due
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             Pull::CaughtUp { progress } => {
                 self.looks.begin_anew();
+                if self.ends_for_another_writer(progress.rv) {
+                    return Ok(());
+                }
                 let announced = progress.bookmarks != self.seen_bookmarks;
                 self.seen_bookmarks = progress.bookmarks;
                 let due = self.bookmark_due();

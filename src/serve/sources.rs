@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::coverage::Coverage;
+use super::response_context::Standing;
 use super::route::ForwardReason;
 use super::serve_config::{Consistency, ServeConfig};
+use super::statuses::unavailable;
 use crate::auth::Permit;
-use crate::base::{DrainWatch, mutant};
-use crate::cache::{CacheReader, FeedEnd, FeedState};
+use crate::base::{DrainWatch, Tunable, mutant};
+use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
-    FeedHandle, FeedKey, FeedSpec, Feeds, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable,
+    CurrentGets, FeedHandle, FeedKey, FeedSpec, Feeds, GetOutcome, RenderingMode, RenderingRefusal as Underived, Scope,
+    Unavailable,
 };
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Resource, ResourceOrigin};
@@ -42,6 +44,13 @@ pub(super) enum Unready {
     Over,
     /// Nobody can answer now.
     Refuse(Box<Status>),
+}
+
+impl Unready {
+    /// Refuses a watch that would have to wait: it is asked for again, of another proxy.
+    pub(super) fn going_away() -> Self {
+        Self::Refuse(Box::new(unavailable("the proxy is going away")))
+    }
 }
 
 /// How long a read waits for "not older than": the apiserver's own limit (R-VERSION-3).
@@ -76,17 +85,13 @@ impl FeedSource {
 #[derive(Debug)]
 pub(super) struct Sources {
     feeds: Feeds,
-    coverage: Coverage,
-    pub(super) consistency: Consistency,
-    /// How long a request waits for a feed that is being filled.
-    sync_wait_max: Duration,
+    pub(super) config: Tunable<ServeConfig>,
     pub(super) drain: DrainWatch,
 }
 
 impl Sources {
-    pub(super) fn new(config: &ServeConfig, feeds: Feeds, drain: DrainWatch) -> Self {
-        let ServeConfig { consistency, coverage, sync_wait_max, .. } = config.clone();
-        Self { feeds, coverage, consistency, sync_wait_max, drain }
+    pub(super) fn new(config: Tunable<ServeConfig>, feeds: Feeds, drain: DrainWatch) -> Self {
+        Self { feeds, config, drain }
     }
 
     /// A feed that covers the request, has a complete state and can write what is asked for. It is started and waited
@@ -115,7 +120,7 @@ impl Sources {
         encoding: Encoding,
     ) -> Result<FeedSource, Unready> {
         let wanted = need.representation;
-        let widest = self.coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
+        let widest = self.config.get().coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
         if self.feeds.underivable(&key(resource, widest.clone(), encoding), wanted).is_some() {
             return Err(Unready::Forward(ForwardReason::Underivable));
         }
@@ -164,7 +169,7 @@ impl Sources {
     }
 
     fn sync_deadline(&self, need: &Need<'_>) -> Instant {
-        need.received + self.sync_wait_max
+        need.received + self.config.get().sync_wait_max
     }
 
     /// A running feed for a read of one object, which is not worth starting one for.
@@ -178,7 +183,7 @@ impl Sources {
         if !permit.covers(&resource.gvr, resource.namespaced, namespace) {
             return None;
         }
-        let widest = self.coverage.scope(resource).ok()?;
+        let widest = self.config.get().coverage.scope(resource).ok()?;
         let running = |encoding: Encoding| {
             let mut scopes = scopes(widest.clone(), namespace);
             let found =
@@ -197,6 +202,25 @@ impl Sources {
                 _ => None,
             }
         })
+    }
+
+    /// When a GET of the most recent state should ask for a proof that it shares with others, if it should. Most are
+    /// passed on, and leave no trace: none keeps a feed running, or asks for a representation.
+    pub(super) fn turn_of_get(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        wanted: Representation,
+        received: Instant,
+    ) -> Option<Instant> {
+        let widest = self.config.get().coverage.scope(resource).ok()?;
+        let running = |encoding: &Encoding| {
+            let mut scopes = scopes(widest.clone(), namespace);
+            scopes.find_map(|scope| self.feeds.glance(&key(resource, scope, *encoding), resource.edition.as_ref()))
+        };
+        let feed = encodings(resource, wanted).iter().find_map(running)?;
+        let live = feed.reader.state() == FeedState::Live;
+        feed.current_gets.turn(received).filter(|_| live)
     }
 
     /// Waits until the feed is as fresh as the request asks, for three seconds at most and no longer than the feed
@@ -235,6 +259,23 @@ impl Sources {
         }
     }
 
+    /// Waits until the feed is proven to be current, together with other GETs, or not for long: to pass a GET on costs
+    /// little.
+    pub(super) async fn current_for_get(
+        &self,
+        feed: &FeedHandle,
+        received: Instant,
+        turn: Instant,
+    ) -> Result<(), Unready> {
+        sleep_until(turn).await;
+        let proven = self.current(feed, received, turn + CurrentGets::WAIT_MAX).await;
+        feed.current_gets.came_to(match proven {
+            Ok(()) => GetOutcome::Proven { waited: received.elapsed() },
+            Err(_) => GetOutcome::Late,
+        });
+        proven
+    }
+
     /// Waits like [`fresh`](Self::fresh), for a caller that is told the feed's version: then what came a moment ago is
     /// included.
     pub(super) async fn fit_to_list(
@@ -261,7 +302,7 @@ impl Sources {
 
     async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
         let live = feed.reader.state() == FeedState::Live;
-        if (self.consistency == Consistency::Bounded || mutant(12)) && live {
+        if live && (self.config.get().consistency == Consistency::Bounded || mutant(12)) {
             return Ok(());
         }
         let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;
@@ -275,7 +316,7 @@ impl Sources {
     /// must be called right before a state is taken: an earlier wait may have taken longer than an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
         let feed = &source.feed;
-        let deadline = Instant::now() + self.sync_wait_max;
+        let deadline = Instant::now() + self.config.get().sync_wait_max;
         let present = async {
             feed.caught_up().await;
             feed.vintage.present().await;
@@ -286,6 +327,24 @@ impl Sources {
         })?;
         // A revoked renderer would write new bodies as the old release did.
         if source.renderer.is_revoked() { Err(Unready::Over) } else { Ok(()) }
+    }
+
+    /// The state of exactly `rv`, if it is held. For another proxy, which begins where its clients had been, it is put
+    /// together of what has changed since, and waited for if the feed is not so far. But bodies that another build has
+    /// written are told to nobody as a state.
+    pub(super) async fn state_at(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) -> Option<Snapshot> {
+        let held = feed.reader.snapshot_at(rv);
+        if held.is_some() || !by_proxy || feed.vintage.changes() > 0 {
+            return held;
+        }
+        let deadline = Instant::now() + FRESH_MAX;
+        while_it_runs(&feed.reader, deadline, self.reached(feed, rv)).await.ok()?;
+        feed.reader.past_at(rv)
+    }
+
+    /// What an answer from the feed says of it.
+    pub(super) fn standing(feed: &FeedHandle) -> Standing {
+        Standing { stale_seconds: Self::stale_seconds(feed), written_by: feed.vintage.written().by }
     }
 
     /// For how many seconds the feed has been without upstream's stream.

@@ -13,6 +13,8 @@ pub(super) enum WatchEnd {
     Underivable,
     /// Its client may not read any more: 403 or 401.
     Revoked,
+    /// A proxy has to be told that another build of the apiserver writes what it is told from now on.
+    Upgraded,
     /// The proxy is going away.
     Drained,
     /// The client went away.
@@ -30,6 +32,7 @@ impl WatchEnd {
             Self::FeedEnded => "feed_ended",
             Self::Underivable => "underivable",
             Self::Revoked => "revoked",
+            Self::Upgraded => "upgraded",
             Self::Drained => "drained",
             Self::Closed => "closed",
             Self::Cut(why) => why,

@@ -147,6 +147,7 @@ pub fn limits() -> WebSocketConfig {
 pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
+        biased;
         // Bytes that are not read do not outlive the cut.
         () = watchdog.cut().over() => {}
         () = converse(upgrade, encoding, session) => {}
@@ -160,15 +161,16 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
     loop {
         batch.clear();
         tokio::select! {
-            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
-                None => break,
-                Some(()) => if send(&mut socket, encoding, &batch).await.is_err() { return },
-            },
+            biased;
             message = socket.next() => match message {
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                 // Pings are answered by the library when it is next written to or flushed.
                 Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
                 Some(Ok(_)) => {}
+            },
+            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
+                None => break,
+                Some(()) => if send(&mut socket, encoding, &batch).await.is_err() { return },
             },
         }
     }

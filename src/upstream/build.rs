@@ -1,4 +1,7 @@
-use serde::Deserialize;
+use http::{HeaderMap, HeaderValue};
+use serde::{Deserialize, Serialize};
+
+use super::BUILD;
 
 /// A release of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,9 +18,23 @@ pub struct Build {
     /// The minor of the server's own release. The layout of objects in JSON follows this one: it depends on the Go
     /// types that were compiled into the server, not on the release that it emulates.
     pub minor: u32,
-    /// Everything else that may change bytes: patches and distributions add fields, emulation and compatibility change
-    /// defaults.
-    name: Box<str>,
+    /// Everything that may change bytes: patches and distributions add fields, emulation and compatibility change
+    /// defaults. It is a `/version` document with nothing else in it.
+    said: Box<str>,
+}
+
+/// What is read of a `/version` document.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Said {
+    major: String,
+    minor: String,
+    emulation_major: String,
+    emulation_minor: String,
+    min_compatibility_major: String,
+    min_compatibility_minor: String,
+    git_version: String,
+    git_commit: String,
 }
 
 impl Build {
@@ -29,26 +46,23 @@ impl Build {
 
     /// Reads a `/version` document. Some distributions write a minor as `31+`.
     pub fn parse(body: &[u8]) -> Option<Self> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Said {
-            major: String,
-            minor: String,
-            emulation_major: String,
-            emulation_minor: String,
-            min_compatibility_major: String,
-            min_compatibility_minor: String,
-            git_version: String,
-            git_commit: String,
-        }
         let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
         let said: Said = serde_json::from_slice(body).ok()?;
         let (major, minor) = number(&said.major).zip(number(&said.minor))?;
         let emulated = number(&said.emulation_major).zip(number(&said.emulation_minor));
         let behaves_as = emulated.unwrap_or((major, minor));
-        let Said { min_compatibility_major, min_compatibility_minor, git_version, git_commit, .. } = said;
-        let name = [git_version, git_commit, min_compatibility_major, min_compatibility_minor].join(" ").into();
-        Some(Self { release: Release { major: behaves_as.0, minor: behaves_as.1 }, minor, name })
+        let release = Release { major: behaves_as.0, minor: behaves_as.1 };
+        Some(Self { release, minor, said: serde_json::to_string(&said).ok()?.into() })
+    }
+
+    /// The build that an answer of a proxy says has written its bodies (`Kube-Fanout-Build`).
+    pub(super) fn named_in(headers: &HeaderMap) -> Option<Self> {
+        Self::parse(headers.get(BUILD)?.as_bytes())
+    }
+
+    /// What a proxy says of the bodies of an answer, for proxies below it.
+    pub fn header(&self) -> Option<HeaderValue> {
+        HeaderValue::from_str(&self.said).ok()
     }
 }
 
@@ -92,5 +106,18 @@ mod tests {
             }
         }
         assert_eq!(build(r#","goVersion":"go1.26""#), build(r#","platform":"linux/amd64""#), "the same everywhere");
+    }
+
+    #[test]
+    fn a_header_names_a_build_as_its_own_document_does() {
+        let body = r#"{"major":"1","minor":"31+","gitVersion":"v1.31.0-eks \"é\"","emulationMajor":"1",
+                       "emulationMinor":"30","goVersion":"go1.26"}"#;
+        let build = Build::parse(body.as_bytes()).expect("a build");
+        let headers = HeaderMap::from_iter([(BUILD, build.header().expect("it is text"))]);
+        assert_eq!(Build::named_in(&headers), Some(build));
+        for other in ["", "{}", "v1.36"] {
+            let headers = HeaderMap::from_iter([(BUILD, HeaderValue::from_static(other))]);
+            assert_eq!(Build::named_in(&headers), None, "{other}");
+        }
     }
 }

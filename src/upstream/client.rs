@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, USER_AGENT};
-use http::{Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::acting_as::CredentialId;
@@ -15,7 +14,8 @@ use super::endpoints::{Endpoints, EndpointsConfig, RequestOrigin};
 use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
 use super::pool::{Outgoing, ResponseBody, UpstreamBody};
-use super::{BODY_BYTES_MAX, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
+use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
+use crate::base::watch;
 use crate::kube::{Payer, Status};
 use crate::wire::Encoding;
 
@@ -43,6 +43,17 @@ pub enum Question {
     Short,
 }
 
+/// A document that upstream has for everybody.
+#[derive(Debug, Clone)]
+pub struct SharedDocument {
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+const JSON: &str = "application/json";
+const REVIEW_BYTES_MAX: usize = 1 << 20;
+/// The largest document that is shared.
+const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// Time to the response head of a request of ours; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -60,6 +71,13 @@ impl Client {
         costs: CostLedger,
     ) -> Result<Self, CredentialError> {
         Ok(Self::of(Links::load(source, endpoints)?, costs))
+    }
+
+    /// One in front of what these connections lead to, for tests on a clock of theirs.
+    #[cfg(test)]
+    pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
+        let memory = super::MemoryUpstream::new(connect, false).without_idle();
+        Self::connect(&CredentialSource::Memory(memory), CostLedger::default()).expect("nothing is read")
     }
 
     pub(super) fn of(links: Links, costs: CostLedger) -> Self {
@@ -110,9 +128,15 @@ impl Client {
 
     /// Sends a POST of ours and reads the answer; both bodies are JSON.
     pub(super) async fn post(&self, cause: Cause, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
-        const JSON: &str = "application/json";
         let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
         self.read(self.ask(cause, Question::Short, path, request, body.into()).await?).await
+    }
+
+    /// Sends a review that another proxy asks for, and reads the answer. `hops` names those who ask, and us.
+    pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
+        let request = Request::builder().method(Method::POST).header(super::HOPS, hops);
+        let request = request.header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
+        self.read_at_most(self.ask(cause, Question::Short, path, request, body).await?, REVIEW_BYTES_MAX).await
     }
 
     async fn ask(
@@ -125,7 +149,7 @@ impl Client {
     ) -> Result<Response<ResponseBody>, Error> {
         let counter = self.shared.costs.counter(cause, kind == Question::Watch);
         let link = self.shared.links.current();
-        let request = self.prepared(&link, path_and_query, request, body).await?;
+        let request = self.prepared(&link, cause, path_and_query, request, body).await?;
         let pool = match kind {
             Question::Watch => &link.watches,
             Question::Short => &link.short,
@@ -143,7 +167,7 @@ impl Client {
     pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, Error> {
         let link = self.shared.links.at(endpoint);
         let request = Request::builder().method(Method::GET);
-        let request = self.prepared(&link, path, request, Bytes::new()).await?;
+        let request = self.prepared(&link, Cause::Readiness, path, request, Bytes::new()).await?;
         let counter = self.shared.costs.counter(Cause::Readiness, false);
         Ok(link.tunnels.send(Outgoing { request, counter }).await?.status().as_u16())
     }
@@ -158,7 +182,7 @@ impl Client {
     ) -> Result<Response<ResponseBody>, Error> {
         let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
         let link = self.shared.links.at(server.endpoint);
-        let request = self.prepared(&link, path_and_query, request, Bytes::new()).await?;
+        let request = self.prepared(&link, cause, path_and_query, request, Bytes::new()).await?;
         let outgoing = Outgoing { request, counter: self.shared.costs.counter(cause, false) };
         let sending = async {
             match link.watches.send_beside(server, outgoing).await {
@@ -177,6 +201,7 @@ impl Client {
     async fn prepared(
         &self,
         link: &Link,
+        cause: Cause,
         path_and_query: &str,
         request: http::request::Builder,
         body: Bytes,
@@ -184,9 +209,12 @@ impl Client {
         let mut request = request
             .uri(link.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
-            .header(super::HOPS, self.instance())
+            .header(CAUSE, cause.as_str())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
             .map_err(|error| Error::Unaskable(error.to_string()))?;
+        let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
+        // What is asked because somebody asks us names those before us as well.
+        request.headers_mut().entry(super::HOPS).or_insert_with(ourselves);
         put_all(request.headers_mut(), link.credentials.headers().await?);
         Ok(request)
     }
@@ -237,6 +265,30 @@ impl Client {
                 Ok(Some((etag, self.read(response).await?)))
             }
             Err(error) if known.is_some() && error.code() == Some(304) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks for a document that others want as well, in the name of the proxies `hops`. Returns `None` if upstream says
+    /// that nothing has changed since the answer with the `ETag` `known`.
+    pub async fn document(
+        &self,
+        path_and_query: &str,
+        accept: Option<&HeaderValue>,
+        hops: HeaderValue,
+        known: Option<&HeaderValue>,
+    ) -> Result<Option<SharedDocument>, Error> {
+        let accept = accept.map(|accept| (ACCEPT, accept)).into_iter();
+        let known = known.map(|known| (IF_NONE_MATCH, known));
+        let asked_with =
+            accept.chain(known).fold(Request::builder(), |request, (name, value)| request.header(name, value));
+        let asked_with = asked_with.method(Method::GET).header(super::HOPS, hops);
+        match self.ask(Cause::Discovery, Question::Short, path_and_query, asked_with, Bytes::new()).await {
+            Ok(response) => {
+                let headers = response.headers().clone();
+                Ok(Some(SharedDocument { headers, body: self.read_at_most(response, DOCUMENT_BYTES_MAX).await? }))
+            }
+            Err(error) if error.code() == Some(304) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -360,4 +412,35 @@ pub fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
         status.set_retry_after(seconds);
     }
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_to_retry_is_a_number_of_seconds_or_was_not_said() {
+        let later = "Wed, 25 Nov 2026 07:28:00 GMT";
+        for (header, seconds) in [
+            ("3", Some(3)),
+            ("86400", Some(86_400)),
+            ("0", None),
+            ("-1", None),
+            ("1.5", None),
+            ("soon", None),
+            ("", None),
+            ("99999999999", None),
+            (later, None),
+        ] {
+            let refused = http::Response::builder().status(429).header(http::header::RETRY_AFTER, header);
+            let (head, ()) = refused.body(()).expect("a header").into_parts();
+            assert_eq!(read_status(&head, b"").retry_after_seconds(), seconds, "{header:?}");
+        }
+        // What the Status says counts before the header.
+        let refused = http::Response::builder().status(503).header(http::header::RETRY_AFTER, "9").body(());
+        let (head, ()) = refused.expect("a header").into_parts();
+        let mut status = Status::service_unavailable("later");
+        status.set_retry_after(2);
+        assert_eq!(read_status(&head, &status.to_json()).retry_after_seconds(), Some(2));
+    }
 }

@@ -13,6 +13,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
+use super::MemoryUpstream;
 use super::plugins::put_runner;
 use super::secrecy::words;
 use super::token_file::TokenFile;
@@ -27,7 +28,12 @@ pub enum CredentialSource {
     InCluster,
     /// No credentials, as for the demo upstream.
     Anonymous(Uri),
+    /// None either, for an upstream in this process.
+    Memory(MemoryUpstream),
 }
+
+/// What an upstream in this process is called in requests; nobody looks for it.
+const IN_MEMORY: &str = "http://127.0.0.1:1";
 
 impl CredentialSource {
     /// The files that connections are made from: a kubeconfig and the certificates and keys that it names.
@@ -99,6 +105,8 @@ pub(super) struct UpstreamCredentials {
     /// The same without a client certificate.
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
+    /// Where connections lead to, if not to the address.
+    pub(super) memory: Option<MemoryUpstream>,
     headers: HeaderService,
     /// When it was last logged that there are no headers.
     said: Arc<Mutex<Option<Instant>>>,
@@ -139,17 +147,14 @@ impl UpstreamCredentials {
             CredentialSource::InCluster => {
                 kube_client::Config::incluster().map_err(|error| CredentialError::InCluster(error.to_string()))?
             }
-            CredentialSource::Anonymous(uri) => {
-                let mut config = kube_client::Config::new(uri.clone());
-                // Nothing to verify: plain HTTP. An empty root set also keeps the platform's roots from being read.
-                config.root_cert = Some(Vec::new());
-                config
-            }
+            CredentialSource::Anonymous(uri) => without_identity(uri.clone()),
+            CredentialSource::Memory(_) => without_identity(Uri::from_static(IN_MEMORY)),
         };
         if config.accept_invalid_certs {
             return Err(CredentialError::Insecure);
         }
-        Self::from_config(&config)
+        let memory = if let CredentialSource::Memory(memory) = source { Some(memory.clone()) } else { None };
+        Ok(Self { memory, ..Self::from_config(&config)? })
     }
 
     fn from_config(config: &kube_client::Config) -> Result<Self, CredentialError> {
@@ -174,7 +179,8 @@ impl UpstreamCredentials {
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
-        Ok(Self { base, endpoint: 0, tls, anonymous_tls, server_name, headers, said: Arc::default() })
+        let (endpoint, memory, said) = (0, None, Arc::default());
+        Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, headers, said })
     }
 
     /// The headers that identify us: the current token, refreshed when due, and configured extras.
@@ -208,6 +214,14 @@ impl UpstreamCredentials {
     pub(super) fn without_identity(&self) -> Self {
         Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
+}
+
+/// The configuration for a server without TLS that takes everybody for nobody.
+fn without_identity(server: Uri) -> kube_client::Config {
+    let mut config = kube_client::Config::new(server);
+    // Nothing to verify. An empty root set also keeps the platform's roots from being read.
+    config.root_cert = Some(Vec::new());
+    config
 }
 
 /// Whether the traffic to a server is protected from others: TLS, or it does not leave this machine.

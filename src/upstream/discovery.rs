@@ -82,6 +82,8 @@ struct Shared {
     state: RwLock<State>,
     asking: tokio::sync::Mutex<Asking>,
     refused: Mutex<Documents<RefusedDocument>>,
+    /// When something was last heard, or could have been missed, that may change what upstream says that it serves.
+    stirred: Mutex<Instant>,
 }
 
 /// What is known, and what follows from it.
@@ -118,7 +120,8 @@ impl Catalog {
     /// An empty catalog; [`refresh`](Self::refresh) fills it.
     pub fn new(client: Client, insistence: Insistence) -> Self {
         let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
-        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused }) }
+        let stirred = Mutex::new(Instant::now());
+        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred }) }
     }
 
     pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
@@ -132,6 +135,11 @@ impl Catalog {
         // The core group first, as kubectl resolves short names; then stable versions before the others.
         found.sort_by_key(|resource| (resource.gvr.group.len(), resource.gvr.version.len(), resource.gvr.to_string()));
         found.first().map(|resource| (*resource).clone())
+    }
+
+    /// Everything that upstream serves.
+    pub fn all(&self) -> Vec<Arc<Resource>> {
+        self.shared.state.read().served.resources.values().cloned().collect()
     }
 
     pub fn len(&self) -> usize {
@@ -194,8 +202,31 @@ impl Catalog {
             }
         }
         asking.refused_since = None;
+        let is_news = found.roots.iter().any(Option::is_some);
         state.known.take(found);
-        Ok(state.settle())
+        let changed = state.settle();
+        drop(state);
+        if is_news {
+            self.stir();
+        }
+        Ok(changed)
+    }
+
+    /// Notes that a definition has changed, in whatever way.
+    pub fn stir(&self) {
+        *self.shared.stirred.lock() = Instant::now();
+    }
+
+    /// Since when nothing has changed that upstream's discovery depends on; `None` where that may go unheard.
+    pub fn unchanged_since(&self) -> Option<Instant> {
+        let Documents { definitions, services } = self.shared.state.read().known.told;
+        (definitions && services).then(|| *self.shared.stirred.lock())
+    }
+
+    /// Whether another server may answer for this group, so that what it says is its own.
+    pub fn is_elsewhere(&self, group: &str) -> bool {
+        let state = self.shared.state.read();
+        state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group))
     }
 
     /// Takes in what a feed of ours says, all of it. From now on upstream is not asked for it. Returns whether
@@ -208,6 +239,7 @@ impl Catalog {
                 Declared::Remote(other) => remote.extend(other.clone()),
             }
         }
+        self.stir();
         let mut state = self.shared.state.write();
         match from {
             DeclaringResource::Definitions => state.known.customs = Some(customs),
@@ -221,6 +253,7 @@ impl Catalog {
     /// Nothing is heard of it any more: what is known stays, and upstream is asked again.
     pub fn lose(&self, from: DeclaringResource) {
         *self.shared.state.write().known.told.of_mut(from) = false;
+        self.stir();
     }
 
     /// Asks for what no feed of ours tells.

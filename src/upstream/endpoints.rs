@@ -10,12 +10,12 @@ mod tests;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 pub use self::choice::EndpointTimes;
 pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointSwitch, NextStep, SwitchCause};
 use super::{Error, ServerUrl};
+use crate::base::watch;
 
 /// The servers of upstream besides what the credentials say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -128,6 +128,7 @@ impl Endpoints {
         let mut is_slow = false;
         let answer = loop {
             tokio::select! {
+                biased;
                 answer = &mut asking => break answer,
                 () = &mut slow, if !is_slow => {
                     is_slow = true;

@@ -34,7 +34,7 @@ pub enum Error {
     /// An event that does not belong among those that a watch begins with.
     #[error("upstream tells {0} among the initial events")]
     NotInitial(EventType),
-    /// A page of a LIST names itself as the next page.
+    /// A page of a LIST names itself as the next page, or page after page is empty.
     #[error("the pages of upstream's LIST do not end")]
     EndlessPages,
     /// We were allowed to read the definitions of custom resources before, and are not any more.
@@ -85,7 +85,7 @@ impl Error {
         match self {
             Self::Unreachable(why) => {
                 let why = why.downcast_ref::<hyper_util::client::legacy::Error>();
-                why.is_some_and(|why| !why.is_connect())
+                why.is_some_and(|why| !why.is_connect() && !was_not_sent(why))
             }
             Self::Broken(_) | Self::Timeout(_) => true,
             _ => false,
@@ -119,6 +119,12 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Whether hyper gave a request up before any of it was sent: the connection that was chosen for it had closed.
+fn was_not_sent(why: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(why), |cause| cause.source());
+    causes.find_map(|cause| cause.downcast_ref::<hyper::Error>()).is_some_and(hyper::Error::is_canceled)
 }
 
 #[cfg(test)]
@@ -159,5 +165,25 @@ mod tests {
         assert!(Error::Timeout(std::time::Duration::ZERO).may_pass());
         assert!(Error::Credentials("a plugin failed".to_owned()).may_pass());
         assert!(!Error::EndlessPages.may_pass() && !Error::OverBudget.may_pass());
+    }
+
+    /// Sends a request over a connection whose peer goes as soon as it has read something of it.
+    async fn broken_off_when_read() -> hyper::Error {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        let io = hyper_util::rt::TokioIo::new(ours);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
+        let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
+        let read_and_go = async move { tokio::io::AsyncReadExt::read_u8(&mut theirs).await };
+        let (answer, _, read) = tokio::join!(sender.send_request(request), connection, read_and_go);
+        read.expect("something was sent");
+        answer.expect_err("nobody answers")
+    }
+
+    #[tokio::test]
+    async fn what_was_given_to_a_closed_connection_was_not_sent() {
+        let unsent = Error::broken_off().await;
+        assert!(was_not_sent(&unsent), "{unsent:?}");
+        let sent = broken_off_when_read().await;
+        assert!(!was_not_sent(&sent), "{sent:?}");
     }
 }

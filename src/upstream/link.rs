@@ -74,13 +74,6 @@ impl Links {
         Ok(Self { links, endpoints })
     }
 
-    /// A link that never changes.
-    #[cfg(test)]
-    pub(super) fn fixed(link: Link) -> Self {
-        let endpoints = Endpoints::new(super::EndpointsConfig::default());
-        Self { links: Reloaded::fixed(vec![Arc::new(link)]), endpoints }
-    }
-
     /// The link to the server that is used.
     pub(super) fn current(&self) -> Arc<Link> {
         self.at(self.endpoints.current())

@@ -26,7 +26,7 @@ pub struct Server {
     multiplexes: bool,
 }
 
-/// What is known of it, kept with the connection.
+/// What is known of it, kept with the connection; of who is behind a proxy, with the answer.
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
     told: Mutex<Told>,
@@ -34,6 +34,7 @@ pub(super) struct UpstreamPeer {
     asking: tokio::sync::Mutex<()>,
     /// Goes with the connection.
     connection: Weak<()>,
+    is_behind_a_proxy: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -54,6 +55,14 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Between two questions, whoever asks: doubled with each.
 const REST: Duration = Duration::from_millis(250);
 
+impl UpstreamPeer {
+    /// Whoever wrote what a proxy has in its memory.
+    pub(super) fn behind_a_proxy(build: Build) -> Self {
+        let told = Mutex::new(Told::Build { build: Arc::new(build), certain: true });
+        Self { told, is_behind_a_proxy: true, ..Self::default() }
+    }
+}
+
 impl Server {
     pub(super) fn new(peer: Arc<UpstreamPeer>, streams: Arc<AtomicU32>, endpoint: usize, multiplexes: bool) -> Self {
         Self { peer, streams, endpoint, multiplexes }
@@ -65,6 +74,11 @@ impl Server {
             Told::Build { build, .. } => Some(build.clone()),
             _ => None,
         }
+    }
+
+    /// Whether a proxy that has it for upstream says what it is, in each answer.
+    pub fn is_behind_a_proxy(&self) -> bool {
+        self.peer.is_behind_a_proxy
     }
 
     /// Whether it is at the other end of the same connection.

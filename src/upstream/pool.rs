@@ -24,8 +24,9 @@ use parking_lot::Mutex;
 
 use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
+use super::dial::Dialer;
 use super::peer::{Meeting, Server, UpstreamPeer};
-use super::{CredentialError, Error, SERVED};
+use super::{Build, CredentialError, Error, SERVED};
 
 /// A request body on its way upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
@@ -37,7 +38,7 @@ pub(super) struct Outgoing {
     pub(super) counter: CostCounter,
 }
 
-type Connections = legacy::Client<Meeting<HttpsConnector<HttpConnector>>, UpstreamBody>;
+type Connections = legacy::Client<Meeting<HttpsConnector<Dialer>>, UpstreamBody>;
 
 /// Which protocol a pool speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,9 +75,6 @@ pub(super) struct Pool {
     protocol: PoolProtocol,
     idle_max: usize,
     shards: Mutex<Vec<Shard>>,
-    /// Where requests go in a test without sockets.
-    #[cfg(test)]
-    pub(super) memory: Option<super::memory::Memory>,
 }
 
 #[derive(Debug, Clone)]
@@ -113,21 +111,14 @@ impl Pool {
         protocol: PoolProtocol,
         idle_max: usize,
     ) -> Result<Self, CredentialError> {
-        let pool = Self {
-            credentials: credentials.clone(),
-            protocol,
-            idle_max,
-            shards: Mutex::new(Vec::new()),
-            #[cfg(test)]
-            memory: None,
-        };
+        let pool = Self { credentials: credentials.clone(), protocol, idle_max, shards: Mutex::new(Vec::new()) };
         pool.shards.lock().push(pool.shard()?);
         Ok(pool)
     }
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
     pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
-        self.send_by(self.place(), outgoing).await
+        send_by(self.place(), outgoing).await
     }
 
     /// The same on the connections that a server was met on; returns the request if they are not this pool's.
@@ -137,23 +128,9 @@ impl Pool {
         outgoing: Outgoing,
     ) -> Result<Result<Response<ResponseBody>, Error>, Outgoing> {
         match self.place_beside(server) {
-            Some(place) => Ok(self.send_by(place, outgoing).await),
+            Some(place) => Ok(send_by(place, outgoing).await),
             None => Err(outgoing),
         }
-    }
-
-    async fn send_by(
-        &self,
-        (connections, slot): (Connections, Slot),
-        Outgoing { request, counter }: Outgoing,
-    ) -> Result<Response<ResponseBody>, Error> {
-        counter.sent();
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            return Ok(ResponseBody::of(memory.send(request).await?, slot, counter));
-        }
-        let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-        Ok(ResponseBody::of(response, slot, counter))
     }
 
     /// A place that streams leave free: the apiserver takes more of them than we have at most.
@@ -203,9 +180,15 @@ impl Pool {
                 name.clone().try_into().map_err(|_| CredentialError::Tls(format!("bad tls-server-name {name:?}")))?;
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
+        let (dialer, idle_max) = match &self.credentials.memory {
+            None => (Dialer::Tcp(tcp), self.idle_max),
+            Some(memory) => {
+                (Dialer::Memory(memory.speaking(stream_window.is_some())), self.idle_max.min(memory.idle_max()))
+            }
+        };
         let connector = match stream_window {
-            Some(_) => tls.enable_all_versions().wrap_connector(tcp),
-            None => tls.enable_http1().wrap_connector(tcp),
+            Some(_) => tls.enable_all_versions().wrap_connector(dialer),
+            None => tls.enable_http1().wrap_connector(dialer),
         };
         let connections = legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -219,10 +202,19 @@ impl Pool {
             .http2_initial_connection_window_size(stream_window.map(|window| window * Self::STREAMS_MAX))
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
-            .pool_max_idle_per_host(self.idle_max)
+            .pool_max_idle_per_host(idle_max)
             .build(Meeting(connector));
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
     }
+}
+
+async fn send_by(
+    (connections, slot): (Connections, Slot),
+    Outgoing { request, counter }: Outgoing,
+) -> Result<Response<ResponseBody>, Error> {
+    counter.sent();
+    let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
+    Ok(ResponseBody::of(response, slot, counter))
 }
 
 impl Drop for Slot {
@@ -244,7 +236,10 @@ pub struct ResponseBody {
 impl ResponseBody {
     fn of(response: Response<Incoming>, slot: Slot, mut counter: CostCounter) -> Response<Self> {
         counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
-        let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
+        let peer = match Build::named_in(response.headers()) {
+            Some(build) => Arc::new(UpstreamPeer::behind_a_proxy(build)),
+            None => response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default(),
+        };
         let multiplexes = response.version() == Version::HTTP_2;
         let server = Server::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
         let is_from_memory = response.headers().contains_key(SERVED);

@@ -5,8 +5,9 @@ use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
 };
 use k8s_openapi::api::authorization::v1::{
-    FieldSelectorAttributes, LabelSelectorAttributes, NonResourceAttributes, ResourceAttributes, SubjectAccessReview,
-    SubjectAccessReviewSpec,
+    FieldSelectorAttributes, LabelSelectorAttributes, NonResourceAttributes, ResourceAttributes,
+    SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview, SubjectAccessReviewSpec,
+    SubjectAccessReviewStatus,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -32,9 +33,11 @@ pub struct AccessVerdict {
     pub reason: String,
 }
 
-const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+/// Where reviews are created.
+pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-const SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 impl Client {
     /// Whose token this is.
@@ -51,8 +54,19 @@ impl Client {
     /// Whether `user` may do this.
     pub async fn review_access(&self, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
         let asked = SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() };
-        let answer = self.create(Cause::AccessReview, SUBJECT_ACCESS_REVIEWS, &asked).await?;
-        AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(SUBJECT_ACCESS_REVIEWS.to_owned()))
+        let answer = self.create(Cause::AccessReview, ACCESS_REVIEWS, &asked).await?;
+        AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
+    }
+
+    /// Whether we ourselves may do this, which everybody may ask.
+    pub async fn review_own_access(&self, access: &Access) -> Result<AccessVerdict, Error> {
+        let (resource_attributes, non_resource_attributes) = attributes(access);
+        let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
+        let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+        let answer = self.create(Cause::AccessReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        let answered: SelfSubjectAccessReview =
+            read(&answer).ok_or_else(|| Error::OtherDocument(SELF_SUBJECT_ACCESS_REVIEWS.to_owned()))?;
+        Ok(AccessVerdict::of(answered.status.unwrap_or_default()))
     }
 
     /// The user that upstream takes us for.
@@ -80,10 +94,13 @@ impl TokenVerdict {
 impl AccessVerdict {
     /// Reads an answered `SubjectAccessReview`; `None` if it is none.
     pub fn read(answer: &[u8]) -> Option<Self> {
-        let status = read::<SubjectAccessReview>(answer)?.status.unwrap_or_default();
+        Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
+    }
+
+    fn of(status: SubjectAccessReviewStatus) -> Self {
         // Both at once, or an answer that is none: no.
         let allowed = status.allowed && status.denied != Some(true);
-        Some(Self { allowed, reason: status.reason.unwrap_or_default() })
+        Self { allowed, reason: status.reason.unwrap_or_default() }
     }
 }
 
@@ -111,13 +128,7 @@ fn user(info: UserInfo) -> User {
 
 /// The whole question: whatever is left out would be answered for more than is asked (A3).
 fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
-    let (resource_attributes, non_resource_attributes) = match &access.target {
-        AccessTarget::Path(path) => {
-            let attributes = NonResourceAttributes { path: Some(path.clone()), verb: Some(access.verb.clone()) };
-            (None, Some(attributes))
-        }
-        AccessTarget::Resource(target) => (Some(resource_attributes(&access.verb, target)), None),
-    };
+    let (resource_attributes, non_resource_attributes) = attributes(access);
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: some(&user.uid),
@@ -125,6 +136,16 @@ fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
         extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
         resource_attributes,
         non_resource_attributes,
+    }
+}
+
+fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourceAttributes>) {
+    match &access.target {
+        AccessTarget::Path(path) => {
+            let attributes = NonResourceAttributes { path: Some(path.clone()), verb: Some(access.verb.clone()) };
+            (None, Some(attributes))
+        }
+        AccessTarget::Resource(target) => (Some(resource_attributes(&access.verb, target)), None),
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct ParsedCall {
     pub(super) bookmarks: bool,
     /// `sendInitialEvents=true` was said, not only meant.
     pub(super) explicit: bool,
+    /// For how many seconds a watch is to last, 0 if the server may choose; none where that is no number, or below 0.
+    pub(super) timeout_seconds: Option<u64>,
 }
 
 /// Which version an answer is to have.
@@ -90,6 +92,7 @@ impl ParsedCall {
             limit,
             bookmarks: truth("allowWatchBookmarks") == Some(true),
             explicit: truth("sendInitialEvents") == Some(true),
+            timeout_seconds: number(first("timeoutSeconds")),
         })
     }
 }

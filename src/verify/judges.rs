@@ -9,10 +9,12 @@ mod difference;
 mod events;
 mod freshness;
 mod initial_events;
+mod lengths;
 mod lists;
 mod order;
 mod refusals;
 mod relists;
+mod silence;
 mod versions;
 
 #[cfg(test)]
@@ -21,6 +23,9 @@ mod tests;
 use super::history::History;
 use super::promise::Promise;
 use super::violation::Judged;
+
+/// The records' clocks count nanoseconds.
+const SECOND_NS: u64 = 1_000_000_000;
 
 impl Promise {
     fn judge(self, history: &History) -> Judged {
@@ -44,6 +49,8 @@ impl Promise {
             Self::TypedBytes => bytes::typed_bytes(history),
             Self::OneRelist => relists::one_relist(history),
             Self::BeginsOnce => beginnings::begins_once(history),
+            Self::Timed => lengths::timed(history),
+            Self::Steady => silence::steady(history),
         }
     }
 }

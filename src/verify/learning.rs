@@ -14,13 +14,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Digest;
 use super::record::{EventKind, KnownRecord, Record, TruthRecord, TruthSource};
 use super::scene::Scene;
-use crate::base::now_ns;
+use crate::base::{now_ns, watch};
 
 pub(super) use direct::Direct;
 pub(super) use etcd::Etcd;
@@ -138,7 +137,7 @@ impl Learnt {
     }
 }
 
-fn labels(object: &Value) -> BTreeMap<String, String> {
+pub(super) fn labels(object: &Value) -> BTreeMap<String, String> {
     let labels = object["metadata"]["labels"].as_object();
     let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
     labels.into_iter().flatten().filter_map(text).collect()

@@ -46,10 +46,14 @@ pub enum Promise {
     OneRelist,
     /// A client that goes from server to server begins once: each has what follows the version of another (F5).
     BeginsOnce,
+    /// A watch ends when its time is up, and before that with a word (W16).
+    Timed,
+    /// Who takes bookmarks hears something every minute (W10).
+    Steady,
 }
 
 impl Promise {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Ordered,
         Self::Unique,
         Self::Reliable,
@@ -69,6 +73,8 @@ impl Promise {
         Self::TypedBytes,
         Self::OneRelist,
         Self::BeginsOnce,
+        Self::Timed,
+        Self::Steady,
     ];
 }
 

@@ -11,10 +11,9 @@ use super::record::{EventKind, Op, Record};
 /// Bytes that are gathered before they are written.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes records down, a line each, until the file is full.
+/// Writes records down, a line each, until there is no more room.
 pub(super) struct Recorder {
-    path: PathBuf,
-    file: Mutex<BufWriter<File>>,
+    lines: Mutex<Lines>,
     bytes: AtomicU64,
     bytes_max: u64,
     /// Cancelled when nothing more can be written.
@@ -22,6 +21,12 @@ pub(super) struct Recorder {
     failure: Mutex<Option<io::Error>>,
     next_op: AtomicU64,
     counts: Mutex<RecordCounts>,
+}
+
+/// Where lines go.
+enum Lines {
+    File(PathBuf, BufWriter<File>),
+    Memory(Vec<u8>),
 }
 
 /// What was written down so far, for people.
@@ -54,16 +59,25 @@ impl RecordCounts {
 
 impl Recorder {
     pub(super) fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        Ok(Self {
-            path: path.to_owned(),
-            file: Mutex::new(BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?)),
+        let file = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
+        Ok(Self::to(Lines::File(path.to_owned(), file), bytes_max))
+    }
+
+    /// A record that stays in memory, for [`take`](Self::take).
+    pub(super) fn in_memory(bytes_max: u64) -> Self {
+        Self::to(Lines::Memory(Vec::new()), bytes_max)
+    }
+
+    fn to(lines: Lines, bytes_max: u64) -> Self {
+        Self {
+            lines: Mutex::new(lines),
             bytes: AtomicU64::new(0),
             bytes_max,
             full: CancellationToken::new(),
             failure: Mutex::new(None),
             next_op: AtomicU64::new(1),
             counts: Mutex::default(),
-        })
+        }
     }
 
     /// A number that no other operation has.
@@ -80,7 +94,10 @@ impl Recorder {
             self.full.cancel();
         }
         self.counts.lock().add(record);
-        let written = self.file.lock().write_all(&line);
+        let written = match &mut *self.lines.lock() {
+            Lines::File(_, file) => file.write_all(&line),
+            Lines::Memory(bytes) => bytes.write_all(&line),
+        };
         if let Err(error) = written {
             self.failure.lock().get_or_insert(error);
             self.full.cancel();
@@ -96,12 +113,23 @@ impl Recorder {
         *self.counts.lock()
     }
 
-    /// Writes what is left, and says where it is.
+    /// Writes what is left, and says where it is; nowhere, if it stayed in memory.
     pub(super) fn close(&self) -> io::Result<PathBuf> {
-        self.file.lock().flush()?;
+        let path = match &mut *self.lines.lock() {
+            Lines::File(path, file) => file.flush().map(|()| path.clone())?,
+            Lines::Memory(_) => PathBuf::new(),
+        };
         match self.failure.lock().take() {
             Some(error) => Err(error),
-            None => Ok(self.path.clone()),
+            None => Ok(path),
+        }
+    }
+
+    /// The lines that stayed in memory; what comes later is not kept with them.
+    pub(super) fn take(&self) -> Vec<u8> {
+        match &mut *self.lines.lock() {
+            Lines::File(..) => Vec::new(),
+            Lines::Memory(bytes) => std::mem::take(bytes),
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Scene {
     pub(super) seed: u64,
     pub(super) encodings: Vec<RecordedEncoding>,
     pub(super) transports: Vec<Transport>,
+    /// How many times as long clients take between two requests, and follow one watch.
+    pub(super) pace: u32,
     /// Cancelled when clients are to leave.
     pub(super) leave: CancellationToken,
     pub(super) tasks: Tasks,
@@ -86,12 +88,13 @@ impl Scene {
         rng(self.seed, who)
     }
 
-    /// Waits, unless it is time to leave; says whether there is still something to do.
+    /// Waits as long as that is at the pace of the run, unless it is time to leave; says whether there is still
+    /// something to do.
     pub(super) async fn pause(&self, time: Duration) -> bool {
         tokio::select! {
             biased;
             () = self.leave.cancelled() => false,
-            () = sleep(time) => true,
+            () = sleep(time * self.pace) => true,
         }
     }
 }

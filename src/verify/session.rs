@@ -94,6 +94,7 @@ async fn prepare_and_run(
         seed: order.seed,
         encodings,
         transports: order.transports.clone(),
+        pace: 1,
         leave: CancellationToken::new(),
         tasks: tasks.clone(),
         notes,

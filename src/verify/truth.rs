@@ -127,9 +127,11 @@ impl ResourceTruth {
         changes.filter(|change| change.version > version).find(|change| wanted(change))
     }
 
-    /// The first change of any object behind a version.
-    pub(super) fn next(&self, version: u64) -> Option<&TrueChange> {
-        self.changes.get(self.index_behind(version))
+    /// The first change between two versions of an object that is not the same at both.
+    pub(super) fn difference(&self, from: u64, to: u64) -> Option<&TrueChange> {
+        let lacks = |key, at| self.state_of(key, at).is_none_or(TrueChange::is_deletion);
+        let mut behind = self.changes[self.index_behind(from)..].iter().take_while(|change| change.version <= to);
+        behind.find(|change| !lacks(change.key, from) || !lacks(change.key, to))
     }
 
     /// Where the changes behind a version begin.
@@ -181,6 +183,10 @@ mod tests {
         let deletion = &truth.changes[truth.change_at(KeyNumber(1), 5).unwrap() as usize];
         assert_eq!((deletion.before, deletion.after), (Some(1), Some(4)));
         assert_eq!(truth.next_of(KeyNumber(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
+        let differs = |from, to| truth.difference(from, to).map(|change| change.version);
+        // Before 1 and at 6 there is no object 1; in between it came and went.
+        assert_eq!([differs(0, 6), differs(0, 3), differs(1, 3), differs(5, 6)], [Some(5), Some(1), Some(3), None]);
+        assert_eq!(differs(0, 4), Some(1));
     }
 
     #[test]

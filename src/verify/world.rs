@@ -5,12 +5,12 @@ use parking_lot::Mutex;
 
 /// The resource that is written and read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct VerifiedResource {
+pub struct VerifiedResource {
     /// Empty for the core group.
-    pub(super) group: String,
-    pub(super) version: String,
-    pub(super) plural: String,
-    pub(super) kind: String,
+    pub group: String,
+    pub version: String,
+    pub plural: String,
+    pub kind: String,
 }
 
 /// What there is to be written and read: which objects, where, under which labels, and how far it has come.

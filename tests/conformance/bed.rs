@@ -122,15 +122,24 @@ pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
 
 /// A new control plane with an audit log of every request that reaches it ([`Plane::audit`]).
 pub async fn audited(name: &str) -> Option<Bed<Box<Plane>>> {
+    audited_with(name, &[]).await
+}
+
+/// The same with these flags for its apiserver.
+pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> {
     let binary = binary()?;
     let policy = scratch().join(format!("{name}.policy"));
-    let rules = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}"#;
-    std::fs::write(&policy, rules).expect("a file");
+    // What reviews ask stands in their bodies.
+    let reviews = serde_json::json!([{"group": "authorization.k8s.io", "resources": ["subjectaccessreviews"]}]);
+    let rules = serde_json::json!([{"level": "Request", "resources": reviews}, {"level": "Metadata"}]);
+    let rules = serde_json::json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules});
+    std::fs::write(&policy, rules.to_string()).expect("a file");
     let flags = [
         format!("--audit-policy-file={}", policy.display()),
         format!("--audit-log-path={}", scratch().join(name).join(plane::AUDIT).display()),
     ];
-    let plane = Plane::start(binary, name, &flags.each_ref().map(String::as_str)).await;
+    let flags = [&flags.each_ref().map(String::as_str), more].concat();
+    let plane = Plane::start(binary, name, &flags).await;
     Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
 }
 
@@ -184,6 +193,11 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 /// Looks again and again until `look` returns something.
 pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_within(PATIENCE, what, look).await
+}
+
+/// Waits for what is promised within this time. Agreement that comes later is none.
+pub async fn promised<T>(within: Duration, what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
+    eventually_within(within + ALLOWANCE, what, look).await
 }
 
 async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {

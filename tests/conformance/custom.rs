@@ -1,13 +1,16 @@
 //! Custom resources: their layouts, their selectable fields, and what happens when their definition changes.
 
 use std::ops::Deref;
+use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Ended, Pair, Plane, eventually, say, unique, version_of};
+use crate::bed::{self, Ask, Ended, Http, Pair, Plane, eventually, promised, say, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// How long the proxy may be behind upstream about a definition (docs/DIFFERENCES.md, "A changed definition").
+pub const FOLLOWS: Duration = Duration::from_secs(1);
 
 /// A custom resource of its own for a test.
 pub struct Kind {
@@ -50,12 +53,10 @@ impl Kind {
     }
 
     async fn is_served<P: Deref<Target = Plane>>(&self, pair: &Pair<P>) {
-        for http in [&pair.direct, &pair.through] {
-            eventually("the custom resource is served", async || {
-                (http.get(&self.path(pair, "?resourceVersion=0")).await.status == 200).then_some(())
-            })
-            .await;
-        }
+        let path = self.path(pair, "?resourceVersion=0");
+        let is_served = async |http: &Http| (http.get(&path).await.status == 200).then_some(());
+        eventually("upstream serves the custom resource", async || is_served(&pair.direct).await).await;
+        promised(FOLLOWS, "the custom resource is served", async || is_served(&pair.through).await).await;
     }
 
     async fn widget<P: Deref<Target = Plane>>(&self, pair: &Pair<P>, name: &str, spec: Value) -> u64 {
@@ -179,13 +180,12 @@ async fn row_40_a_changed_definition_ends_watches_cleanly_and_its_new_fields_sel
     let (events, ended) = watches[0].rest().await;
     assert_eq!((events.len(), ended), (0, Ended::Clean), "the apiserver ends it");
     let selected = |selector: &str| kind.path(&pair, &format!("?resourceVersion=0&fieldSelector=spec.{selector}"));
-    for http in [&pair.direct, &pair.through] {
-        eventually("the new field selects, the old one no more", async || {
-            let code = async |selector| http.get(&selected(selector)).await.status.as_u16();
-            (code("color%3Dred").await == 400 && code("shape%3Dround").await == 200).then_some(())
-        })
-        .await;
-    }
+    let knows = async |http: &Http| {
+        let code = async |selector| http.get(&selected(selector)).await.status.as_u16();
+        (code("color%3Dred").await == 400 && code("shape%3Dround").await == 200).then_some(())
+    };
+    eventually("upstream knows the new fields", async || knows(&pair.direct).await).await;
+    promised(FOLLOWS, "the new field selects, the old one no more", async || knows(&pair.through).await).await;
     say(&format!("the proxy knows the new fields {:.1?} after the change", changed.elapsed()));
     for selector in ["color%3Dred", "size%3D3", "size!%3D3", "shape%3Dround", "shape%3D"] {
         pair.same(Ask::get(&selected(selector))).await;
@@ -194,12 +194,10 @@ async fn row_40_a_changed_definition_ends_watches_cleanly_and_its_new_fields_sel
     assert_eq!((events.len(), ended), (0, Ended::Clean), "the proxy ends it as well");
     let deleted = std::time::Instant::now();
     pair.direct.delete(&kind.definition).await;
-    for http in [&pair.direct, &pair.through] {
-        eventually("the deleted resource is gone", async || {
-            (http.get(&kind.path(&pair, "?resourceVersion=0")).await.status == 404).then_some(())
-        })
-        .await;
-    }
+    let path = kind.path(&pair, "?resourceVersion=0");
+    let is_gone = async |http: &Http| (http.get(&path).await.status == 404).then_some(());
+    eventually("upstream deletes the resource", async || is_gone(&pair.direct).await).await;
+    promised(FOLLOWS, "the deleted resource is gone", async || is_gone(&pair.through).await).await;
     pair.same(Ask::get(&kind.path(&pair, "?resourceVersion=0"))).await;
     say(&format!("the deleted resource is a 404 at the proxy {:.1?} after its deletion", deleted.elapsed()));
 }

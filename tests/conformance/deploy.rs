@@ -7,9 +7,10 @@ use std::fs;
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Account, Ask, Bed, Http, Identity, Plan, Plane, Protocol, eventually, say};
+use crate::bed::{self, Account, Ask, Bed, Http, Identity, Plan, Plane, Protocol, eventually, kube_fanout, say};
 
 const NAMESPACE: &str = "kube-fanout";
+const RBAC: &str = "rbac.authorization.k8s.io";
 /// Every service account may read these, by a role that Kubernetes comes with.
 const ANYBODYS: &str = "clustertrustbundles";
 /// The kind that only clusters with Prometheus' operator have.
@@ -151,6 +152,51 @@ async fn may_do_nothing_else(itself: &Http) {
     }
 }
 
+/// What `kube-fanout check` says of an account and these resources, and how it ends.
+fn checked(kubeconfig: &std::path::Path, resources: &[String]) -> (Option<i32>, String) {
+    let mut command = kube_fanout("check");
+    command.args(["--auth", "delegated", "--tls-self-signed", "--strict", "--preload", &resources.join(",")]);
+    let output = command.arg("--kubeconfig").arg(kubeconfig).output().expect("it runs");
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    (output.status.code(), said)
+}
+
+/// With the rules that the manifests give all passes, and each that is taken away is named.
+async fn check_names_what_is_missing(
+    direct: &Http,
+    kubeconfig: &std::path::Path,
+    listed: &BTreeMap<String, Vec<String>>,
+) {
+    let named = |(group, names): (&String, &Vec<String>)| {
+        let name = |name: &String| if group.is_empty() { name.clone() } else { format!("{name}.{group}") };
+        names.iter().map(name).collect::<Vec<_>>()
+    };
+    let served: BTreeSet<_> = served(direct).await.into_iter().map(|(group, name, _)| (group, name)).collect();
+    let is_served = |name: &String| {
+        let (plural, group) = name.split_once('.').unwrap_or((name, ""));
+        served.contains(&(group.to_owned(), plural.to_owned()))
+    };
+    let resources: Vec<_> = listed.iter().flat_map(named).filter(is_served).collect();
+    let (code, said) = checked(kubeconfig, &resources);
+    assert_eq!(code, Some(0), "{said}");
+    say(&format!("check with the rights of the manifests:\n{said}"));
+    for (role, lost) in [("read", "discovery.k8s.io"), ("review", "authentication.k8s.io"), ("review", RBAC)] {
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/kube-fanout-{role}");
+        let whole = direct.json(&path).await["rules"].clone();
+        let rules = whole.as_array().expect("rules").iter().filter(|rule| rule["apiGroups"] != json!([lost]));
+        direct.patch(&path, json!({"rules": rules.collect::<Vec<_>>()})).await;
+        let said = eventually(&format!("{lost} is missed"), async || {
+            let (code, said) = checked(kubeconfig, &resources);
+            (code == Some(1)).then_some(said)
+        })
+        .await;
+        let remedies: Vec<_> = said.lines().filter(|line| line.contains("add a ClusterRole's rule")).collect();
+        assert!(!remedies.is_empty() && remedies.iter().all(|line| line.contains(lost)), "{said}");
+        direct.patch(&path, json!({"rules": whole})).await;
+        eventually("the right is back", async || (checked(kubeconfig, &resources).0 == Some(0)).then_some(())).await;
+    }
+}
+
 #[tokio::test]
 async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     let Some(bed) = bed::own("deploy").await else { return };
@@ -160,6 +206,7 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     let listed = listed(&objects);
     let (identity, kubeconfig) = account(&bed, "kube-fanout").await;
     let itself = itself(&bed, &identity).await;
+    check_names_what_is_missing(&direct, &kubeconfig, &listed).await;
     let proxy = Plan::delegated(&bed).upstream(&kubeconfig).start(&bed).await;
     let admin = proxy.client();
     let (mut held, mut passed) = (0, Vec::new());

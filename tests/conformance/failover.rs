@@ -19,11 +19,11 @@ use kube_fanout::verify::{
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{self, Ask, Http, Plane, Proxy, Seed, Watch, eventually, say, within};
+use crate::bed::{self, Ask, Http, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
 
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
-const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
+pub const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
 const MAPS: &str = "/api/v1/configmaps";
 /// A run that lasts so long, as `make test` does it, has each of the three killed once.
 const SHORT: Duration = Duration::from_secs(9);
@@ -53,12 +53,12 @@ const JUDGED: [Promise; 8] = [
 
 /// How large a run is.
 #[derive(Clone, Copy, Debug)]
-struct Scale {
-    informers: u32,
-    duration: Duration,
+pub struct Scale {
+    pub informers: u32,
+    pub duration: Duration,
     /// Writes in a second.
-    rate: u32,
-    seed: u64,
+    pub rate: u32,
+    pub seed: u64,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -74,7 +74,7 @@ async fn informers_thrown_among_two_tiers_and_the_apiserver_lose_nothing_and_beg
     let scale = Scale { informers, duration, rate, seed: seed.first() };
     let mut tiers = Tiers::start(&bed).await;
     let out = bed.file("failover");
-    let order = order(&bed, &tiers, &out, scale);
+    let order = order(&bed, [tiers.leaf.proxy().target(), tiers.zone.proxy().target()], &out, scale);
     let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
     let running = kube_fanout::verify::run(&order, &progress, &stop);
     let (ran, kills) = tokio::join!(running, kill(&mut tiers, scale));
@@ -87,15 +87,15 @@ async fn informers_thrown_among_two_tiers_and_the_apiserver_lose_nothing_and_beg
     tiers.assert_sound();
 }
 
-fn order(plane: &Plane, tiers: &Tiers<'_>, out: &Path, scale: Scale) -> VerifyOrder {
+/// Informers that go among two proxies and the apiserver.
+pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Scale) -> VerifyOrder {
     let Scale { informers, duration, rate, seed } = scale;
-    let (leaf, zone) = (tiers.leaf.proxy().target(), tiers.zone.proxy().target());
     let credentials =
-        TargetCredentials { kubeconfig: Some(plane.kubeconfig()), ca: leaf.ca, ..TargetCredentials::default() };
+        TargetCredentials { kubeconfig: Some(plane.kubeconfig()), ca: first.ca, ..TargetCredentials::default() };
     VerifyOrder {
-        url: leaf.url,
+        url: first.url,
         also: vec![
-            AlsoOrder { url: zone.url, ca: zone.ca },
+            AlsoOrder { url: second.url, ca: second.ca },
             AlsoOrder { url: plane.url().to_owned(), ca: Some(plane.ca()) },
         ],
         informers: true,
@@ -161,7 +161,7 @@ async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32>
 
 /// With less than this a run is void: a third of the writes, an event a second for each informer where there are as
 /// many writes as usual, and a hop in half a minute.
-fn least(scale: Scale) -> Counts {
+pub fn least(scale: Scale) -> Counts {
     let (seconds, clients) = (scale.duration.as_secs(), u64::from(scale.informers));
     let writes = u64::from(scale.rate) * seconds / 3;
     Counts {
@@ -175,7 +175,7 @@ fn least(scale: Scale) -> Counts {
 }
 
 /// Judges a record, with what was killed in its time.
-fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) {
+pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) {
     let mut file = File::options().append(true).open(record).expect("a record");
     for line in kills {
         writeln!(file, "{}", serde_json::to_string(line).expect("it is JSON")).expect("a line");

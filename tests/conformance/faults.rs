@@ -29,7 +29,7 @@ use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, 
 use canary::Canaries;
 use noise::Noise;
 use plan::Side;
-use relay::Relay;
+use relay::{Latest, Relay};
 
 /// The longest wait of a feed between two attempts (docs/CONFIG.md, "Not configurable").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -98,14 +98,15 @@ impl<'a> Stage<'a> {
     async fn set(plane: &'a Plane, seed: u64, duration: Duration, stores_json: bool) -> Self {
         let dir = plane.file("faults");
         fs::create_dir_all(&dir).expect("a directory");
-        let upstream = Relay::start(Side::Upstream, plane.target(), seed, &dir).await;
+        let latest = Latest::default();
+        let upstream = Relay::start(Side::Upstream, plane.target(), seed, &latest, &dir).await;
         let kubeconfig = dir.join("relay.kubeconfig");
         fs::write(&kubeconfig, upstream.target(&plane.user("admin")).kubeconfig()).expect("a file");
         // In every other run the apiserver is asked who callers are and what they may, in the midst of all that.
         let plan = if seed.is_multiple_of(2) { Plan::tls() } else { Plan::delegated(plane) };
         let proxy = plan.upstream(&kubeconfig).start(plane).await;
-        let downstream = Relay::start(Side::Downstream, proxy.target(), seed, &dir).await;
-        let spoilt = Relay::start(Side::Spoilt, proxy.target(), seed, &dir).await;
+        let downstream = Relay::start(Side::Downstream, proxy.target(), seed, &latest, &dir).await;
+        let spoilt = Relay::start(Side::Spoilt, proxy.target(), seed, &latest, &dir).await;
         Self { plane, relays: [upstream, downstream, spoilt], proxy, seed, duration, stores_json }
     }
 
@@ -181,9 +182,10 @@ impl<'a> Stage<'a> {
 
     /// What was hit too rarely for a run to say anything.
     fn lacks(&self) -> Option<String> {
-        let hits_min = 1 + self.duration.as_secs() / 60;
-        let lacks = self.relays.iter().find_map(|relay| Some((relay.tally(), relay.lacks(hits_min)?)));
-        lacks.map(|(tally, kind)| format!("{kind:?} was not hit {hits_min} times: {tally}"))
+        let seconds = self.duration.as_secs();
+        let (of_kind_min, at_place_min) = (1 + seconds / 60, seconds / 300);
+        let mut lacks = self.relays.iter().filter_map(|relay| Some((relay.lacks(of_kind_min, at_place_min)?, relay)));
+        lacks.next().map(|(lack, relay)| format!("{lack}: {}", relay.tally()))
     }
 }
 

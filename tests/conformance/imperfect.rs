@@ -106,6 +106,7 @@ const EVERYTHING: Scene = Scene {
         Deed::KillFirst,
         Deed::KillSecond,
         Deed::RestartBoth,
+        Deed::KillEtcd,
     ],
     lag: LAG,
     keeps: Some(KEPT),

@@ -30,14 +30,16 @@ struct Follower {
     lists: u32,
     resumed: u32,
     expired: u32,
+    /// Counts those whose first watch has begun.
+    begun: Option<watch::Sender<usize>>,
     /// It goes after so many events, until the proxy was killed and so long behind that.
     away: Option<(u32, watch::Receiver<bool>, Duration)>,
 }
 
 impl Follower {
-    fn new(target: Target, ledger: &Arc<Ledger>) -> Self {
-        let (http, ledger) = (Http::new(target, Protocol::H1), ledger.clone());
-        Self { http, ledger, before: None, at: 0, lists: 0, resumed: 0, expired: 0, away: None }
+    fn new(target: Target, ledger: &Arc<Ledger>, begun: &watch::Sender<usize>) -> Self {
+        let (http, ledger, begun) = (Http::new(target, Protocol::H1), ledger.clone(), Some(begun.clone()));
+        Self { http, ledger, before: None, at: 0, lists: 0, resumed: 0, expired: 0, begun, away: None }
     }
 
     /// One that goes after so many events, and comes back so long after the kill.
@@ -54,6 +56,9 @@ impl Follower {
             }
             let (op, mut watch) = self.watch().await;
             self.before = Some(op);
+            if let Some(begun) = self.begun.take() {
+                begun.send_modify(|begun| *begun += 1);
+            }
             let how = loop {
                 if target.is_some_and(|target| self.at >= target) {
                     self.ledger.over(op, Ending::Left);
@@ -150,13 +155,16 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     }
     let (goal, goals) = watch::channel(None);
     let (kill, killed) = watch::channel(false);
+    let (begin, mut begun) = watch::channel(0);
     let away = (0..AWAY).map(|n| {
         // Those that have gone first come in the middle, so that the oldest version is asked for late.
         let long = AWAY_MAX.mul_f64(f64::from((n + AWAY / 2) % AWAY) / f64::from(AWAY));
-        Follower::new(target.clone(), &ledger).away(5 + 4 * n, killed.clone(), long)
+        Follower::new(target.clone(), &ledger, &begin).away(5 + 4 * n, killed.clone(), long)
     });
-    let staying = (0..20).map(|_| Follower::new(target.clone(), &ledger));
+    let staying = (0..20).map(|_| Follower::new(target.clone(), &ledger, &begin));
     let followers: Vec<_> = staying.chain(away).map(|follower| tokio::spawn(follower.follow(goals.clone()))).collect();
+    let all_begin = begun.wait_for(|begun| *begun == followers.len());
+    within("all followers have begun", all_begin).await.expect("they tell it");
     let churn = bed.drive("churn").args(["--resource", "configmaps", "--namespace", "killed", "--ops", "800"]);
     let churn = churn.args(["--rate", "100", "--objects", "30"]).start();
     churn.wrote(150).await;

@@ -31,7 +31,7 @@ async fn health_and_readiness_have_a_line_for_everything() {
 async fn pages_are_read_and_nothing_else() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
-    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/nothing"] {
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/config", "/debug/nothing"] {
         let refused = app.admin_client().request(Method::POST, path).send().await;
         assert_eq!((refused.status, refused.header("allow")), (405, Some("GET,HEAD")), "{path}");
     }
@@ -60,7 +60,7 @@ async fn no_page_names_an_object_a_caller_or_a_selector() {
     watch.reached(up.delete_pod("default", "narwhal")).await;
     assert!(caller.get(&format!("{pods}/walrus?resourceVersion=0")).await.is_cached());
     assert_eq!(caller.get("/api/v1/namespaces/hidden/pods").await.status, 403);
-    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost"] {
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/config"] {
         let shown = app.admin(path).await;
         assert_eq!(shown.status, 200, "{path}");
         for name in ["walrus", "narwhal", "zebediah", "sesame", "gnu", "hidden"] {
@@ -68,7 +68,7 @@ async fn no_page_names_an_object_a_caller_or_a_selector() {
         }
     }
     // Whoever may only read a namespace is not shown them: on the serving address these paths are upstream's.
-    for path in ["/debug/feeds", "/debug/cost", "/metrics"] {
+    for path in ["/debug/feeds", "/debug/cost", "/debug/config", "/metrics"] {
         let (ours, theirs) = (caller.get(path).await, direct::straight(&up).get(path).await);
         assert!(!ours.is_cached() && ours.status == theirs.status, "{path}: {} {}", ours.status, theirs.status);
         assert!(!ours.text().contains("kube_fanout") && !ours.text().contains("pods.v1"), "{path}");

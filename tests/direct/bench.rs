@@ -23,6 +23,7 @@ fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOrder {
     let side = |(name, url): &(&str, &str)| Side {
         name: (*name).to_owned(),
         url: (*url).to_owned(),
+        protocol: None,
         pid: Some(std::process::id()),
         metrics: None,
     };
@@ -70,6 +71,7 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
         json!({"protocol": "h1"}),
         json!({"protocol": "h2"}),
         json!({"protocol": "h2", "connections": 2, "watch-list": true}),
+        json!({"protocol": "h2", "connections": 2, "object-bytes": 20_000, "go-windows": true}),
         json!({"protocol": "ws"}),
         json!({"protocol": "ws", "encoding": "table"}),
         json!({"protocol": "h1", "encoding": "table"}),

@@ -88,6 +88,39 @@ async fn a_server_without_streamed_lists_is_listed_and_watched() {
     }
 }
 
+/// The state that the pages are of may be forgotten while they are read.
+#[tokio::test]
+async fn pages_that_expire_are_read_from_the_first_again_and_at_last_in_one() {
+    for (expired, whole) in [(1, 0), (2, 1)] {
+        let up = demo::upstream().pods(1200).run().await;
+        up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 422, None);
+        up.faults().only("pods").answer(demo::RequestKind::Page, expired, 410, None);
+        let app = direct::app(&up).run().await;
+        let list = app.get("/api/v1/pods?resourceVersion=0").await;
+        assert_eq!((list.is_cached(), list.items()), (true, straight(&up).get(PODS).await.items()));
+        let asked = direct::asked_by_proxies(&up, PODS);
+        let is_list = |query: &&String| !query.contains("watch=true") && !query.contains("fieldSelector");
+        let lists: Vec<_> = asked.iter().filter(is_list).collect();
+        let in_one = lists.iter().filter(|query| !query.contains("limit=")).count();
+        let firsts = lists.iter().filter(|query| query.contains("limit=500") && !query.contains("continue=")).count();
+        assert_eq!((firsts, in_one), (2, whole), "{lists:?}");
+    }
+}
+
+#[tokio::test]
+async fn pages_without_end_are_given_up_and_the_resource_passes_through() {
+    let up = demo::upstream().pods(1200).run().await;
+    up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 422, None);
+    up.faults().pages_never_end();
+    let app = direct::app(&up).run().await;
+    let list = app.get("/api/v1/pods?resourceVersion=0").await;
+    assert_eq!((list.status, list.is_cached(), list.items().len()), (200, false, 1200));
+    let pages = direct::asked_by_proxies(&up, PODS).iter().filter(|query| query.contains("continue=")).count();
+    assert!((1..=20).contains(&pages), "{pages} pages");
+    let others = app.get("/api/v1/configmaps?resourceVersion=0").await;
+    assert_eq!((others.status, others.is_cached()), (200, true));
+}
+
 #[tokio::test]
 async fn a_list_that_fails_for_a_moment_is_tried_again() {
     let up = demo::upstream().pods(4).run().await;

@@ -13,7 +13,16 @@ const CONFIG: i32 = 78;
 
 #[test]
 fn help_teaches_and_is_no_failure() {
-    for arguments in [&["--help"][..], &["serve", "--help"], &["demo", "--help"], &["completions", "--help"]] {
+    for arguments in [
+        &["--help"][..],
+        &["serve", "--help"],
+        &["demo", "--help"],
+        &["try", "--help"],
+        &["completions", "--help"],
+        &["man", "--help"],
+        &["check", "--help"],
+        &["estimate", "--help"],
+    ] {
         let output = run(arguments);
         assert_eq!(output.code, Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty());
@@ -78,7 +87,29 @@ fn completions_are_written_for_every_shell() {
         let output = run(&["completions", shell]);
         assert_eq!(output.code, Some(0));
         assert!(output.stdout.contains("kube-fanout") && output.stdout.contains("consistency"), "{shell}");
+        for command in ["serve", "verify", "check", "fanout", "completions", "man"] {
+            assert!(output.stdout.contains(command), "{shell}: {command} is not completed");
+        }
     }
+}
+
+#[test]
+fn the_manual_is_written_into_a_folder_a_page_for_each_command() {
+    let dir = Dir::new();
+    let pages = dir.join("man1");
+    let written = run(&["man", pages.to_str().expect("a path")]);
+    assert_eq!((written.code, written.stdout.as_str(), written.stderr.as_str()), (Some(0), "", ""));
+    for page in ["kube-fanout.1", "kube-fanout-serve.1", "kube-fanout-config-check.1", "kube-fanout-fanout-status.1"] {
+        let text = std::fs::read_to_string(pages.join(page)).expect(page);
+        assert!(text.contains("\n.SH OPTIONS\n"), "{page}: {text}");
+    }
+    assert!(!pages.join("kube-fanout-run-plugin.1").exists(), "it is not for people");
+    let first = std::fs::read_to_string(pages.join("kube-fanout.1")).expect("a page");
+    assert_eq!(run(&["man"]).stdout, first, "without a folder it is printed");
+    let file = dir.file("file", "");
+    let refused = run(&["man", file.to_str().expect("a path")]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("cannot write into") && refused.stderr.contains("file"), "{}", refused.stderr);
 }
 
 #[test]

@@ -187,13 +187,18 @@ fn the_sidecars_limit_leaves_room_beside_the_feeds() {
 }
 
 #[test]
-fn the_image_is_built_without_the_demo_and_the_bench() {
+fn the_image_is_built_without_the_demo_and_the_bench_and_a_release_with_all() {
+    let builds = |script: &'static str| -> Vec<&str> {
+        script.lines().map(str::trim).filter(|line| line.starts_with("static_build \"$")).collect()
+    };
     let image = include_str!("../../deploy/image.sh");
-    let builds: Vec<_> = image.lines().filter(|line| line.contains("cargo build")).collect();
-    assert!(!builds.is_empty(), "{image}");
-    assert!(builds.iter().all(|line| line.contains("--no-default-features")), "{builds:?}");
+    assert_eq!(builds(image), ["static_build \"$target\" --no-default-features"]);
+    assert_eq!(builds(include_str!("../../deploy/release.sh")), ["static_build \"$1\""]);
     let left_out = "everything is optimized, whatever .cargo/config.toml says for a checkout";
-    assert!(image.contains("\n    cd /\n"), "{left_out}");
+    assert!(include_str!("../../deploy/static.sh").contains("\n    cd /\n"), "{left_out}");
     let manifest = include_str!("../../Cargo.toml");
-    assert!(manifest.contains("\ndefault = [\"demo\", \"bench\", \"verify\"]\n"), "whoever tries it has all");
+    assert!(
+        manifest.contains("\ndefault = [\"demo\", \"bench\", \"verify\", \"inspect\", \"trial\"]\n"),
+        "whoever tries it has all"
+    );
 }

@@ -263,7 +263,7 @@ async fn a_unix_socket_of_a_parent_is_served_and_left_where_it_is() {
         // It waits in the queue until it is accepted.
         let asking = tokio::spawn(async move { client.get("/api/v1/pods?resourceVersion=0").await.status });
         let stop = async { drop(within("an answer", asking).await.map(|status| assert_eq!(status, 200))) };
-        bound.run(stop, std::future::pending()).await;
+        bound.run(stop, std::future::pending()).await.expect("no needed task panics");
         assert!(path.exists());
     }
     let mut inherited = Inherited::default();

@@ -12,7 +12,7 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 36] = [
+const IN_SERVICE: [Metric; 37] = [
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
     ("kube_fanout_connections_open", ""),
     ("kube_fanout_upstream_watches", "pods.v1"),
@@ -47,6 +47,7 @@ const IN_SERVICE: [Metric; 36] = [
     ("kube_fanout_served_total", "list"),
     ("kube_fanout_forwarded_total", "non_resource"),
     ("kube_fanout_forwarded_total", "dear_selector"),
+    ("kube_fanout_proxy_answers_total", "health"),
     ("kube_fanout_refused_total", "400"),
     ("kube_fanout_coalesced_requests_total", ""),
 ];
@@ -66,6 +67,8 @@ const OF_THOSE_WHO_RETURN: [Metric; 1] = [("kube_fanout_prehistory_reads_total",
 const OF_SELF_CHECKS: [Metric; 1] = [("kube_fanout_self_checks_total", "same")];
 const AT_A_BROKEN_FILE: [Metric; 2] =
     [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
+const AT_A_CHANGED_CONFIGURATION: [Metric; 2] =
+    [("kube_fanout_config_reload_total", "restart"), ("kube_fanout_config_reload_restart_keys", "")];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
 
 const OF_CALLERS: [Metric; 4] = [
@@ -85,6 +88,10 @@ const WHERE_MEMORY_IS_SHORT: [Metric; 1] = [("kube_fanout_memory_made_room_total
 const OF_SEVERAL_SERVERS: [Metric; 2] =
     [("kube_fanout_upstream_server_current", ""), ("kube_fanout_upstream_server_switches_total", "failed")];
 
+/// What moves by a mistake of ours alone, which no client and no upstream brings about: `src/admin/process.rs` tests
+/// the second.
+const BY_A_MISTAKE: [Metric; 2] = [("kube_fanout_panics_total", ""), ("kube_fanout_runtime_silent_seconds", "")];
+
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
         let moved = || async { metric(&process.metrics().await, name, label) > 0.0 };
@@ -101,6 +108,7 @@ async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
     let metadata = client.watch(PODS).initial_events().accept(metadata).await;
     metadata.listed().await;
     client.get("/version").await;
+    client.request(http::Method::GET, "/readyz").header("kube-fanout-hops", "leaf").send().await;
     let dear = (0..150).map(|n| format!("%21key-{n}")).collect::<Vec<_>>().join(",");
     client.get(&format!("{PODS}?watch=1&timeoutSeconds=1&labelSelector={dear}")).await;
     client.get(&format!("{PODS}?limit=abc")).await;
@@ -191,10 +199,14 @@ async fn what_is_known_of_callers_is_counted() {
 async fn what_becomes_of_audit_records_is_counted() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
-    let log = dir.join("audit.log");
-    let process = Process::serve(&dir, &up.url(), &["--audit-log", log.to_str().expect("a path")]).await;
+    let (log, file) = (dir.join("audit.log"), dir.file("config", "drain: 1s"));
+    let [audit, config] = [&log, &file].map(|path| path.to_str().expect("a path"));
+    let process = Process::serve(&dir, &up.url(), &["--audit-log", audit, "--config", config]).await;
+    dir.file("config", "drain: 1s\nreusePort: true");
+    process.signal("HUP");
     process.client().get(PODS).await;
     move_up(&process, &OF_THE_AUDIT_LOG).await;
+    move_up(&process, &AT_A_CHANGED_CONFIGURATION).await;
     // What has its name now is no file.
     std::fs::rename(&log, dir.join("audit.log.1")).expect("it is there");
     std::fs::create_dir(&log).expect("the name is free");
@@ -292,6 +304,15 @@ async fn which_of_several_servers_is_used_is_told() {
     assert_eq!(process.client().get("/version").await.status, 200);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_moves_by_a_mistake_alone_is_shown_from_the_start() {
+    let up = demo::upstream().run().await;
+    let text = Process::serve(&Dir::new(), &up.url(), &[]).await.metrics().await;
+    for (name, _) in BY_A_MISTAKE {
+        assert!(text.lines().any(|line| line == format!("{name} 0")), "{name}: {text}");
+    }
+}
+
 #[test]
 fn what_is_documented_is_what_moves() {
     let names = monitoring::metrics().into_keys();
@@ -306,7 +327,9 @@ fn what_is_documented_is_what_moves() {
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)
         .chain(&OF_ITS_LOSS)
-        .chain(&OF_SEVERAL_SERVERS);
+        .chain(&OF_SEVERAL_SERVERS)
+        .chain(&AT_A_CHANGED_CONFIGURATION)
+        .chain(&BY_A_MISTAKE);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count").to_owned()).collect();
     assert_eq!(documented, moved);
 }

@@ -60,6 +60,16 @@ pub fn run(arguments: &[&str]) -> Output {
     Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
+/// Runs to the end by another name.
+pub fn run_called(name: &str, arguments: &[&str]) -> Output {
+    let dir = Dir::new();
+    let link = dir.join(name);
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kube-fanout"), &link).expect("a link");
+    let output = Command::new(link).args(arguments).output().expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+}
+
 /// A kubeconfig without credentials for a server; `more` are further lines of the cluster.
 pub fn kubeconfig(dir: &Dir, url: &str, more: &str) -> PathBuf {
     let cluster = format!("- name: c\n  cluster:\n    server: {url}\n{more}");

@@ -1,6 +1,7 @@
 //! A watch goes on where another one stopped, or is told that it cannot (W2, W6–W8, F5, L2).
 
 use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::verify::Promise;
 use serde_json::Value;
@@ -195,6 +196,7 @@ async fn clients_of_a_restarted_proxy_resume_where_they_were() {
     for watch in &before {
         watch.reached(up.churn(3).await).await;
     }
+    let stopped_ns = now_ns();
     first.stop().await;
     let seen: Vec<_> = before.iter().map(|watch| watch.events().last().map_or(0, |event| event.rv)).collect();
     up.churn(20).await;
@@ -208,6 +210,7 @@ async fn clients_of_a_restarted_proxy_resume_where_they_were() {
         let before = evidence.watch(before);
         evidence.resumed(again, Some(before));
     }
+    evidence.broken("the first one stops", stopped_ns, &[]);
     evidence.shows(&[Promise::Resumable, Promise::Reliable, Promise::Unique]);
     assert!(again.iter().all(Watch::is_open));
     let lists = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| !query.contains("watch"));

@@ -49,6 +49,30 @@ async fn many_spellings_of_one_token_have_one_share_of_the_watches() {
     .await;
 }
 
+const AGENT: &str = "system:serviceaccount:agents:agent";
+
+/// The agents of a daemon set are one user. One that goes wild is not to take the places of the others.
+#[tokio::test]
+async fn the_pods_of_an_account_have_a_share_on_each_node() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = ada_and_bob(&up, |config| config.serve.limits.watches_per_caller_max = SHARE).await;
+    for (token, node) in [("n1-old", "n1"), ("n1-new", "n1"), ("n2", "n2")] {
+        up.reviews().give_to_pod(token, AGENT, node);
+    }
+    up.reviews().allow(AGENT, "*");
+    let mut open = Vec::new();
+    for number in 0..2 * SHARE {
+        match app.bearing(["n1-old", "n1-new"][number % 2]).watch(PODS).open().await {
+            Ok(watch) => open.push(watch),
+            Err(refused) => assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned())),
+        }
+    }
+    assert_eq!(open.len(), SHARE, "of the pods of one node, whatever their tokens");
+    for _ in 0..SHARE {
+        open.push(app.bearing("n2").watch(PODS).await);
+    }
+}
+
 /// What is asked in another one's name is paid for by who asks it.
 #[tokio::test]
 async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whomever_it_names() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use kube_fanout::demo;
 use kube_fanout::verify::Promise;
+use tokio::io::AsyncWriteExt as _;
 
 use crate::direct::{self, Ended, History, PODS, Protocol, Watch};
 
@@ -81,6 +82,21 @@ async fn a_stuck_stream_does_not_stall_its_neighbours_on_one_connection() {
     history.is_told_to(&fast, last).await;
     stuck.resume();
     history.is_told_to(&[stuck], last).await;
+}
+
+/// Whoever ends its sending side has gone, as Go's server takes it (R-DOWNSTREAM-9).
+#[tokio::test]
+async fn a_client_that_ends_its_sending_side_alone_is_forgotten_at_once() {
+    let up = demo::upstream().pods(10).run().await;
+    let app = direct::app(&up).run().await;
+    let mut io = app.over(Protocol::Http1).connect().await.expect("a connection");
+    let asked = format!("GET {PODS}?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: {}\r\n\r\n", app.url());
+    io.write_all(asked.replace("http://", "").as_bytes()).await.expect("sent");
+    app.until_feed("pods", "a reader", |feed| feed["readers"] == 1).await;
+    let left = tokio::time::Instant::now();
+    io.shutdown().await.expect("half closed");
+    app.until_feed("pods", "no reader", |feed| feed["readers"] == 0).await;
+    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
 }
 
 #[tokio::test]

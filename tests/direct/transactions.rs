@@ -87,9 +87,12 @@ async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
     assert_eq!(gone(&watch), GONE);
 }
 
+/// However late a watch is told to leave, it has 1.6 s to hear the rest before everything closes.
+const DRAIN: Duration = Duration::from_secs(10);
+
 #[tokio::test]
 async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {
-    let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(Duration::from_secs(5)), 600).await;
+    let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(DRAIN), 600).await;
     let stopping = tokio::spawn(app.stop());
     assert_eq!(watch.ended().await, Ended::Clean);
     assert_eq!(gone(&watch), GONE);

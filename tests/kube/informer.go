@@ -100,9 +100,17 @@ func (i *observedInformer) record(kind string, object any, initial bool) {
 	i.out.write(informerEvent{"event", i.index, kind, key, rv, initial, time.Now().UnixNano()})
 }
 
-// rv is how far the store is, by its objects and by bookmarks.
+// versionedStore is a store that knows its version, as those of client-go do from 1.36 on.
+type versionedStore interface{ LastStoreSyncResourceVersion() string }
+
+// rv is how far the store is, by its objects and by bookmarks; of earlier releases, how far
+// its informer has read, which may be a moment ahead.
 func (i *observedInformer) rv() uint64 {
-	rv, _ := parseRV(i.informer.GetStore().LastStoreSyncResourceVersion())
+	version := i.informer.LastSyncResourceVersion
+	if store, ok := i.informer.GetStore().(versionedStore); ok {
+		version = store.LastStoreSyncResourceVersion
+	}
+	rv, _ := parseRV(version())
 	return rv
 }
 

@@ -10,7 +10,7 @@ use crate::source::{Kind, Source, Token, is};
 type Names = BTreeSet<String>;
 
 /// Metrics that are not recorded.
-const SERIES: [&str; 2] = ["src/admin/series.rs", "src/admin/cost.rs"];
+const SERIES: [&str; 3] = ["src/admin/series.rs", "src/admin/cost.rs", "src/admin/process.rs"];
 
 #[test]
 fn every_metric_is_described_and_documented() {
@@ -75,7 +75,7 @@ fn labels(file: &str, of: &str) -> Names {
 #[test]
 fn every_flag_is_documented() {
     let shared = "src/config/credentials.rs";
-    flags_are_documented(&["src/config/arguments.rs"], "docs/CONFIG.md");
+    flags_are_documented(&["src/config/serve_arguments.rs"], "docs/CONFIG.md");
     flags_are_documented(&["src/config/bench.rs", shared], "docs/BENCH.md");
     flags_are_documented(&["src/config/verify.rs", shared], "docs/VERIFY.md");
 }
@@ -125,9 +125,14 @@ fn links_lead_somewhere() {
 #[test]
 fn the_functions_that_documents_name_are_there() {
     let mut missing = Vec::new();
-    for (document, at_least) in
-        [("docs/GUARANTEES.md", 20), ("docs/CLIENTS.md", 10), ("docs/SECURITY.md", 50), ("CONTRIBUTING.md", 20)]
-    {
+    for (document, at_least) in [
+        ("docs/GUARANTEES.md", 20),
+        ("docs/CLIENTS.md", 10),
+        ("docs/FAULTS.md", 200),
+        ("docs/GUIDES.md", 5),
+        ("docs/SECURITY.md", 50),
+        ("CONTRIBUTING.md", 20),
+    ] {
         let text = files::text(document);
         let mut named = 0;
         for code in in_backticks(&text) {
@@ -140,6 +145,19 @@ fn the_functions_that_documents_name_are_there() {
         assert!(named > at_least, "the names of the tests were not found in {document}");
     }
     assert_none("functions that are named and are not there", &missing);
+}
+
+/// Each block of commands or settings in a guide is run by a test, or says why not.
+#[test]
+fn every_command_of_a_guide_is_run_or_says_why_not() {
+    let text = files::text("docs/GUIDES.md");
+    let blocks: Vec<_> = text.split("\n```").collect();
+    // Outside and inside of blocks take turns.
+    let behind = blocks.iter().skip(2).step_by(2).map(|block| block.trim_start());
+    let untold = behind.filter(|text| !text.starts_with("Run by `tests/") && !text.starts_with("Not run by a test"));
+    let untold: Vec<_> = untold.map(|text| text.lines().next().unwrap_or_default().to_owned()).collect();
+    assert!(blocks.len() > 10, "the blocks were not found");
+    assert_none("behind a block, and neither the test that runs it nor why none does", &untold);
 }
 
 #[test]
@@ -179,6 +197,46 @@ fn a_promise_that_nobody_observes_is_found() {
 }
 
 #[test]
+fn every_fault_is_injected_or_says_why_not() {
+    let text = files::text("docs/FAULTS.md");
+    let (injected, rest) = text.split_once("## Not injected").expect("what is injected stands first");
+    assert!(injected.lines().filter_map(fault).count() > 50, "the faults were not found");
+    assert_none("faults of docs/FAULTS.md that nothing injects and nobody explains", &unaccounted(injected, rest));
+}
+
+/// A fault's id, and the rest of its row.
+fn fault(row: &str) -> Option<(&str, &str)> {
+    let (id, rest) = row.strip_prefix("| ")?.split_once(" |")?;
+    ["FU-", "FD-", "FX-"].iter().any(|kind| id.starts_with(kind)).then_some((id, rest))
+}
+
+/// Faults that no test is named for, that have no reason, or that are in neither table although a later one is.
+fn unaccounted(injected: &str, rest: &str) -> Vec<String> {
+    let untested = injected.lines().filter_map(fault).filter(|(_, row)| !row.contains(".rs::"));
+    let reason = |row: &str| row.split('|').nth(1).is_some_and(|reason| !reason.trim().is_empty());
+    let unexplained = rest.lines().filter_map(fault).filter(|(_, row)| !reason(row));
+    let mut found: Vec<_> = untested.chain(unexplained).map(|(id, _)| id.to_owned()).collect();
+    let ids: Names = [injected, rest].iter().flat_map(|table| table.lines()).filter_map(fault).map(own_id).collect();
+    for kind in ["FU", "FD", "FX"] {
+        let number = |id: &String| id.strip_prefix(kind)?.strip_prefix('-')?.parse::<usize>().ok();
+        let last = ids.iter().filter_map(number).max().unwrap_or_default();
+        found.extend((1..=last).map(|at| format!("{kind}-{at}")).filter(|id| !ids.contains(id)));
+    }
+    found
+}
+
+fn own_id((id, _): (&str, &str)) -> String {
+    id.to_owned()
+}
+
+#[test]
+fn a_fault_that_nobody_accounts_for_is_found() {
+    let injected = "| FU-1 | a | b | `src/a.rs::b` |\n| FU-2 | a | b | later |\n| FD-3 | a | b | `src/a.rs::b` |\n";
+    let rest = "| FD-1 | a | Missing | |\n| FX-1 | a | | b |\n";
+    assert_eq!(unaccounted(injected, rest), ["FU-2", "FX-1", "FD-2"]);
+}
+
+#[test]
 fn every_mutant_has_a_place_and_a_test() {
     let document = files::text("docs/GUARANTEES.md");
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
@@ -209,7 +267,7 @@ fn numbered(row: &str) -> Option<(String, &str)> {
 fn names_its_judge(row: &str, promises: &str) -> bool {
     let judge = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
     let is_promise = promises.lines().any(|line| line.trim() == format!("{judge},"));
-    judge == "none" || is_promise && row.contains("`tests/direct/")
+    judge == "none" || is_promise && ["`tests/direct/", "`tests/simulation/"].iter().any(|test| row.contains(test))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::files;
 use crate::source::{Kind, Source, is};
 
 /// Who answers clients; whose words those are; and what stands beside the proxy.
-const ANSWERING: [&str; 7] = ["serve", "admin", "kube", "demo", "bench", "probe", "verify"];
+const ANSWERING: [&str; 9] = ["serve", "admin", "kube", "demo", "bench", "inspect", "probe", "trial", "verify"];
 /// Who reads what upstream answered.
 const READING: [&str; 2] = ["upstream", "reflect"];
 /// How it is read. Of a code only one that came: a number that is written down is an answer of our own.

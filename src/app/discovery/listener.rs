@@ -91,6 +91,7 @@ impl ChangeListener {
             }
             loop {
                 tokio::select! {
+                    biased;
                     changed = state.changed() => match changed {
                         Ok(()) => break,
                         Err(_) => return,
@@ -102,6 +103,7 @@ impl ChangeListener {
                             self.deaf().await;
                             break;
                         }
+                        self.rights.catalog.stir();
                         sleep(SOON).await;
                         if feed.reader.state() == FeedState::Live {
                             self.tell_change(self.read(&mut declarations, &feed.reader)).await;

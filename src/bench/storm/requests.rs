@@ -62,7 +62,7 @@ impl Calls {
     async fn connection(self: Arc<Self>, in_flight: usize) {
         while self.left.load(Ordering::Relaxed) > 0 {
             match probe::open(&self.target, self.protocol, self.windows).await {
-                Ok(OpenedLink { sender, mut driver }) => {
+                Ok(OpenedLink { sender, mut driver, .. }) => {
                     let callers = (0..in_flight).map(|_| self.call(&sender));
                     let calling = futures_util::future::join_all(callers);
                     tokio::select! {

@@ -212,3 +212,29 @@ fn a_new_history_drops_what_was_held_of_the_old_one() {
     writer.replace(snapshot(50, &[]));
     assert_eq!(versions(&reader, 11..=12), Vec::<u64>::new());
 }
+
+/// What has changed since is taken back, as far as it is held.
+#[test]
+fn a_past_state_is_what_it_was_as_far_as_what_followed_is_held() {
+    let pod = |name| Pod { name, ..POD };
+    let (mut writer, reader) = listed(ring(3), 10, &[(pod("a"), 1), (pod("b"), 2)]);
+    let everything = View::everything();
+    let state = |at: u64| reader.past_at(rv(at)).map(|past| (past.rv.0, shown(&past, &everything)));
+    let mut then = Vec::new();
+    for (change, at) in [
+        (added(&pod("c"), 11), 11),
+        (added(&pod("a"), 13), 13),
+        (deleted(&pod("b"), 15), 15),
+        (added(&pod("c"), 16), 16),
+    ] {
+        writer.apply(change).expect("in order");
+        writer.advance(rv(at), false);
+        then.push((at, shown(&reader.snapshot(), &everything)));
+        assert_eq!(state(at), then.last().cloned());
+    }
+    for (at, shown) in &then {
+        assert_eq!(state(*at), Some((*at, shown.clone())));
+    }
+    assert_eq!(state(12).map(|(_, shown)| shown), Some(then[0].1.clone()), "nothing has happened at 12");
+    assert_eq!((state(10), state(17)), (None, None), "what was before the window, and what is to come");
+}

@@ -2,8 +2,11 @@
 //! watch that is open.
 
 use std::sync::Arc;
+use std::task::{Wake, Waker};
 
-use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, ring, rv, snapshot, told, view};
+use parking_lot::Mutex;
+
+use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
 use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, Start, View};
 
 /// A reader that stands at the end of its lane and waits.
@@ -322,4 +325,40 @@ async fn staleness_counts_from_its_first_moment() {
     writer.set_state(FeedState::Live);
     writer.set_state(FeedState::Live);
     assert_eq!(reader.state(), FeedState::Live);
+}
+
+/// Writes its name down when it is woken.
+struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
+
+impl Wake for Named {
+    fn wake(self: Arc<Self>) {
+        self.1.lock().push(self.0);
+    }
+}
+
+/// Whichever lane they read, and whether for an event or for a bookmark: others wait behind each of them.
+#[test]
+fn proxies_are_woken_before_all_others() {
+    let (mut writer, reader) = listed(ring(100), 10, &[]);
+    let order = Arc::<Mutex<Vec<_>>>::default();
+    let open = |view: View| reader.open(Start::After(rv(10)), view).expect("in the ring").cursor;
+    let mut readers = [
+        ("a client", open(view("", "", ""))),
+        ("a proxy", open(view("", "", "")).for_a_proxy()),
+        ("a client of the namespace", open(view(POD.namespace, "", ""))),
+        ("a proxy of the namespace", open(view(POD.namespace, "", "")).for_a_proxy()),
+    ];
+    let acts: [fn(&mut CacheWriter); 2] =
+        [|writer| drop(writer.apply(added(&POD, 11))), |writer| writer.advance(rv(12), true)];
+    for act in acts {
+        for (name, cursor) in &mut readers {
+            pull_all(cursor);
+            let waker = Waker::from(Arc::new(Named(name, order.clone())));
+            assert!(matches!(cursor.pull(1, Some(&waker), &mut Vec::new()), Pull::CaughtUp { .. }));
+        }
+        act(&mut writer);
+        let woken = std::mem::take(&mut *order.lock());
+        let expected = ["a proxy", "a proxy of the namespace", "a client", "a client of the namespace"];
+        assert_eq!(woken, expected);
+    }
 }

@@ -13,7 +13,7 @@ impl CacheWriter {
     pub fn begin_earlier(&mut self, past: Prehistory) -> bool {
         let refused = {
             let mut timeline = self.shared.timeline.write();
-            let room = timeline.ring.room(&self.shared.config, self.shared.alternate_bytes());
+            let room = timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes());
             timeline.begin_earlier(past, room).err()
         };
         self.enforce_budget();

@@ -139,16 +139,35 @@ async fn a_refused_feed_is_left_alone_for_half_a_minute() {
 
 /// Refuses whoever comes, for so many seconds; when each came.
 async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
+    ended_as(FeedEnd::Forbidden, feeds, demands, seconds).await
+}
+
+async fn ended_as(end: FeedEnd, feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
     let mut came = Vec::new();
     for second in 0..seconds {
         if feeds.handle(&pods(), None).is_ok() {
             came.push(second);
             assert_eq!(demanded(demands).len(), 1);
-            feeds.ended(&the_one(feeds), FeedEnd::Forbidden);
+            feeds.ended(&the_one(feeds), end);
         }
         advance(Duration::from_secs(1)).await;
     }
     came
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_is_tried_ever_more_rarely_until_upstream_serves_something_else() {
+    for end in [FeedEnd::Unreadable, FeedEnd::NotOffered] {
+        let (feeds, mut demands) = feeds();
+        let day = ended_as(end, &feeds, &mut demands, 24 * 3600).await;
+        assert_eq!(day[..4], [0, 30, 90, 210], "{end:?}");
+        assert!((29..=40).contains(&day.len()), "{end:?}: {} times: {day:?}", day.len());
+        feeds.forget_refusals();
+        assert!(feeds.handle(&pods(), None).is_ok(), "{end:?}: perhaps it can be now");
+    }
+    // What upstream does not have it may have at any time.
+    let (feeds, mut demands) = feeds();
+    assert_eq!(ended_as(FeedEnd::Gone, &feeds, &mut demands, 100).await, [0, 30, 60, 90]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -89,6 +89,17 @@ async fn a_certificate_of_any_issuer_is_taken_and_none_is_required() {
     }
 }
 
+/// An event is sealed once for each of its readers.
+#[tokio::test]
+async fn the_cheapest_cipher_that_both_know_is_taken_whichever_the_client_prefers() {
+    let server = server(ClientCertificates::Ignored);
+    for version in VERSIONS {
+        let (_, stream) = shake(&server, &client(&server, version, None)).await.unwrap();
+        let suite = stream.get_ref().1.negotiated_cipher_suite().unwrap().suite();
+        assert!(is_aes_128(suite), "{suite:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_certificate_without_its_key_is_refused() {
     let (server, stolen, own) = (server(ClientCertificates::Requested), pair(), pair());

@@ -8,17 +8,16 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 
-use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
-use crate::probe::target::Target;
+use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
 
 /// One request at a time, as HTTP/1.1 has it.
 #[derive(Clone)]
 pub(crate) struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
 
-pub(super) async fn open(io: Io, _: &Target) -> Result<OpenedLink, LinkError> {
+pub(super) async fn open(io: Io) -> Result<(super::Sender, Driver), LinkError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
     let sender = H1Sender(Arc::new(Mutex::new(sender)));
-    Ok(OpenedLink { sender: super::Sender::H1(sender), driver: Box::pin(async { drop(connection.await) }) })
+    Ok((super::Sender::H1(sender), Box::pin(async { drop(connection.await) })))
 }
 
 impl H1Sender {

@@ -3,20 +3,21 @@ use h2::RecvStream;
 use h2::client::{Builder, SendRequest};
 use http::Request;
 
-use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer, Windows};
-use crate::probe::target::Target;
+use super::go_windows::GoWindows;
+use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer, Windows};
 
 #[derive(Clone)]
 pub(crate) struct H2Sender(SendRequest<Bytes>);
 
-pub(super) async fn open(io: Io, _: &Target, windows: Windows) -> Result<OpenedLink, LinkError> {
+pub(super) async fn open(io: Io, windows: Windows) -> Result<(super::Sender, Driver), LinkError> {
+    let io: Io = if windows.as_go { Box::new(GoWindows::new(io)) } else { io };
     let (sender, connection) = Builder::new()
         .enable_push(false)
         .initial_window_size(windows.stream)
         .initial_connection_window_size(windows.connection)
         .handshake::<_, Bytes>(io)
         .await?;
-    Ok(OpenedLink { sender: super::Sender::H2(H2Sender(sender)), driver: Box::pin(async { drop(connection.await) }) })
+    Ok((super::Sender::H2(H2Sender(sender)), Box::pin(async { drop(connection.await) })))
 }
 
 impl H2Sender {

@@ -9,7 +9,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
+use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
 use crate::probe::target::Target;
 
 /// The connection until it becomes a WebSocket, which it does once.
@@ -23,11 +23,11 @@ pub(crate) struct WebSocketSender {
 /// An open WebSocket; a message is a frame of the watch.
 pub(crate) struct Messages(WebSocketStream<Io>);
 
-pub(super) fn open(io: Io, target: &Target) -> OpenedLink {
+pub(super) fn open(io: Io, target: &Target) -> (super::Sender, Driver) {
     let (authority, origin) = (target.authority().to_owned(), target.origin());
     let sender = WebSocketSender { io: Arc::new(Mutex::new(Some(io))), authority, origin };
     // Who reads the messages drives the connection.
-    OpenedLink { sender: super::Sender::Ws(sender), driver: Box::pin(std::future::pending()) }
+    (super::Sender::Ws(sender), Box::pin(std::future::pending()))
 }
 
 impl WebSocketSender {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::silence::Silence;
 use super::{Reflector, State};
-use crate::base::mutant;
+use crate::base::{linger, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Testimony, testimony};
@@ -75,14 +76,16 @@ impl Reflector {
             self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
         // Silence only means something once the stream has spoken.
-        let mut settles_at: Option<Instant> = None;
+        let mut silence: Option<Silence> = None;
         loop {
             let item = tokio::select! {
                 biased;
                 item = stream.next(&self.means.upstream.reader) => item,
-                () = sleep_until(settles_at.unwrap_or(opened)), if settles_at.is_some() => {
-                    self.writer.settle();
-                    settles_at = None;
+                () = sleep_until(silence.map_or(opened, |silence| silence.ends())), if silence.is_some() => {
+                    silence = silence.and_then(|silence| silence.rest(Instant::now()));
+                    if silence.is_none() {
+                        self.writer.settle();
+                    }
                     continue;
                 }
                 Some(word) = self.words.recv() => {
@@ -120,7 +123,10 @@ impl Reflector {
                 Ok(reached) => at = at.max(reached),
                 Err(next) => return next,
             }
-            settles_at = self.writer.settles_after().map(|silence| Instant::now() + silence);
+            silence = self.writer.settles_after().map(|lasts| Silence::from(Instant::now(), lasts));
+            if silence.is_some() {
+                linger("amid a transaction").await;
+            }
         }
     }
 
@@ -284,7 +290,8 @@ impl Reflector {
         for change in proof.changes {
             self.writer.take(change)?;
         }
-        self.writer.advance(proof.until, proof.announced);
+        let announced = proof.announced || self.means.upstream.feed.is_followed_by_proxies();
+        self.writer.advance(proof.until, announced);
         Ok(proof.until)
     }
 }

@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::{Reflector, State, ended};
+use crate::base::linger;
 use crate::cache::{FeedState, Snapshot};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
@@ -57,6 +58,7 @@ impl Reflector {
                 .map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
+        linger("listed again, not swapped").await;
         if matches!(recovered, Recovered::OtherHistory) {
             self.relists.listed(Instant::now());
             self.give_up(at, "a list cannot have come of what was told before");

@@ -53,6 +53,41 @@ async fn who_comes_while_an_answer_is_on_its_way_is_not_covered_by_it() {
     assert!(scene.feed.freshness.covers(first) && !scene.feed.freshness.covers(came));
 }
 
+/// Several objects may go in one version, and the stream may stand still between two of them (W17).
+#[tokio::test(start_paused = true)]
+async fn the_rest_of_a_version_that_the_stream_does_not_tell_is_caught_up_with() {
+    let scene = Scene::of(upstream().pods(MANY)).await;
+    scene.elsewhere(1);
+    scene.proof().await;
+    let two: Vec<_> = scene.up.keys("pods").into_iter().take(2).map(|(key, _)| key).collect();
+    scene.up.faults().stall_watches(1);
+    scene.up.delete_at_once("pods", two.iter().map(String::as_str));
+    sleep(Duration::from_millis(100)).await;
+    assert!(!scene.is_true(), "one of them is still held");
+    scene.elsewhere(2);
+    scene.proof().await;
+    assert_eq!(scene.said("catch_up"), 1);
+    assert!(scene.is_true());
+}
+
+/// A proof costs no more than the answer would: kubelets that open a watch of `csidrivers` one after the other.
+#[tokio::test(start_paused = true)]
+async fn a_tiny_collection_that_is_quiet_is_proven_by_one_question_each_time() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    for n in 1..=5 {
+        scene.elsewhere(n);
+        scene.proof().await;
+        assert_eq!((scene.said("position"), scene.said("equality")), (1, u64::from(n)));
+    }
+    // Its own stream tells again.
+    scene.up.update_pod("default", "pod-0");
+    scene.proof().await;
+    scene.up.update_pod("default", "pod-0");
+    scene.proof().await;
+    assert!(scene.said("position") > 1);
+    assert!(scene.said("equality") <= 6);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_write_elsewhere_is_proven_not_to_concern_a_small_collection_by_its_versions() {
     let scene = Scene::of(upstream().pods(3)).await;

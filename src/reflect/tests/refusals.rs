@@ -14,7 +14,7 @@ async fn a_first_refusal_ends_a_feed_for_what_it_says() {
     for (code, end) in
         [(403, FeedEnd::Forbidden), (404, FeedEnd::Gone), (405, FeedEnd::Gone), (406, FeedEnd::NotOffered)]
     {
-        let up = upstream().in_memory().await;
+        let up = upstream().in_memory();
         up.faults().answer(RequestKind::Any, 100, code, None);
         let scene = Scene::begun(up);
         let (why, took) = ended(&scene).await;
@@ -72,7 +72,7 @@ async fn what_upstream_says_of_a_pause_is_believed_within_bounds() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
     for code in [400, 422] {
-        let up = upstream().pods(1_200).in_memory().await;
+        let up = upstream().pods(1_200).in_memory();
         up.faults().answer(RequestKind::Watch, 1, code, None);
         let scene = Scene::begun(up);
         scene.until_state("live", |state| state == FeedState::Live).await;
@@ -90,7 +90,7 @@ async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
     for code in [429, 500, 503] {
-        let up = upstream().pods(3).in_memory().await;
+        let up = upstream().pods(3).in_memory();
         up.faults().answer(RequestKind::Watch, 3, code, None);
         let scene = Scene::begun(up);
         let took = scene.until_state("live", |state| state == FeedState::Live).await;

@@ -15,7 +15,7 @@ const TURNED_AWAY: Duration = Duration::from_secs(6);
 /// An upstream in which something has happened, and a feed that began after that. With the version from which on there
 /// is history.
 async fn late(changes: usize) -> (Scene, u64) {
-    let up = upstream().pods(3).in_memory().await;
+    let up = upstream().pods(3).in_memory();
     let from = up.revision();
     for n in 0..changes {
         up.create_pod("t1", &format!("p{n}"));
@@ -178,7 +178,7 @@ async fn while_upstream_is_away_it_is_not_asked() {
 /// not what led there.
 #[tokio::test(start_paused = true)]
 async fn what_is_of_another_history_is_never_put_in_front() {
-    let up = upstream().pods(3).in_memory().await;
+    let up = upstream().pods(3).in_memory();
     let backup = up.faults().backup();
     let from = up.revision();
     for n in 0..3 {
@@ -221,7 +221,7 @@ async fn a_later_history_is_not_continued_backwards() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_ring_has_no_room_for_is_not_read_to_the_end() {
-    let up = upstream().pods(3).in_memory().await;
+    let up = upstream().pods(3).in_memory();
     let from = up.revision();
     for n in 0..50 {
         up.create_pod("t1", &format!("p{n}"));
@@ -236,7 +236,7 @@ async fn what_the_ring_has_no_room_for_is_not_read_to_the_end() {
 
 /// A feed that began when so many pods had changed that had been there before. With the version from before that.
 async fn changed(pods: usize) -> (Scene, u64) {
-    let up = upstream().in_memory().await;
+    let up = upstream().in_memory();
     for n in 0..pods {
         up.create_pod("t1", &format!("p{n}"));
     }

@@ -28,7 +28,7 @@ fn differed(scene: &Scene) -> (u64, u64) {
 
 #[tokio::test(start_paused = true)]
 async fn what_has_not_changed_is_not_asked_for_and_what_has_is_once() {
-    let scene = Scene::of(upstream().pods(3)).await;
+    let scene = Scene::checked(upstream().pods(3)).await;
     sleep(24 * HOUR).await;
     assert_eq!(asked(&scene), 0, "all of it was listed");
     for changes in 1..=3 {
@@ -42,7 +42,7 @@ async fn what_has_not_changed_is_not_asked_for_and_what_has_is_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_is_kept_and_not_read_is_not_asked_for() {
-    let scene = Scene::of(upstream().pods(3)).await;
+    let scene = Scene::checked(upstream().pods(3)).await;
     drop(scene.feed.clone().only_keeping());
     for n in 0..50 {
         written(&scene, &format!("p{n}")).await;
@@ -79,7 +79,7 @@ const MISTAKES: [Mistake; 4] = [
 #[tokio::test(start_paused = true)]
 async fn what_was_lost_is_found_and_ends_the_history() {
     for (what, mistake) in MISTAKES {
-        let scene = Scene::of(upstream().pods(0)).await;
+        let scene = Scene::checked(upstream().pods(0)).await;
         scene.up.create_pod("t1", "kept");
         written(&scene, "other").await;
         let history = scene.feed.reader.history();
@@ -108,7 +108,7 @@ async fn what_was_lost_is_found_and_ends_the_history() {
 
 #[tokio::test(start_paused = true)]
 async fn of_a_large_collection_what_is_missing_is_found_by_its_number_in_one_round() {
-    let scene = Scene::of(upstream().pods(MANY)).await;
+    let scene = Scene::checked(upstream().pods(MANY)).await;
     let history = scene.feed.reader.history();
     scene.up.faults().lose_next_event();
     scene.up.create_pod("t1", "lost");
@@ -121,7 +121,7 @@ async fn of_a_large_collection_what_is_missing_is_found_by_its_number_in_one_rou
 
 #[tokio::test(start_paused = true)]
 async fn a_large_collection_is_compared_part_by_part() {
-    let scene = Scene::of(upstream().pods(MANY)).await;
+    let scene = Scene::checked(upstream().pods(MANY)).await;
     let (last, _) = scene.up.keys("pods").pop().expect("many");
     written(&scene, "next").await;
     sleep(24 * HOUR).await;
@@ -143,7 +143,7 @@ async fn a_large_collection_is_compared_part_by_part() {
 async fn a_feed_that_is_followed_never_differs() {
     const LEASED: [&str; 3] = ["l0", "l1", "l2"];
     for pods in [20, MANY] {
-        let scene = Scene::of(upstream().pods(pods)).await;
+        let scene = Scene::checked(upstream().pods(pods)).await;
         let ours = scene.of_a_node("node-1");
         for n in 0..6_000_u32 {
             match n % 10 {
@@ -177,7 +177,7 @@ async fn a_feed_that_is_followed_never_differs() {
 #[tokio::test(start_paused = true)]
 async fn a_selection_is_compared_with_the_current_state() {
     for (what, mistake) in &MISTAKES[..3] {
-        let scene = Scene::of(upstream().pods(10)).await;
+        let scene = Scene::checked(upstream().pods(10)).await;
         let ours = scene.of_a_node("node-1");
         let put = |name: &str| scene.up.put_pod(&crate::demo::Pod::new("t1", name).node("node-1"));
         put("kept");
@@ -199,7 +199,7 @@ async fn a_selection_is_compared_with_the_current_state() {
 /// The rest of a transaction is still on its way when what is held is compared.
 #[tokio::test(start_paused = true)]
 async fn what_comes_late_is_no_difference() {
-    let scene = Scene::of(upstream().pods(3)).await;
+    let scene = Scene::checked(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
     let two = ["a", "b"];
     for name in two {
@@ -221,7 +221,7 @@ async fn what_comes_late_is_no_difference() {
 
 #[tokio::test(start_paused = true)]
 async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again() {
-    let scene = Scene::of(upstream().pods(3)).await;
+    let scene = Scene::checked(upstream().pods(3)).await;
     written(&scene, "one").await;
     scene.up.faults().answer(crate::demo::RequestKind::List, 1_000_000, 410, None);
     for (n, skipped) in (1..=3).zip(1..) {
@@ -231,7 +231,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
         scene.elsewhere(n);
     }
     for (code, retry_after) in [(403, None), (429, Some(1)), (503, None)] {
-        let scene = Scene::of(upstream().pods(3)).await;
+        let scene = Scene::checked(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
         written(&scene, "one").await;
         scene.up.faults().answer(crate::demo::RequestKind::List, 1_000_000, code, retry_after);
@@ -247,7 +247,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
 /// After an upgrade the same objects are written otherwise, and no version differs.
 #[tokio::test(start_paused = true)]
 async fn another_release_is_no_difference() {
-    let scene = Scene::of(upstream().pods(5)).await;
+    let scene = Scene::checked(upstream().pods(5)).await;
     let history = scene.feed.reader.history();
     for minor in 37..43 {
         scene.up.faults().down().await;
@@ -264,7 +264,7 @@ async fn another_release_is_no_difference() {
 /// A restored upstream is found by its versions, before or after a comparison, and what it holds then is served.
 #[tokio::test(start_paused = true)]
 async fn a_restored_upstream_is_no_difference_and_is_followed() {
-    let scene = Scene::of(upstream().pods(3)).await;
+    let scene = Scene::checked(upstream().pods(3)).await;
     let backup = scene.up.faults().backup();
     for n in 0..20 {
         written(&scene, &format!("lost-{n}")).await;
@@ -285,7 +285,7 @@ async fn a_restored_upstream_is_no_difference_and_is_followed() {
 /// The keys in its tokens are names alone.
 #[tokio::test(start_paused = true)]
 async fn a_namespace_of_several_pages_is_compared_as_well() {
-    let scene = Scene::of(upstream().pods(20)).await;
+    let scene = Scene::checked(upstream().pods(20)).await;
     let name = |n: usize| format!("p{n:04}");
     for n in 0..700 {
         scene.up.create_pod("t1", &name(n));
@@ -310,7 +310,7 @@ async fn a_namespace_of_several_pages_is_compared_as_well() {
 #[tokio::test(start_paused = true)]
 async fn what_is_too_long_for_an_answer_is_asked_for_in_smaller_parts() {
     const OBJECTS: usize = 300;
-    let scene = Scene::of(upstream().pods(0)).await;
+    let scene = Scene::checked(upstream().pods(0)).await;
     let filler = "x".repeat(40 << 10);
     for n in 0..OBJECTS {
         let annotations = serde_json::json!({"long": filler});
@@ -329,7 +329,7 @@ async fn a_fleet_asks_at_random_moments_and_at_rest_not_at_all() {
     const PROXIES: u64 = 30;
     /// Questions of a round: the versions, and three objects.
     const EACH: u64 = 4;
-    let up = upstream().pods(3).remember_requests(false).in_memory().await;
+    let up = upstream().pods(3).remember_requests(false).in_memory();
     let proxies: Vec<_> = (0..PROXIES).map(|_| Scene::beside(&up)).collect();
     sleep(seconds(10)).await;
     let asked = || proxies.iter().map(|(feed, _)| said(feed, "self_check")).sum::<u64>();

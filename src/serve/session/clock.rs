@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::base::mutant;
+
 /// The moments that a watch waits for besides events.
 pub(super) struct Clock {
     deadline: Instant,
@@ -22,6 +24,7 @@ impl Clock {
             None | Some(0) => TIMEOUT_MIN.mul_f64(1.0 + fastrand::f64()),
             Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
         };
+        let lasts = if mutant(27) { lasts / 1000 } else { lasts };
         let deadline = now + lasts;
         Self { deadline, next_bookmark: (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline)) }
     }

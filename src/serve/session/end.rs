@@ -4,10 +4,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::sleep;
 
+use super::super::response_context::Standing;
+use super::super::sources::Sources;
 use super::super::watch_end::WatchEnd;
 use super::{Phase, WatchSession};
 use crate::cache::{Pull, Settling};
-use crate::kube::Status;
+use crate::feeds::FeedHandle;
+use crate::kube::{ResourceVersion, Status};
 
 /// How long the end of a watch waits for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);
@@ -54,6 +57,41 @@ impl WatchSession {
         self.metrics.ended(end);
     }
 
+    /// Notes that a proxy follows the feed. Returns how many times another build had come to write its bodies.
+    pub(super) fn begins_for_a_proxy(feed: &FeedHandle, start: ResourceVersion) -> u32 {
+        feed.proxy_begins();
+        feed.vintage.written_from(start).changes
+    }
+
+    /// What a proxy is told of the watch when it begins.
+    pub(in super::super) fn standing(&self, feed: &FeedHandle) -> Standing {
+        let written = feed.vintage.written_from(self.told);
+        let written_by = written.by.filter(|_| self.changes == Some(written.changes));
+        Standing { stale_seconds: Sources::stale_seconds(feed), written_by }
+    }
+
+    /// Whether another build has come to write the feed's bodies, and the watch is of a proxy, which says so to nobody
+    /// until it asks again.
+    pub(super) fn has_another_writer(&self) -> bool {
+        self.changes.is_some_and(|changes| changes != self.feed.vintage.changes())
+    }
+
+    /// Ends a watch that has told everything up to this version, if it is of a proxy and another build has come. Where
+    /// the proxy goes on everything is by that build.
+    pub(super) fn ends_for_another_writer(&mut self, reached: ResourceVersion) -> bool {
+        let is_whole = || matches!(self.feed.reader.waits_for_whole(self.told), Settling::Already);
+        if !self.has_another_writer() || !self.is_settled() || !is_whole() {
+            return false;
+        }
+        match self.bookmark(reached) {
+            Ok(bookmark) if self.bookmarks && reached > self.told => {
+                self.phase = Phase::Last(bookmark, WatchEnd::Upgraded);
+            }
+            _ => self.end_without_a_word(WatchEnd::Upgraded),
+        }
+        true
+    }
+
     /// The bookmark for a client that is sent away, with which it resumes here or at another replica without a list.
     pub(super) fn last_bookmark(&mut self, end: WatchEnd) -> Option<Bytes> {
         if end != WatchEnd::Drained || !self.bookmarks {
@@ -69,6 +107,9 @@ impl WatchSession {
 
 impl Drop for WatchSession {
     fn drop(&mut self) {
+        if self.changes.is_some() {
+            self.feed.proxy_ends();
+        }
         if !matches!(self.phase, Phase::Ended) {
             self.metrics.ended(self.watchdog.cut().why().map_or(WatchEnd::Closed, WatchEnd::Cut));
         }

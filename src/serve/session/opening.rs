@@ -38,4 +38,6 @@ pub(in super::super) struct WatchTerms {
     pub(in super::super) bookmarks: bool,
     pub(in super::super) end_bookmark: bool,
     pub(in super::super) timeout_seconds: Option<i64>,
+    /// Another proxy takes over what it is told.
+    pub(in super::super) by_proxy: bool,
 }

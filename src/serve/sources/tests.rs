@@ -71,7 +71,7 @@ fn one_object_is_read_under_the_definition_that_is_known() {
     writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
     writer.set_state(FeedState::Live);
     let (_trigger, drain) = DrainTrigger::new();
-    let sources = Sources::new(&ServeConfig::default(), feeds, drain);
+    let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
     let path = "/apis/example.com/v1/namespaces/a/widgets/w";
     let info = RequestInfo::parse("GET", path, &Query::default()).expect("a plain path");
     let grant = Gate::open().grant(&Caller::Ourselves, &info).now_or_never().expect("nobody is asked");

@@ -125,7 +125,7 @@ impl Asking<'_> {
             3 => world.latest(),
             _ => world.recent(&mut self.rng),
         };
-        let cut = between(&mut self.rng, Duration::from_millis(300), Duration::from_secs(4));
+        let cut = between(&mut self.rng, Duration::from_millis(300), Duration::from_secs(4)) * self.reads.scene.pace;
         let length = WatchLength { cut: Some(cut), timeout_seconds: None };
         refused(&self.reads.watch(WatchFrom::Version(version.max(1)), None, length).await)
     }

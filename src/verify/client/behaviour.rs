@@ -127,8 +127,9 @@ impl Behaviour {
 }
 
 impl WatchLength {
-    pub(in crate::verify) fn draw(rng: &mut fastrand::Rng) -> Self {
+    pub(in crate::verify) fn draw(rng: &mut fastrand::Rng, pace: u32) -> Self {
         let (timeout_seconds, cut) = (rng.u32(2..=8), between(rng, Duration::from_millis(200), Duration::from_secs(6)));
+        let (timeout_seconds, cut) = (timeout_seconds * pace, cut * pace);
         match rng.u8(..8) {
             // One without a time of its own is left all the same: nobody would go on from it before the end of the run.
             0 => Self { cut: Some(3 * cut), ..Self::default() },

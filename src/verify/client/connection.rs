@@ -5,7 +5,7 @@ use crate::base::Tasks;
 use crate::probe::{self, Ask, LinkError, OpenedLink, PendingAnswer, Sender, Target, WatchProtocol, Windows};
 use crate::verify::record::Transport;
 
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None };
+const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
 /// One client's connection to a server, dialled when it is needed and again when it is gone.
 pub(in crate::verify) struct ClientConnection {
@@ -62,7 +62,7 @@ impl ClientConnection {
     }
 
     async fn dial(&self) -> Result<Sender, LinkError> {
-        let OpenedLink { sender, driver } = probe::open(&self.target, self.protocol, WINDOWS).await?;
+        let OpenedLink { sender, driver, .. } = probe::open(&self.target, self.protocol, WINDOWS).await?;
         self.tasks.spawn("verify connection", driver);
         Ok(sender)
     }

@@ -72,8 +72,9 @@ impl Following<'_> {
     }
 
     async fn watch(&mut self, from: WatchFrom, resumes: Option<Op>) -> Duration {
-        let informers = self.reads.scene.informers;
-        let length = if informers { WatchLength::of_informer(&mut self.rng) } else { WatchLength::draw(&mut self.rng) };
+        let (informers, pace) = (self.reads.scene.informers, self.reads.scene.pace);
+        let length =
+            if informers { WatchLength::of_informer(&mut self.rng) } else { WatchLength::draw(&mut self.rng, pace) };
         match self.reads.watch(from, resumes, length).await {
             Answered::With(op, over) => self.watched(op, &over),
             Answered::Refused { code: 410, .. } => {

@@ -33,9 +33,10 @@ pub(super) fn consistent(history: &History) -> Judged {
         judged.instances += 1;
         let words = || format!("everything up to {known}, which was known before");
         match shown {
-            // A list may name an older version as long as nothing has changed since.
+            // A list may name an older version as long as it shows all there is: nothing has changed since, or what
+            // came has gone again.
             ShownVersion::State { version, line } => {
-                let newer = truth.next(version).filter(|change| change.version <= known);
+                let newer = truth.difference(version, known);
                 if let Some(change) = newer {
                     judged.violation(op, &[change.line, line], || {
                         (

@@ -91,7 +91,8 @@ fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> 
     compacted || begun || outgrown()
 }
 
-/// Who watches from a version of the future gets nothing at or below it and no refusal; who reads at one is refused
+/// Who watches from a version of the future gets nothing at or below it and no refusal, unless what comes behind it may
+/// have come and be gone; who reads at one is refused
 /// only while it is one.
 pub(super) fn future(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Future);
@@ -121,7 +122,9 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) 
         let got = match told.kind {
             EventKind::Error => {
                 let status = errors.next().cloned().unwrap_or_default();
-                let refuses = status.code == 410 || is_of_the_future(&status);
+                // While it waits, what is to come may come and be forgotten.
+                let is_gone = is_forgotten(history, op, version, told.at_ns);
+                let refuses = status.code == 410 && !is_gone || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
             }
             EventKind::Bookmark => (told.version < version).then(|| say::told(history, told)),

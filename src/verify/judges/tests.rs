@@ -5,9 +5,11 @@
 mod age;
 mod content;
 mod delivery;
+mod lengths;
 mod order;
 mod refusals;
 mod several;
+mod silence;
 mod states;
 
 use super::super::history::History;

@@ -13,7 +13,7 @@ use crate::base::{Tasks, now_ns};
 use crate::probe::{self, AnswerBody, Ask, Frames, Framing, OpenedLink, Target, WatchProtocol, Windows};
 use crate::verify::record::{CompactedRecord, Record};
 
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None };
+const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 /// Objects that are read at once when the truth begins.
 const PAGE: u32 = 500;
 const PAGE_BYTES_MAX: usize = 1 << 30;
@@ -264,7 +264,7 @@ impl Etcd {
 
     async fn stream(&self, path: &str, body: &Value) -> Result<AnswerBody, LearnError> {
         let opened = probe::open(&self.target, WatchProtocol::H1, WINDOWS).await;
-        let OpenedLink { sender, driver } = opened.map_err(|error| self.unreachable(error.to_string()))?;
+        let OpenedLink { sender, driver, .. } = opened.map_err(|error| self.unreachable(error.to_string()))?;
         self.tasks.spawn("etcd connection", driver);
         let ask = Ask { method: Method::POST, path, accept: JSON, content_type: JSON };
         let answer = sender.send(&self.target, &ask, Bytes::from(body.to_string())).await;

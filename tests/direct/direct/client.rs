@@ -95,9 +95,14 @@ impl Client {
 
     /// A client that sends all its requests on one connection, over HTTP/2.
     pub async fn multiplexed(&self) -> Self {
+        self.try_multiplexed().await.expect("a connection")
+    }
+
+    /// The same where nobody may listen.
+    pub async fn try_multiplexed(&self) -> Result<Self, String> {
         let client = self.over(Protocol::Http2);
-        let shared = client.http2().await.expect("a connection");
-        Self { shared: Some(shared), ..client }
+        let shared = client.http2().await?;
+        Ok(Self { shared: Some(shared), ..client })
     }
 
     pub fn request(&self, method: Method, path: &str) -> Call {

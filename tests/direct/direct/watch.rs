@@ -114,22 +114,30 @@ impl WatchPlan {
 
     /// Opens the watch, or returns the answer that refused it.
     pub async fn open(self) -> Result<Watch, Answer> {
+        let path = self.path.clone();
+        self.try_open().await.unwrap_or_else(|error| panic!("no answer to {path}: {error}"))
+    }
+
+    /// The same where there may be no answer, as on a connection that its server has said goodbye to.
+    pub async fn try_open(self) -> Result<Result<Watch, Answer>, String> {
         let query: Vec<_> = self.query.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
         let joint = if self.path.contains('?') { '&' } else { '?' };
         let path =
             if query.is_empty() { self.path.clone() } else { format!("{}{joint}{}", self.path, query.join("&")) };
         let call = evidence::call(&path, self.accept);
         let (headers, frames) = match self.client.protocol {
-            Protocol::WebSocket => upgrade(&self.client, &path, self.accept).await?,
+            Protocol::WebSocket => match upgrade(&self.client, &path, self.accept).await {
+                Ok(upgraded) => upgraded,
+                Err(answer) => return Ok(Err(answer)),
+            },
             _ => {
                 let request = self.client.request(Method::GET, &path).header("accept", self.accept);
-                let response = request.open().await.unwrap_or_else(|error| panic!("no answer to {path}: {error}"));
-                let (head, body) = response.into_parts();
+                let (head, body) = request.open().await?.into_parts();
                 if head.status != 200 {
                     let body = body.collect().await.expect("a whole refusal").to_bytes();
                     let (status, headers) = (head.status.as_u16(), head.headers);
                     let (asked_ns, came_ns) = (call.at_ns, now_ns());
-                    return Err(Answer { path, asked_ns, came_ns, status, headers, body, trailers: None });
+                    return Ok(Err(Answer { path, asked_ns, came_ns, status, headers, body, trailers: None }));
                 }
                 (head.headers, Frames::of(body))
             }
@@ -137,7 +145,7 @@ impl WatchPlan {
         let log = Arc::new(Log::default());
         let (limit, limited) = watch::channel(self.limit);
         let task = tokio::spawn(read(frames, log.clone(), limited));
-        Ok(Watch { headers, opened: Instant::now(), call, answered_ns: now_ns(), log, limit, task })
+        Ok(Ok(Watch { headers, opened: Instant::now(), call, answered_ns: now_ns(), log, limit, task }))
     }
 }
 

@@ -65,7 +65,15 @@ impl Ask {
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
         let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
-        let asked = RouteInput { method: &method, info: &info, query: &query, accept, user_agent, impersonates };
+        let asked = RouteInput {
+            method: &method,
+            info: &info,
+            query: &query,
+            accept,
+            user_agent,
+            impersonates,
+            fills_a_feed: false,
+        };
         route(&asked, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }
 

@@ -191,19 +191,6 @@ fn selectors_on_fields_of_which_nothing_is_known() {
     }
 }
 
-#[test]
-fn a_get_of_the_most_recent_state() {
-    let uris = [
-        "/api/v1/namespaces/a/pods/p",
-        "/api/v1/namespaces/a/pods/p?resourceVersion=",
-        "/api/v1/namespaces/a/pods/p?resourceVersionMatch=Exact",
-        "/api/v1/nodes/n?watch=1",
-        "/api/v1/namespaces/a",
-        "/apis/example.com/v1/planets/mars",
-    ];
-    assert_reason(ForwardReason::ConsistentGet, uris.map(get));
-}
-
 /// The token that an expired one is answered with: `rv: -1`, at whatever is current.
 #[test]
 fn a_list_that_goes_on_at_whatever_is_current() {

@@ -18,6 +18,18 @@ fn a_get_names_one_object_and_how_fresh_it_must_be() {
     ]);
 }
 
+#[test]
+fn a_get_without_a_version_is_of_the_most_recent_state() {
+    assert_said(&[
+        ("/api/v1/namespaces/a/pods/p", "get json a/p current"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=", "get json a/p current"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersionMatch=Exact", "get json a/p current"),
+        ("/api/v1/nodes/n?watch=1", "get json n current"),
+        ("/api/v1/namespaces/a", "get json a current"),
+        ("/apis/example.com/v1/planets/mars", "get json mars current"),
+    ]);
+}
+
 /// Only the version counts on a GET; what makes sense for lists only is ignored (R-QUERY-3, R-METHOD-2).
 #[test]
 fn a_get_ignores_the_parameters_of_lists() {

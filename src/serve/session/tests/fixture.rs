@@ -63,7 +63,8 @@ impl Wake for WakeCounter {
 pub(super) const ROOM: usize = 32 << 10;
 
 /// Bookmarks, and no end of its own before half an hour.
-pub(super) const TERMS: WatchTerms = WatchTerms { bookmarks: true, end_bookmark: false, timeout_seconds: None };
+pub(super) const TERMS: WatchTerms =
+    WatchTerms { bookmarks: true, end_bookmark: false, timeout_seconds: None, by_proxy: false };
 
 /// A watch-list: the state, and a bookmark that ends it.
 pub(super) const WATCH_LIST: WatchTerms = WatchTerms { end_bookmark: true, ..TERMS };

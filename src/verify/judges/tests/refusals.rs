@@ -79,6 +79,11 @@ fn who_watches_from_the_future_waits() {
     kept(Future, 0, &[&compacted(1), &open, &error(410, 300)]);
     let words = "what comes behind 15, which is to come";
     broken(Future, words, "410 m", &[&open, &compacted(299), &error(410, 300)]);
+    // While it waits, what is to come may come and be forgotten.
+    let window = |version: u64| line("window", &format!(r#""version":{version},"at_ns":299"#));
+    kept(Future, 1, &[&open, &window(16), &error(410, 300)]);
+    broken(Future, words, "410 m", &[&open, &window(15), &error(410, 300)]);
+    broken(Future, words, "504 m", &[&open, &window(16), &error(504, 300)]);
     broken(Future, words, "MODIFIED a/x at 15", &[&open, &events("MODIFIED a/x 15")]);
     broken(Future, words, "BOOKMARK at 14", &[&open, &events("BOOKMARK - 14")]);
     broken(Future, words, "410 m", &[&open, &error(410, 300)]);

@@ -6,7 +6,7 @@ use super::super::model::content;
 use super::super::spoiling::{Spoiling, Stream};
 use super::Mutation;
 
-pub(super) const MUTATIONS: [Mutation; 27] = [
+pub(super) const MUTATIONS: [Mutation; 30] = [
     ("an event is lost", Promise::Reliable, lose),
     ("a deletion is lost", Promise::Reliable, lose_deletion),
     ("one of two of a version is lost", Promise::Reliable, lose_sibling),
@@ -34,6 +34,9 @@ pub(super) const MUTATIONS: [Mutation; 27] = [
     ("an event behind an error", Promise::Expired, behind_error),
     ("an old event for who waits for the future", Promise::Future, old_for_future),
     ("a change between two moments is lost to who holds a state", Promise::Continuity, lose_held),
+    ("a watch ends without a word", Promise::Timed, end_early),
+    ("a watch goes on for hours", Promise::Timed, go_on),
+    ("a watch says nothing for minutes", Promise::Steady, say_nothing),
 ];
 
 fn lose(it: &mut Spoiling<'_>) -> Option<()> {
@@ -72,10 +75,7 @@ fn fall_silent(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn tear(it: &mut Spoiling<'_>) -> Option<()> {
-    let ends: Vec<_> = it.streams().iter().map(|stream| stream.op).collect();
-    let is_end = |record: &Record| matches!(record, Record::End(end) if ends.contains(&end.op));
-    let ends = (0..it.records.len()).filter(|at| is_end(&it.records[*at])).collect();
-    let at = it.pick(ends)?;
+    let at = it.pick(ends(it))?;
     let Record::End(end) = &mut it.records[at] else { return None };
     end.how = Ending::Torn;
     Some(())
@@ -251,6 +251,54 @@ fn initial_other(it: &mut Spoiling<'_>) -> Option<()> {
 fn initial_lost(it: &mut Spoiling<'_>) -> Option<()> {
     let (last, _) = it.pick(states(it))?;
     it.records.remove(last);
+    Some(())
+}
+
+/// The ends of watches.
+fn ends(it: &Spoiling<'_>) -> Vec<usize> {
+    let ops: Vec<_> = it.streams().iter().map(|stream| stream.op).collect();
+    let is_end = |record: &Record| matches!(record, Record::End(end) if ops.contains(&end.op));
+    (0..it.records.len()).filter(|at| is_end(&it.records[*at])).collect()
+}
+
+/// Those of a run in which nothing is broken.
+fn undisturbed_ends(it: &Spoiling<'_>) -> Vec<usize> {
+    if it.has_faults() { Vec::new() } else { ends(it) }
+}
+
+fn end_early(it: &mut Spoiling<'_>) -> Option<()> {
+    let failed = it.records.iter().filter_map(|record| match record {
+        Record::Event(event) if event.kind == EventKind::Error => Some(event.op),
+        _ => None,
+    });
+    let failed: Vec<_> = failed.collect();
+    let without_error = |at: &usize| {
+        let Record::End(end) = &it.records[*at] else { return false };
+        !failed.contains(&end.op)
+    };
+    let at = it.pick(undisturbed_ends(it).into_iter().filter(without_error).collect())?;
+    let Record::End(end) = &mut it.records[at] else { return None };
+    end.how = Ending::Clean;
+    Some(())
+}
+
+fn say_nothing(it: &mut Spoiling<'_>) -> Option<()> {
+    let with_bookmarks: Vec<_> =
+        it.streams().into_iter().filter(Stream::asked_for_bookmarks).map(|stream| stream.op).collect();
+    let takes_them = |at: &usize| matches!(&it.records[*at], Record::End(end) if with_bookmarks.contains(&end.op));
+    let at = it.pick(undisturbed_ends(it).into_iter().filter(takes_them).collect())?;
+    end_later(it, at, 200)
+}
+
+fn go_on(it: &mut Spoiling<'_>) -> Option<()> {
+    let at = it.pick(undisturbed_ends(it))?;
+    end_later(it, at, 4_000)
+}
+
+/// Puts an end off by so many seconds.
+fn end_later(it: &mut Spoiling<'_>, at: usize, seconds: u64) -> Option<()> {
+    let Record::End(end) = &mut it.records[at] else { return None };
+    end.at_ns += seconds * 1_000_000_000;
     Some(())
 }
 

@@ -1,0 +1,107 @@
+//! The limit in the box: servers that do nothing but hand one frame to everybody. `make figures` measures them beside
+//! the apiserver and the proxy, so that what the proxy adds to its codec, its TLS and the kernel can be read off.
+//!
+//! ```text
+//! apiserver ─► Feed (one watch of JSON) ─► hyper   HTTP/1.1 and HTTP/2 as hyper has them, a body for each watch
+//!                                          h2      the h2 crate; frames are joined, and written once for all streams
+//!                                          socket  HTTP/1.1 in chunks, by hand: TLS on a bare socket
+//! ```
+//!
+//! Requests are not looked at: a watch gets every event from now on, whatever it asks for, and everything else a list
+//! without items. So the servers are of no use but for this.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "scripts read what it says")]
+
+mod feed;
+mod gathered;
+mod of_h2;
+mod of_hyper;
+mod of_socket;
+mod tls;
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Parser, ValueEnum};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use self::feed::Feed;
+
+/// The allocator of the proxy.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Parser)]
+struct Arguments {
+    server: Server,
+    /// The apiserver that is watched, and how.
+    #[arg(long)]
+    kubeconfig: PathBuf,
+    /// The collection that is watched.
+    #[arg(long, default_value = "/api/v1/pods")]
+    path: String,
+    /// Where the certificate goes that clients must trust.
+    #[arg(long)]
+    certificate_out: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Server {
+    Hyper,
+    H2,
+    Socket,
+}
+
+fn main() -> Result<(), Failure> {
+    // `cargo bench` runs everything that is here.
+    if std::env::args().any(|argument| argument == "--bench") {
+        println!("a server for `make figures`, not a benchmark");
+        return Ok(());
+    }
+    let arguments = Arguments::parse();
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(arguments))
+}
+
+async fn serve(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments { server, kubeconfig, path, certificate_out } = arguments;
+    let protocols: &[&[u8]] = match server {
+        Server::Hyper => &[b"h2", b"http/1.1"],
+        Server::H2 => &[b"h2"],
+        Server::Socket => &[b"http/1.1"],
+    };
+    let (config, certificate) = tls::config(protocols)?;
+    std::fs::write(certificate_out, certificate)?;
+    let feed = Feed::follow(&kubeconfig, &path).await?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    println!("serving on https://{}", listener.local_addr()?);
+    let acceptor = TlsAcceptor::from(config);
+    loop {
+        let (socket, _) = listener.accept().await?;
+        socket.set_nodelay(true)?;
+        let (acceptor, feed) = (acceptor.clone(), feed.clone());
+        tokio::spawn(async move {
+            let Ok(stream) = acceptor.accept(socket).await else { return };
+            match server {
+                Server::Hyper => of_hyper::connection(stream, feed).await,
+                Server::H2 => of_h2::connection(stream, feed).await,
+                Server::Socket => of_socket::connection(stream, feed).await,
+            }
+        });
+    }
+}
+
+/// What is said to everybody who asks for something else than a watch.
+fn list(feed: &Arc<Feed>) -> String {
+    let version = feed.version();
+    format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"{version}"}},"items":[]}}"#)
+}
+
+/// Whether it is a watch that is asked for.
+fn is_watch(query: &str) -> bool {
+    query.contains("watch=true")
+}

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# The archives of a release, in target/dist: for each target kube-fanout-VERSION-TARGET.tar.gz, with a static binary that
+# has every command, the manual, completions and licences; beside it what it is made of (CycloneDX), and SHA256SUMS.
+# The same sources make the same bytes, if the compilers are the same.
+#
+#   deploy/release.sh
+#
+#   TARGETS  Rust's targets [x86_64 and aarch64 with musl]. For each rustup's target, and for the parts in C musl-gcc
+#            (Debian's musl-tools), or for another architecture than this machine's ARCH-linux-musl-gcc (Debian's
+#            gcc-ARCH-linux-gnu, and musl-dev of that architecture)
+#   BUILD    no: takes the binaries that the last run has built
+#   DIST     where it is written [target/dist]
+#
+# What cannot be built here is named, last of all. It is no failure where another one could be built, unless TARGETS or
+# CI is set.
+set -euo pipefail
+# shellcheck source=deploy/static.sh
+source "$(dirname "${BASH_SOURCE[0]}")/static.sh"
+cd "$top"
+
+dist=${DIST:-$top/target/dist}
+read -r -a targets <<< "${TARGETS:-x86_64-unknown-linux-musl aarch64-unknown-linux-musl}"
+own=$(uname -m)-unknown-linux-musl
+tools=$top/target/tools/bin
+export PATH=$tools:$PATH SOURCE_DATE_EPOCH=$epoch
+
+fail() {
+  printf 'deploy/release.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+# compiler TARGET: the C compiler that build scripts look for by themselves.
+compiler() { if [ "$1" = "$own" ]; then printf musl-gcc; else printf '%s-linux-musl-gcc' "${1%%-*}"; fi; }
+
+# lacks TARGET: says what a build for it needs and this machine does not have; false where it has all.
+lacks() {
+  local compiler
+  compiler=$(compiler "$1")
+  if ! command -v rustup >/dev/null; then
+    printf 'there is no rustup to get the target with'
+  elif ! rustup --quiet target add "$1" >/dev/null 2>&1; then
+    printf 'rustup has no target %s' "$1"
+  elif ! command -v "$compiler" >/dev/null; then
+    printf 'there is no %s (Debian: ' "$compiler"
+    if [ "$1" = "$own" ]; then printf 'apt-get install musl-tools)'; else
+      printf 'dpkg --add-architecture %s, and apt-get install musl-dev:%s gcc-%s-linux-gnu)' \
+        "$(debian_name "$1")" "$(debian_name "$1")" "${1%%-*}"
+    fi
+  elif ! "$compiler" -E -x c /dev/null >/dev/null 2>&1; then
+    printf '%s does not run: it needs gcc-%s-linux-gnu' "$compiler" "${1%%-*}"
+  else
+    return 1
+  fi
+}
+
+# debian_name TARGET: what Debian calls its architecture.
+debian_name() { case $1 in x86_64-*) echo amd64 ;; aarch64-*) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
+
+# build TARGET: cc links for this machine's own architecture, as for the image; for another one its C compiler does.
+build() {
+  local name=${1//-/_}
+  [ "$1" = "$own" ] || export "CARGO_TARGET_${name^^}_LINKER=$(compiler "$1")"
+  static_build "$1"
+}
+
+# made_of TARGET FILE: writes what is linked, crate by crate, in CycloneDX.
+made_of() {
+  # It writes beside Cargo.toml, and nowhere else.
+  cargo cyclonedx --quiet --format json --spec-version 1.5 --target "$1" --no-build-deps \
+    --override-filename "${beside%.json}"
+  # A crate that is not from a registry is named by its folder, which is not the same everywhere.
+  sed -e "s|path+file://$top#|path+file:///kube-fanout#|g" -e 's|?download_url=file://\.||g' "$beside" > "$2"
+  rm "$beside"
+}
+
+# manual_and_completions BINARY FOLDER
+manual_and_completions() {
+  "$1" man "$2/man/man1"
+  mkdir -p "$2/completions"
+  "$1" completions bash > "$2/completions/kube-fanout.bash"
+  "$1" completions zsh > "$2/completions/_kube-fanout"
+  "$1" completions fish > "$2/completions/kube-fanout.fish"
+}
+
+# pack TARGET: writes the archive and what it is made of.
+pack() {
+  local name=kube-fanout-$version-$1 binary
+  binary=$(static_path "$1")
+  [ -x "$binary" ] || fail "$binary is not there"
+  is_static "$binary" || fail "$binary is not static"
+  mkdir -p "$work/$name"
+  install -m 755 "$binary" "$work/$name/kube-fanout"
+  cp LICENSE README.md CHANGELOG.md "$work/$name/"
+  deploy/licences.py "$1" > "$work/$name/LICENSES-OF-DEPENDENCIES.txt"
+  cp -r "$work/pages/." "$work/$name/"
+  made_of "$1" "$dist/$name.cdx.json"
+  archive "$work" "$name" | gzip --no-name --best > "$dist/$name.tar.gz"
+}
+
+cargo cyclonedx --version >/dev/null 2>&1 || fail "cargo-cyclonedx is not installed (make release-tools)"
+work=$(mktemp -d)
+beside=.kube-fanout-sbom.json
+trap 'rm -rf "$work" "$top/$beside"' EXIT
+
+built=() missing=()
+for target in "${targets[@]}"; do
+  if [ "${BUILD:-yes}" = no ]; then
+    if [ -x "$(static_path "$target")" ]; then built+=("$target"); else missing+=("$target: no run has built it"); fi
+  elif why=$(lacks "$target"); then
+    missing+=("$target: $why")
+  else
+    build "$target"
+    built+=("$target")
+  fi
+done
+
+if [ ${#built[@]} != 0 ]; then
+  rm -rf "$dist"
+  mkdir -p "$dist"
+  # They are the same for every target, so one that runs here prints them.
+  runs=
+  for target in "${built[@]}"; do
+    if [ -z "$runs" ] && "$(static_path "$target")" --version >/dev/null 2>&1; then runs=$target; fi
+  done
+  [ -n "$runs" ] || fail "none of ${built[*]} runs here, to print the manual"
+  manual_and_completions "$(static_path "$runs")" "$work/pages"
+  for target in "${built[@]}"; do pack "$target"; done
+  (cd "$dist" && sha256sum -- *.tar.gz *.cdx.json > SHA256SUMS)
+  printf 'target/dist: kube-fanout %s, of commit %s\n' "$version" "$revision"
+  (cd "$dist" && stat --format '  %n, %s bytes' -- *)
+fi
+for line in "${missing[@]}"; do printf 'NOT BUILT: %s\n' "$line"; done
+[ ${#built[@]} != 0 ] || fail "nothing could be built"
+[ ${#missing[@]} = 0 ] || [ -z "${TARGETS:-}${CI:-}" ]

@@ -1,0 +1,65 @@
+// What is read of `/metrics`, and what has happened between two looks.
+
+const FORWARDED = "kube_fanout_forwarded_total";
+const DELIVERY = "kube_fanout_watch_delivery_seconds_bucket";
+const SUMS = new Set([
+  "kube_fanout_watches_open", "kube_fanout_upstream_streams_open", "kube_fanout_upstream_events_total",
+  "kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total", "kube_fanout_served_total", FORWARDED,
+  "kube_fanout_refused_total", "kube_fanout_upstream_requests_total", "kube_fanout_upstream_body_bytes_total",
+  "kube_fanout_memory_held_bytes", "kube_fanout_memory_budget_bytes", "process_cpu_seconds_total",
+  "process_resident_memory_bytes", "process_start_time_seconds",
+]);
+
+/** Reads Prometheus' text: sums by name, what passed through by reason, and how late events were handed over. */
+function readMetrics(text) {
+  const read = { sums: new Map(), passed: new Map(), late: new Map(), version: "" };
+  for (const line of text.split("\n")) {
+    if (line === "" || line.startsWith("#")) continue;
+    const brace = line.indexOf("{");
+    const space = line.lastIndexOf(" ");
+    const name = line.slice(0, brace < 0 ? space : brace);
+    const value = Number(line.slice(space + 1));
+    if (SUMS.has(name)) read.sums.set(name, (read.sums.get(name) ?? 0) + value);
+    if (name === FORWARDED) add(read.passed, /reason="([^"]*)"/.exec(line)?.[1], value);
+    if (name === DELIVERY) add(read.late, Number(/le="([^"]*)"/.exec(line)?.[1].replace("+Inf", "Infinity")), value);
+    if (name === "kube_fanout_build_info") read.version = /version="([^"]*)"/.exec(line)?.[1] ?? "";
+  }
+  return read;
+}
+
+function add(sums, key, value) {
+  if (key !== undefined) sums.set(key, (sums.get(key) ?? 0) + value);
+}
+
+/** What has happened between two looks at the same process. */
+class Between {
+  constructor(before, now) {
+    this.now = now;
+    const started = (look) => look?.sums.get("process_start_time_seconds");
+    const isSame = before && started(before) === started(now);
+    this.before = isSame ? before : null;
+    this.elapsed = this.before ? Math.max((now.at - before.at) / 1000, 0.001) : 0;
+  }
+
+  /** How much a counter has grown in a second; null where that is not known. */
+  rate(name) {
+    return this.before ? this.grown(this.before.sums, this.now.sums, name) / this.elapsed : null;
+  }
+
+  grown(before, now, key) {
+    return Math.max(0, (now.get(key) ?? 0) - (before.get(key) ?? 0));
+  }
+
+  /** The time within which this share of the events was handed over, as the buckets tell it; null without any. */
+  late(share) {
+    if (!this.before) return null;
+    const bounds = [...this.now.late.keys()].sort((a, b) => a - b);
+    const grown = bounds.map((bound) => this.grown(this.before.late, this.now.late, bound));
+    const wanted = share * (grown.at(-1) ?? 0);
+    if (wanted === 0) return null;
+    const at = grown.findIndex((upTo) => upTo >= wanted);
+    const [low, from] = at > 0 ? [bounds[at - 1], grown[at - 1]] : [0, 0];
+    const high = Number.isFinite(bounds[at]) ? bounds[at] : low;
+    return 1000 * (low + (high - low) * (wanted - from) / Math.max(grown[at] - from, 1));
+  }
+}

@@ -1,0 +1,98 @@
+//! The pages that say who reads what. Who may connect to a unix socket may read the process's memory, and sees them;
+//! elsewhere upstream is asked whether the sender may.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, ready};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
+
+use super::{AdminAnswer, AdminPages, TEXT, answer, refuse_others};
+use crate::auth::BrowserGuard;
+
+/// Makes a page by its name and a query, as JSON.
+pub type Onlooker = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
+
+/// Decides by a path and the headers of a request whether its sender may see the page.
+pub type Admittance = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), NotAdmitted>> + Send + Sync>;
+
+/// The pages that say who reads what, and who may see them.
+#[derive(Clone)]
+pub struct PrivatePages {
+    pub page: Onlooker,
+    pub admittance: Admittance,
+}
+
+/// Why somebody is not shown a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotAdmitted {
+    /// Nobody is known here.
+    #[error(
+        "who reads what is shown where callers are authenticated (auth: delegated), or on a unix socket \
+         (admin: unix:PATH); every process of this machine can reach this address"
+    )]
+    NobodyKnown,
+    #[error("who reads what is shown to whom upstream allows it: send a bearer token")]
+    Unauthenticated,
+    #[error("you may not get this path (nonResourceURLs)")]
+    Denied,
+    #[error("too many questions about who you are or what you may; try again")]
+    TooMany,
+    #[error("it cannot be found out who you are or what you may")]
+    Unknown,
+}
+
+const PAGES: [&str; 2] = ["/debug/watches", "/debug/recent"];
+
+impl NotAdmitted {
+    fn code(self) -> StatusCode {
+        match self {
+            Self::NobodyKnown | Self::Denied => StatusCode::FORBIDDEN,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unknown => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+impl AdminPages {
+    /// Answers like [`answer`](Self::answer), and besides with the pages that say who reads what. `browsers` guards a
+    /// port that web pages may try to reach; without one the socket is for the process's own user alone.
+    pub fn answer_all<B>(
+        &self,
+        browsers: Option<&BrowserGuard>,
+        request: &Request<B>,
+    ) -> BoxFuture<'static, AdminAnswer> {
+        let path = request.uri().path();
+        if !PAGES.contains(&path) {
+            let now = match browsers {
+                Some(browsers) => self.answer_guarded(browsers, request),
+                None => self.answer(request),
+            };
+            return ready(now).boxed();
+        }
+        if let Some(Err(foreign)) = browsers.map(|browsers| browsers.check(request.uri(), request.headers())) {
+            return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
+        }
+        if let Some(refusal) = refuse_others(request) {
+            return ready(refusal).boxed();
+        }
+        let (name, query) = (path.trim_start_matches("/debug/").to_owned(), request.uri().query().unwrap_or_default());
+        let (page, query) = (self.private.page.clone(), query.to_owned());
+        let shown = move || {
+            let json = page(&name, &query).unwrap_or_default();
+            answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
+        };
+        if browsers.is_none() {
+            return ready(shown()).boxed();
+        }
+        let admitted = (self.private.admittance)(path, request.headers());
+        async move {
+            match admitted.await {
+                Ok(()) => shown(),
+                Err(why) => answer(why.code(), TEXT, format!("{why}\n")),
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,168 @@
+//! The `check` command: a preflight with the configuration that `serve` would have, against its upstream.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use tokio::time::{Instant, timeout};
+
+use super::insistence;
+use crate::auth::AuthMode;
+use crate::base::WallClock;
+use crate::config::{CheckArguments, MemoryLimit, Serve, TlsSource};
+use crate::net::{ClientCertificates, Tls};
+use crate::preflight::{
+    CertificateFile, CheckFinding, CheckOutcome, FleetCost, Needs, Wanted, certificates, cost, identity, rights, sizes,
+};
+use crate::serve::{Coverage, Uncovered};
+use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
+
+/// What was found out.
+pub struct Checked {
+    pub text: String,
+    pub passes: bool,
+}
+
+/// How long all of it may take.
+const CHECK_MAX: Duration = Duration::from_secs(120);
+
+/// Looks at everything that a proxy needs.
+///
+/// # Errors
+/// Nothing can be said: upstream cannot be reached, or not as anybody.
+#[inline(never)]
+pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checked, String>> {
+    Box::pin(async move {
+        let config = match arguments.configuration() {
+            Ok(config) => config,
+            Err(problems) => {
+                let failed = problems.with_positions().map(|(text, at)| {
+                    let place = at.map(|at| format!("line {}, column {}: ", at.line, at.column)).unwrap_or_default();
+                    CheckFinding::failed("configuration", format!("{place}{text}"))
+                });
+                return Ok(said(&failed.collect::<Vec<_>>(), &arguments));
+            }
+        };
+        let found = timeout(CHECK_MAX, findings(&config, arguments.nodes)).await;
+        Ok(said(&found.map_err(|_| format!("not within {CHECK_MAX:?}"))??, &arguments))
+    })
+}
+
+async fn findings(config: &Serve, nodes: u64) -> Result<Vec<CheckFinding>, String> {
+    let mut found = vec![CheckFinding::ok("configuration", "it is valid")];
+    found.extend(of_certificates(config));
+    let unanswered = |error: crate::upstream::Error| format!("upstream: {error}");
+    let endpoints = Endpoints::new(config.endpoints.clone());
+    let client = Client::connect_to(&config.upstream, endpoints.clone(), CostLedger::default());
+    let client = client.map_err(|error| format!("upstream: {error}"))?;
+    let identity = identity(&client).await.map_err(unanswered)?;
+    found.extend(identity.findings);
+    if let Some(path) = &config.delegated.impersonator {
+        let source = CredentialSource::File(path.clone());
+        let impersonator = Client::connect_to(&source, endpoints, CostLedger::default());
+        let name = match impersonator {
+            Ok(client) => client.who_am_i().await.map(|user| user.name).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        found.push(match name {
+            Ok(name) => CheckFinding::ok("rights", format!("delegated.impersonator is {name}")),
+            Err(why) => CheckFinding::failed("rights", format!("delegated.impersonator: {why}")),
+        });
+    }
+    let catalog = Catalog::new(client.clone(), insistence(config));
+    catalog.refresh(Instant::now()).await.map_err(unanswered)?;
+    let plan = Plan::of(config, &catalog);
+    found.extend(plan.findings);
+    found.extend(rights(&client, &plan.needs).await.map_err(unanswered)?);
+    let counted = if plan.needs.named.is_empty() { &plan.needs.others } else { &plan.needs.named };
+    let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
+    found.extend(sizes(&client, counted, budget).await.map_err(unanswered)?);
+    let feeds = counted.len() as u64;
+    found.push(cost(&FleetCost { nodes: nodes.max(1), feeds, own: plan.needs.own_streams() }));
+    Ok(found)
+}
+
+/// What the configuration asks of upstream.
+struct Plan {
+    needs: Needs,
+    findings: Vec<CheckFinding>,
+}
+
+impl Plan {
+    fn of(config: &Serve, catalog: &Catalog) -> Self {
+        let coverage = &config.serve.coverage;
+        let on_node = coverage.node.is_some();
+        let (mut needs, mut findings) = (Needs::default(), Vec::new());
+        needs.asks_about_callers = config.auth == AuthMode::Delegated;
+        needs.follows_cluster = !on_node;
+        for (key, names) in [("preload", &config.preload), ("feeds.resources", &coverage.resources)] {
+            for name in names {
+                match catalog.find_by_name(name).map(|resource| wanted(coverage, &resource)) {
+                    Some(Ok(wanted)) if needs.named.contains(&wanted) => {}
+                    Some(Ok(wanted)) => needs.named.push(wanted),
+                    Some(Err(why)) => {
+                        findings.push(CheckFinding::failed("configuration", format!("{key}: {name}: {why}")));
+                    }
+                    None => {
+                        let what = format!("{key}: {name}: upstream serves no such resource");
+                        findings.push(CheckFinding::failed("configuration", what));
+                    }
+                }
+            }
+        }
+        if needs.named.is_empty() {
+            let all = catalog.all().into_iter().filter(|resource| resource.watchable);
+            needs.others = all.filter_map(|resource| wanted(coverage, &resource).ok()).collect();
+            needs.others.sort_by(|a, b| a.gvr.cmp(&b.gvr));
+        }
+        Self { needs, findings }
+    }
+}
+
+fn wanted(coverage: &Coverage, resource: &Resource) -> Result<Wanted, Uncovered> {
+    let selector = coverage.scope(resource)?.selector();
+    Ok(Wanted { gvr: resource.gvr.clone(), selector })
+}
+
+fn of_certificates(config: &Serve) -> Vec<CheckFinding> {
+    let file = |key, path: &std::path::Path, is_chain| CertificateFile { key, path: path.to_owned(), is_chain };
+    let mut files = Vec::new();
+    let mut found = Vec::new();
+    if let Some(TlsSource::Files { certificate, key }) = &config.tls {
+        files.push(file("tls.certificate", certificate, true));
+        if let Err(error) = Tls::from_files(certificate, key, ClientCertificates::Ignored) {
+            found.push(CheckFinding::failed("certificates", format!("tls: {error}")));
+        }
+    }
+    let keys = &config.delegated;
+    files.extend(keys.client_ca.as_ref().map(|path| file("delegated.clientCA", path, false)));
+    files.extend(keys.front_proxy_ca.as_ref().map(|path| file("delegated.frontProxyCA", path, false)));
+    found.extend(certificates(&files, WallClock::default().now()));
+    found
+}
+
+fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
+    let fails = |finding: &&CheckFinding| match finding.outcome {
+        CheckOutcome::Ok => false,
+        CheckOutcome::Note => arguments.strict,
+        CheckOutcome::Failed => true,
+    };
+    let failed = findings.iter().filter(fails).count();
+    if arguments.json {
+        let json = serde_json::json!({"passes": failed == 0, "findings": findings});
+        return Checked { text: format!("{json:#}\n"), passes: failed == 0 };
+    }
+    let mut text = String::new();
+    for CheckFinding { outcome, about, what, remedy } in findings {
+        let _ = writeln!(text, "{:<6} {about}: {what}", outcome.mark());
+        if let Some(remedy) = remedy {
+            let _ = writeln!(text, "       add {remedy}");
+        }
+    }
+    let _ = match failed {
+        0 => writeln!(text, "a proxy with this configuration can be run"),
+        1 => writeln!(text, "1 thing is missing"),
+        _ => writeln!(text, "{failed} things are missing"),
+    };
+    Checked { text, passes: failed == 0 }
+}

@@ -1,0 +1,52 @@
+//! Decides who may see who reads what, for `admin`.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::ready;
+use http::HeaderMap;
+use tokio::runtime::Handle;
+
+use crate::admin::{Admittance, NotAdmitted, PrivatePages};
+use crate::auth::{Caller, Gate, NotGranted, RequestSender};
+use crate::kube::{Query, RequestInfo};
+use crate::serve::Sightings;
+
+/// The pages, for whoever may `get` their paths as upstream says. Must be called on the runtime that upstream's
+/// connections belong to.
+pub(super) fn private_pages(gate: Gate, sightings: Sightings) -> PrivatePages {
+    PrivatePages { page: Arc::new(move |name, query| sightings.page(name, query)), admittance: admittance(gate) }
+}
+
+fn admittance(gate: Gate) -> Admittance {
+    let upstreams = Handle::current();
+    Arc::new(move |path, headers| {
+        if gate.is_open() {
+            return ready(Err(NotAdmitted::NobodyKnown)).boxed();
+        }
+        let (gate, path, headers) = (gate.clone(), path.to_owned(), headers.clone());
+        let asking = upstreams.spawn(async move { admit(&gate, &path, &headers).await });
+        async move { asking.await.map_err(|_| NotAdmitted::Unknown)? }.boxed()
+    })
+}
+
+async fn admit(gate: &Gate, path: &str, headers: &HeaderMap) -> Result<(), NotAdmitted> {
+    let sender = RequestSender { certificates: None, address: Some(Ipv4Addr::LOCALHOST.into()) };
+    let caller = gate.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
+    if !matches!(caller, Caller::Known(_)) {
+        return Err(NotAdmitted::Unauthenticated);
+    }
+    let info = RequestInfo::parse("GET", path, &Query::default());
+    let info = info.map_err(|_| NotAdmitted::Unknown)?;
+    gate.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
+}
+
+fn refusal(why: &NotGranted) -> NotAdmitted {
+    match why {
+        NotGranted::Unauthenticated => NotAdmitted::Unauthenticated,
+        NotGranted::Denied(_) => NotAdmitted::Denied,
+        NotGranted::TooMany { .. } => NotAdmitted::TooMany,
+        NotGranted::Unavailable(_) | NotGranted::Disowned => NotAdmitted::Unknown,
+    }
+}

@@ -1,0 +1,187 @@
+//! Takes a configuration that was read again while everything runs: what can be taken, at once and without ending
+//! anything that is under way.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use tokio::signal::unix::Signal;
+
+use super::{StartError, metrics};
+use crate::admin::{ConfigReader, ConfigShown};
+use crate::auth::{BrowserGuard, Hosts};
+use crate::base::{Reloaded, Tasks, Tunable};
+use crate::config::{ConfigSettings, Serve, ServeArguments};
+use crate::feeds::Feeds;
+use crate::net::ConnectionLimits;
+use crate::reflect::ReflectConfig;
+use crate::serve::{Coverage, Frontend, ServeConfig};
+
+/// Where a running application's configuration comes from.
+pub struct Reloading {
+    /// What `serve` was called with.
+    pub arguments: ServeArguments,
+    /// Whoever sends SIGHUP wants the file looked at now.
+    pub hangups: Signal,
+    /// Lets another level of log lines hold.
+    pub log_level: LogLevel,
+}
+
+/// A function that lets another level of log lines hold.
+pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+
+/// The parts that go by settings which may change.
+#[derive(Clone)]
+pub(super) struct Tuned {
+    /// What the process runs with.
+    pub(super) running: Tunable<Serve>,
+    pub(super) connections: Tunable<ConnectionLimits>,
+    pub(super) reflect: Tunable<ReflectConfig>,
+    /// Those of clients' ports, and those of the admin pages and of metrics.
+    pub(super) browsers: Tunable<BrowserGuard>,
+    pub(super) ops_browsers: Tunable<BrowserGuard>,
+    started: Arc<ConfigSettings>,
+    file: Arc<OnceLock<(PathBuf, Reloaded<Serve>)>>,
+    /// The keys that wait for a restart.
+    waiting: Arc<Mutex<Vec<String>>>,
+}
+
+impl Tuned {
+    pub(super) fn new(config: &Serve) -> Self {
+        let (browsers, ops_browsers) = guards(config);
+        Self {
+            running: config.clone().into(),
+            connections: config.connections.clone().into(),
+            reflect: config.reflect.clone().into(),
+            browsers: browsers.into(),
+            ops_browsers: ops_browsers.into(),
+            started: Arc::new(config.settings.clone()),
+            file: Arc::default(),
+            waiting: Arc::default(),
+        }
+    }
+
+    /// Reads for the admin pages what the process runs with.
+    pub(super) fn reader(&self) -> ConfigReader {
+        let this = self.clone();
+        Arc::new(move || {
+            let (file, trouble) = this.file.get().map(|(path, file)| (path.clone(), file.trouble())).unzip();
+            let settings = &this.running.get().settings;
+            ConfigShown {
+                file: file.map(|path| path.display().to_string()),
+                trouble: trouble.flatten(),
+                restart: this.waiting.lock().clone(),
+                settings: settings.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect(),
+            }
+        })
+    }
+
+    /// Reads the file, which is looked at again every so often from now on.
+    pub(super) fn read(&self, arguments: &ServeArguments, tasks: &Tasks) -> Result<(), StartError> {
+        let Some(path) = arguments.file().map(Path::to_owned) else { return Ok(()) };
+        // A pipe is read once: read again it would say nothing, which means every default.
+        if !path.is_file() {
+            tracing::info!(path = %path.display(), "this is no regular file, so it is not read again");
+            return Ok(());
+        }
+        let arguments = arguments.clone();
+        let read = move |contents: &[Vec<u8>]| {
+            let text = String::from_utf8(contents.concat()).map_err(|error| error.to_string())?;
+            arguments.resolve_text(&text).map_err(|problems| problems.to_string())
+        };
+        let wrong = |error: crate::base::LoadError<String>| StartError::Configuration(error.to_string());
+        let file = Reloaded::load("configuration", vec![path.clone()], read).map_err(wrong)?;
+        tasks.spawn_needed("configuration file", file.clone().keep_up(self.running.get().look_every));
+        drop(self.file.set((path, file)));
+        Ok(())
+    }
+
+    /// Takes the file whenever it changes, for ever.
+    pub(super) async fn keep_up(self, mut reloading: Reloading, frontend: Arc<Frontend>, feeds: Feeds) {
+        let Some((_, file)) = self.file.get() else {
+            while reloading.hangups.recv().await.is_some() {
+                tracing::warn!("there is no configuration file to read again");
+            }
+            return;
+        };
+        let mut file = file.clone();
+        loop {
+            self.take(&file.current(), &reloading.log_level, &frontend, &feeds);
+            tokio::select! {
+                () = file.changed() => {}
+                Some(()) = reloading.hangups.recv() => file.look_again().await,
+            }
+        }
+    }
+
+    fn take(&self, read: &Serve, log_level: &LogLevel, frontend: &Frontend, feeds: &Feeds) {
+        let running = self.running.get();
+        let changes = read.settings.changes(&self.started, &running.settings);
+        if !changes.taken.is_empty() {
+            let serve = merged(&running, read, running.settings.taking(&changes, &read.settings));
+            self.put(&serve, frontend, feeds);
+            if let Err(why) = log_level(&serve.log.level) {
+                tracing::warn!(%why, "log.level is not taken");
+            }
+            self.running.set(serve);
+            tracing::info!(keys = changes.taken.join(", "), "configuration taken");
+        }
+        metrics::restart_keys(changes.restart.len());
+        let before = std::mem::replace(&mut *self.waiting.lock(), changes.restart.clone());
+        if before != changes.restart && !changes.restart.is_empty() {
+            tracing::warn!(keys = changes.restart.join(", "), "changed in the configuration, and takes a restart");
+        }
+        let outcome = match (changes.taken.is_empty(), before == changes.restart) {
+            (false, _) if changes.restart.is_empty() => "taken",
+            (false, _) => "taken_in_part",
+            (true, false) => "restart",
+            (true, true) => return,
+        };
+        metrics::reloaded(outcome);
+    }
+
+    fn put(&self, serve: &Serve, frontend: &Frontend, feeds: &Feeds) {
+        let (browsers, ops_browsers) = guards(serve);
+        self.browsers.set(browsers);
+        self.ops_browsers.set(ops_browsers);
+        self.connections.set(serve.connections.clone());
+        // Each feed that compares itself with upstream begins to wait anew.
+        if *self.reflect.get() != serve.reflect {
+            self.reflect.set(serve.reflect.clone());
+        }
+        frontend.tune(&serve.serve);
+        feeds.tune(&serve.cache);
+    }
+}
+
+/// What runs, with what can be taken of what was read.
+fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
+    let (now, coverage) = (running.clone(), &running.serve.coverage);
+    let coverage =
+        Coverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };
+    let (body_max, unread) = (now.serve.body_max, now.serve.unread);
+    let mut log = now.log.clone();
+    log.level.clone_from(&read.log.level);
+    Serve {
+        allowed_hosts: read.allowed_hosts.clone(),
+        allowed_origins: read.allowed_origins.clone(),
+        preload: read.preload.clone(),
+        ready_stale_max: read.ready_stale_max,
+        serve: ServeConfig { coverage, body_max, unread, ..read.serve.clone() },
+        cache: now.cache.keeping(&read.cache),
+        reflect: ReflectConfig { retry: now.reflect.retry, ..read.reflect.clone() },
+        connections: read.connections.clone(),
+        drain: read.drain,
+        log,
+        settings,
+        ..now
+    }
+}
+
+/// Keeps web pages away from clients' ports, and from those of the admin pages and of metrics.
+fn guards(config: &Serve) -> (BrowserGuard, BrowserGuard) {
+    let hosts = Hosts::new(&config.allowed_hosts);
+    let origins = || config.allowed_origins.clone();
+    let ops = BrowserGuard::new(false, hosts.clone().or_any_address(), origins());
+    (BrowserGuard::new(config.tls.is_some(), hosts, origins()), ops)
+}

@@ -1,0 +1,159 @@
+//! The manual: a page for each command, of what its `--help` says.
+
+use std::io;
+use std::path::Path;
+
+use clap::{Command, CommandFactory as _};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
+
+use super::Arguments;
+
+/// A page in roff.
+#[derive(Debug)]
+pub struct ManualPage {
+    /// The name of its file, such as `kube-fanout-serve.1`.
+    pub file: String,
+    pub text: Vec<u8>,
+}
+
+/// Returns all pages, that of `kube-fanout` first. A hidden command has none.
+///
+/// # Errors
+/// None is expected: pages are written into memory.
+pub fn manual_pages() -> io::Result<Vec<ManualPage>> {
+    let mut root = root();
+    root.build();
+    let mut pages = Vec::new();
+    for command in visible(&root) {
+        let man = Man::new(command.clone());
+        pages.push(ManualPage { file: man.get_filename(), text: text(&man, command)? });
+    }
+    Ok(pages)
+}
+
+/// Writes all pages into a directory, which is made if it is not there.
+///
+/// # Errors
+/// It cannot be written to.
+pub fn write_manual(dir: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    manual_pages()?.into_iter().try_for_each(|page| std::fs::write(dir.join(page.file), page.text))
+}
+
+/// Without the command `help`, which clap adds to each command that has others.
+fn root() -> Command {
+    Arguments::command().disable_help_subcommand(true)
+}
+
+/// A command and those below it that `--help` names.
+fn visible(command: &Command) -> Vec<&Command> {
+    let below = command.get_subcommands().filter(|below| !below.is_hide_set());
+    std::iter::once(command).chain(below.flat_map(visible)).collect()
+}
+
+fn text(man: &Man, command: &Command) -> io::Result<Vec<u8>> {
+    let name = command.get_display_name().unwrap_or(command.get_name());
+    // Without a date: the same version makes the same pages. clap_mangen would leave its place out, for the next word.
+    let title = format!(".TH {name} 1 \"\" \"kube-fanout {}\" \"kube-fanout manual\"\n", env!("CARGO_PKG_VERSION"));
+    let mut text = title.into_bytes();
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    if command.get_arguments().any(|argument| !argument.is_hide_set()) {
+        man.render_options_section(&mut text)?;
+    }
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut text)?;
+    }
+    if let Some(after) = command.get_after_help() {
+        examples(&after.to_string()).to_writer(&mut text)?;
+    }
+    Ok(text)
+}
+
+/// What `--help` ends with, as sections. `clap_mangen` would fill it, and the lines of an example would run together.
+fn examples(after: &str) -> Roff {
+    let mut roff = Roff::new();
+    let mut has_notes = false;
+    for paragraph in after.split("\n\n") {
+        if let Some(lines) = paragraph.strip_prefix("Examples:\n") {
+            roff.control("SH", ["EXAMPLES"]).control("nf", []);
+            for line in lines.lines() {
+                roff.text([roman(line)]);
+            }
+            roff.control("fi", []);
+        } else if let Some(codes) = paragraph.strip_prefix("Exit codes: ") {
+            roff.control("SH", ["EXIT STATUS"]).text([roman(codes.replace('\n', " "))]);
+        } else {
+            if std::mem::replace(&mut has_notes, true) {
+                roff.control("PP", []);
+            } else {
+                roff.control("SH", ["NOTES"]);
+            }
+            roff.text([roman(paragraph.replace('\n', " "))]);
+        }
+    }
+    roff
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// The pages by their file, as they are read: roff has its own spelling of dashes and apostrophes.
+    fn pages() -> HashMap<String, String> {
+        let read = |text: Vec<u8>| {
+            String::from_utf8(text).expect("text").replace("\\-", "-").replace("\\*(Aq", "'").replace("\\*[Aq]", "'")
+        };
+        manual_pages().expect("they are written").into_iter().map(|page| (page.file, read(page.text))).collect()
+    }
+
+    #[test]
+    fn each_command_has_a_page_that_names_each_of_its_flags() {
+        let mut pages = pages();
+        let mut root = root();
+        root.build();
+        for command in visible(&root) {
+            let name = command.get_display_name().unwrap_or(command.get_name());
+            let page = pages.remove(&format!("{name}.1")).unwrap_or_else(|| panic!("{name} has no page"));
+            assert!(page.starts_with(&format!(".TH {name} 1 \"\" \"kube-fanout ")), "{name}: {page}");
+            assert!(page.contains(&command.get_about().expect("it says what it does").to_string()), "{name}");
+            for argument in command.get_arguments() {
+                let flags = [
+                    argument.get_long().map(|long| format!("--{long}")),
+                    argument.get_short().map(|short| format!("-{short}")),
+                ];
+                for flag in flags.into_iter().flatten() {
+                    assert!(page.contains(&format!("\\fB{flag}\\fR")), "{name}: {flag} is not named: {page}");
+                }
+            }
+            for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+                assert!(page.contains(&format!("{name}-{}", below.get_name())), "{name}: {below} is not named");
+            }
+        }
+        assert!(pages.is_empty(), "pages of no command: {:?}", pages.keys());
+    }
+
+    #[test]
+    fn examples_keep_their_lines_and_exit_codes_have_a_section() {
+        let pages = pages();
+        let page = &pages["kube-fanout-serve.1"];
+        let (_, examples) = page.split_once(".SH EXAMPLES\n.nf\n").expect("examples");
+        let (examples, rest) = examples.split_once(".fi\n").expect("their end");
+        assert!(examples.contains("\n    kube-fanout serve --kubeconfig ~/.kube/config "), "{examples}");
+        assert!(rest.starts_with(".SH \"EXIT STATUS\"\n0 stopped by SIGTERM"), "{rest}");
+        assert!(pages["kube-fanout-check.1"].contains(".SH NOTES\nIt takes the flags of `serve`"));
+        for (name, page) in &pages {
+            assert!(!page.contains("Exit codes: "), "{name} has them in a section");
+        }
+    }
+
+    #[test]
+    fn an_environment_variable_is_named_and_its_value_is_not() {
+        let page = &pages()["kube-fanout-fanout-diff.1"];
+        assert!(page.contains("\\fBKUBECONFIG\\fR environment variable"), "{page}");
+    }
+}

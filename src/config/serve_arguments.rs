@@ -1,0 +1,348 @@
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use tracing_subscriber::EnvFilter;
+
+use super::configuration::{Configuration, TlsSection};
+use super::coverage::Said;
+use super::{ConfigSettings, DelegatedKeys, Problems, Serve, TlsSource};
+use crate::auth::{AuthMode, PageOrigin};
+use crate::base::LOOK_EVERY;
+use crate::net::Address;
+use crate::serve::{AuditDestination, Consistency};
+use crate::upstream::{CredentialSource, EndpointsConfig, ServerUrl};
+
+/// The flags of `serve`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServeArguments {
+    /// Configuration file in YAML; flags override it (docs/CONFIG.md lists its keys)
+    #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
+    config: Option<PathBuf>,
+    /// Credentials for upstream [default: the pod's service account]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// Where to listen: IP:PORT or unix:PATH; may be repeated [default: 127.0.0.1:8001]
+    #[arg(long, value_name = "ADDR")]
+    listen: Vec<String>,
+    /// Where metrics and health are served, or "off" [default: 127.0.0.1:9090]
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<String>,
+    /// Where a kubelet finds /healthz, /livez and /readyz, on any interface: IP:PORT or "off" [default: off]
+    #[arg(long, value_name = "ADDR")]
+    healthz_bind_address: Option<String>,
+    /// Where a Prometheus finds /metrics, on any interface: IP:PORT or "off" [default: off]
+    #[arg(long, value_name = "ADDR")]
+    metrics_bind_address: Option<String>,
+    #[command(flatten)]
+    tls: TlsArguments,
+    /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only; "delegated" asks
+    /// upstream who a caller is and what it may read [default: none]
+    #[arg(long, value_name = "MODE")]
+    auth: Option<String>,
+    /// Authorities whose client certificates are taken, PEM; read again when it changes (with --auth delegated)
+    #[arg(long, value_name = "FILE")]
+    client_ca: Option<PathBuf>,
+    /// Credentials that may impersonate and nothing else, for requests of certificate holders that are passed through
+    #[arg(long, value_name = "FILE")]
+    impersonator_kubeconfig: Option<PathBuf>,
+    /// Reads without a resourceVersion: "strict" proves that the cache is current, "bounded" does not [default: strict]
+    #[arg(long, value_name = "MODE")]
+    consistency: Option<String>,
+    /// Resources to fetch at once: pods, deployments.apps, …
+    #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
+    preload: Vec<String>,
+    /// The node whose agents are served: of pods and of what else belongs to nodes, only its own is held
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// Sensitive kinds to hold all the same: secrets, configmaps
+    #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
+    cache_sensitive: Vec<String>,
+    /// Record requests that are answered here, as audit.k8s.io/v1 events, a line each; "-" is standard output
+    #[arg(long, value_name = "FILE")]
+    audit_log: Option<String>,
+    /// For debugging: let core files and debuggers see what is in memory, tokens and Secrets included
+    #[arg(long)]
+    allow_core_dumps: bool,
+}
+
+#[derive(Clone, Debug, Default, clap::Args)]
+#[expect(clippy::struct_field_names, reason = "flags are called like this")]
+struct TlsArguments {
+    /// Certificate chain of the TCP listeners, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve TLS with a certificate made at start
+    #[arg(long, conflicts_with = "tls_cert")]
+    tls_self_signed: bool,
+    /// Write that certificate here, for clients to trust
+    #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
+    tls_self_signed_out: Option<PathBuf>,
+}
+
+impl TlsArguments {
+    fn over(self, file: TlsSection, problems: &mut Problems) -> Option<TlsSource> {
+        match (self.tls_cert, self.tls_key, self.tls_self_signed) {
+            (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
+            (_, _, true) => Some(TlsSource::SelfSigned { out: self.tls_self_signed_out }),
+            _ => file.source(problems),
+        }
+    }
+}
+
+impl ServeArguments {
+    /// Reads the file, lays the flags over it and checks the whole.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once.
+    pub fn resolve(self) -> Result<Serve, Problems> {
+        let mut problems = Problems::default();
+        let file = self.config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
+        self.checked_over(file, problems)
+    }
+
+    /// Does the same with a file that says `text` by now.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once.
+    pub fn resolve_text(&self, text: &str) -> Result<Serve, Problems> {
+        let mut problems = Problems::default();
+        let file = Configuration::parse(text, &mut problems);
+        self.clone().checked_over(file, problems)
+    }
+
+    /// The configuration file, if one is named.
+    pub fn file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    fn checked_over(self, file: Configuration, mut problems: Problems) -> Result<Serve, Problems> {
+        let mut settings = ConfigSettings::of(&file);
+        problems.check("log.level", EnvFilter::try_new(&file.log.level));
+        self.put_into(&mut settings);
+        match self.over(file, &mut problems) {
+            Some(serve) if problems.is_empty() => Ok(Serve { settings, ..serve }),
+            _ => Err(problems),
+        }
+    }
+
+    /// Says what the flags say, by the names of keys.
+    fn put_into(&self, settings: &mut ConfigSettings) {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let list = |items: &[String]| Some(items.to_vec()).filter(|items| !items.is_empty());
+        settings.put("upstream.kubeconfig", path(&self.kubeconfig));
+        settings.put("listen", list(&self.listen));
+        settings.put("admin", self.admin.clone());
+        settings.put("healthzBindAddress", self.healthz_bind_address.clone());
+        settings.put("metricsBindAddress", self.metrics_bind_address.clone());
+        settings.put("tls.certificate", path(&self.tls.tls_cert));
+        settings.put("tls.key", path(&self.tls.tls_key));
+        settings.put("tls.selfSigned", self.tls.tls_self_signed.then_some(true));
+        settings.put("tls.selfSignedOut", path(&self.tls.tls_self_signed_out));
+        settings.put("auth", self.auth.clone());
+        settings.put("delegated.clientCA", path(&self.client_ca));
+        settings.put("delegated.impersonator", path(&self.impersonator_kubeconfig));
+        settings.put("consistency", self.consistency.clone());
+        settings.put("preload", list(&self.preload));
+        settings.put("node", self.node_name.clone());
+        settings.put("feeds.sensitive", list(&self.cache_sensitive));
+        settings.put("audit.path", self.audit_log.clone());
+    }
+
+    fn over(self, file: Configuration, problems: &mut Problems) -> Option<Serve> {
+        let Self {
+            config: _,
+            kubeconfig,
+            listen,
+            admin,
+            healthz_bind_address,
+            metrics_bind_address,
+            tls,
+            auth,
+            client_ca,
+            impersonator_kubeconfig,
+            consistency,
+            preload,
+            node_name,
+            cache_sensitive,
+            audit_log,
+            allow_core_dumps,
+        } = self;
+        let memory = file.memory();
+        let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
+        let (reflect, connections, log, stale_max) = (file.reflect(), file.connections(), file.log(), file.stale_max());
+        let upstream =
+            kubeconfig.or(file.upstream.kubeconfig).map_or(CredentialSource::InCluster, CredentialSource::File);
+        let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
+        let admin = or_off("admin", admin.as_deref(), &file.admin, problems);
+        let tls = tls.over(file.tls, problems);
+        let auth = auth.map_or(Some(file.auth.into()), |text| mode(&text, problems));
+        let mut delegated = DelegatedKeys::from(file.delegated);
+        delegated.client_ca = client_ca.or(delegated.client_ca);
+        delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
+        if let Some(text) = consistency {
+            serve.consistency = proof(&text, problems);
+        }
+        let coverage = Said {
+            node: node_name.or(file.node),
+            sensitive: cache_sensitive,
+            authorizes: auth.is_some_and(|mode| mode != AuthMode::None),
+        };
+        coverage.put(&mut serve.coverage, problems);
+        let serve = Serve {
+            allowed_origins: origins(&file.allowed_origins, problems),
+            upstream,
+            endpoints: endpoints(&file.upstream.servers, problems),
+            listen,
+            admin,
+            healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
+            metrics: port("metricsBindAddress", metrics_bind_address.as_deref(), &file.metrics_bind_address, problems),
+            tls,
+            auth: auth?,
+            delegated,
+            allowed_hosts: file.allowed_hosts,
+            ready_stale_max: stale_max,
+            preload: if preload.is_empty() { file.preload } else { preload },
+            serve,
+            cache,
+            memory: Some(memory),
+            reflect,
+            connections,
+            look_every: LOOK_EVERY,
+            drain: file.drain.0,
+            reuse_port: file.reuse_port,
+            log,
+            audit: audit_log.or(file.audit.path).map(audit),
+            core_dumps: allow_core_dumps,
+            settings: ConfigSettings::default(),
+        };
+        serve.check(problems);
+        Some(serve)
+    }
+}
+
+/// The servers of upstream, each once.
+fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
+    const KEY: &str = "upstream.servers";
+    if named.len() > EndpointsConfig::SERVERS_MAX {
+        problems.add(format!("{KEY}: more than {} are named", EndpointsConfig::SERVERS_MAX));
+    }
+    let mut servers: Vec<ServerUrl> = Vec::new();
+    for text in named {
+        let Some(server) = problems.check(KEY, text.parse::<ServerUrl>()) else { continue };
+        if servers.contains(&server) {
+            problems.add(format!("{KEY}: {server} is named twice"));
+        }
+        servers.push(server);
+    }
+    EndpointsConfig { servers, ..EndpointsConfig::default() }
+}
+
+fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
+    let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
+    named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
+}
+
+/// The address that the flag says, or else the file; `None` if it is off.
+fn or_off(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<Address> {
+    let text = flag.unwrap_or(file);
+    if text == "off" { None } else { problems.check(key, text.parse()) }
+}
+
+/// The address of a page that other machines read, which are told a port and no path.
+fn port(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<SocketAddr> {
+    match or_off(key, flag, file, problems)? {
+        Address::Tcp(address) => Some(address),
+        unix @ Address::Unix(_) => {
+            problems.add(format!("{key}: {unix} is no IP:PORT; unix sockets are for the admin pages"));
+            None
+        }
+    }
+}
+
+fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
+    named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
+}
+
+fn mode(auth: &str, problems: &mut Problems) -> Option<AuthMode> {
+    match auth {
+        "none" => Some(AuthMode::None),
+        "delegated" => Some(AuthMode::Delegated),
+        other => {
+            problems.add(format!("auth: {other:?} is neither \"none\" nor \"delegated\""));
+            None
+        }
+    }
+}
+
+fn proof(consistency: &str, problems: &mut Problems) -> Consistency {
+    match consistency {
+        "bounded" => return Consistency::Bounded,
+        "strict" => {}
+        other => problems.add(format!("consistency: {other:?} is neither \"strict\" nor \"bounded\"")),
+    }
+    Consistency::Strict
+}
+
+fn audit(path: String) -> AuditDestination {
+    if path == "-" { AuditDestination::Stdout } else { AuditDestination::File(path.into()) }
+}
+
+impl Serve {
+    /// Combinations that are refused (R-MODE-2).
+    fn check(&self, problems: &mut Problems) {
+        for address in self.listen.iter().filter(|address| !address.is_local()) {
+            match (self.auth, &self.tls) {
+                (AuthMode::None, _) => problems.add(format!(
+                    "listen: {address} can be reached from other machines, and with auth none whoever reaches it acts \
+                     with the proxy's own rights; listen on loopback or on a unix socket, or use auth delegated"
+                )),
+                (AuthMode::Delegated, None) => problems.add(format!(
+                    "listen: {address} can be reached from other machines, and without TLS so can the tokens that \
+                     clients send; give tls.certificate and tls.key, or tls.selfSigned"
+                )),
+                (AuthMode::Delegated, Some(_)) => {}
+            }
+        }
+        self.check_node(problems);
+        self.delegated.check(problems);
+        if self.auth == AuthMode::None && self.delegated != DelegatedKeys::default() {
+            problems.add("delegated: its settings mean nothing with auth none");
+        }
+        if self.delegated.client_ca.is_some() && self.tls.is_none() {
+            problems.add("delegated.clientCA: client certificates are shown in TLS, which no listener speaks");
+        }
+        if let Some(admin) = self.admin.as_ref().filter(|admin| !admin.is_local()) {
+            problems.add(format!("admin: {admin} can be reached from other machines; use loopback or a unix socket"));
+        }
+        let mut seen: Vec<&Address> = Vec::new();
+        let ports = [self.healthz, self.metrics].into_iter().flatten().map(Address::Tcp).collect::<Vec<_>>();
+        for address in self.listen.iter().chain(&self.admin).chain(&ports) {
+            let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
+            if seen.contains(&address) && !any_port {
+                problems.add(format!("{address} is named twice"));
+            }
+            seen.push(address);
+        }
+    }
+
+    /// A node's credentials read what its pods mount: every process on the node would. And whoever takes a node would
+    /// take the cluster with an impersonator's credential.
+    fn check_node(&self, problems: &mut Problems) {
+        if self.serve.coverage.node.is_some() && self.delegated.impersonator.is_some() {
+            problems.add(
+                "delegated.impersonator: its credential may act as anybody, so it must not be on a node; the node's \
+                 own requests go on with the credentials of the proxy, and those with tokens as they are",
+            );
+        }
+        let is_open = self.auth == AuthMode::None && self.serve.coverage.node.is_some();
+        for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
+            problems.add(format!(
+                "node: every process on the node can reach {address}, and with auth none whoever reaches it acts with \
+                 the rights of the proxy; listen on a unix socket (unix:PATH), or use auth delegated"
+            ));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::configuration::Configuration;
+
+/// Every key of the file with the value that holds, whether a flag, the file or a default has said it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConfigSettings(BTreeMap<String, Value>);
+
+/// What a configuration that was read again would change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SettingChanges {
+    /// The keys that can be taken now.
+    pub taken: Vec<String>,
+    /// The keys that differ from what the process was started with, and take a restart.
+    pub restart: Vec<String>,
+}
+
+/// The keys that are taken while the process runs (docs/CONFIG.md, "Reading it again"). All others take a restart.
+const RELOADED: [&str; 31] = [
+    "allowedHosts",
+    "allowedOrigins",
+    "consistency",
+    "drain",
+    "execOnLoopback",
+    "feeds.heldSnapshotAge",
+    "feeds.heldSnapshots",
+    "feeds.idle",
+    "feeds.resources",
+    "feeds.selfCheck",
+    "feeds.sensitive",
+    "feeds.syncWait",
+    "limits.anonymousForwards",
+    "limits.connectionAge",
+    "limits.connections",
+    "limits.forwards",
+    "limits.forwardsPerCaller",
+    "limits.listMebibytes",
+    "limits.streams",
+    "limits.streamsPerCaller",
+    "limits.unreadyForwards",
+    "limits.watches",
+    "limits.watchesPerCaller",
+    "log.level",
+    "preload",
+    "readyStaleMax",
+    "window.age",
+    "window.events",
+    "window.mebibytes",
+    "apiVersion",
+    "kind",
+];
+
+/// What other keys mean depends on these. Where one of them changes, nothing is taken: a file that opens much under
+/// `auth: delegated` would open it to everybody under `auth: none`.
+const DECISIVE: [&str; 2] = ["auth", "node"];
+
+impl ConfigSettings {
+    pub(super) fn of(file: &Configuration) -> Self {
+        let mut settings = Self::default();
+        // It serializes: the file of defaults and the schema are made of the same.
+        settings.put_all("", serde_json::to_value(file).unwrap_or_default());
+        settings
+    }
+
+    fn put_all(&mut self, above: &str, value: Value) {
+        match value {
+            Value::Object(section) => section.into_iter().for_each(|(key, value)| {
+                let path = if above.is_empty() { key } else { format!("{above}.{key}") };
+                self.put_all(&path, value);
+            }),
+            value => drop(self.0.insert(above.to_owned(), value)),
+        }
+    }
+
+    /// Notes what a flag says.
+    pub(super) fn put(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.0.insert(key.to_owned(), value.into());
+        }
+    }
+
+    /// Keys and values, in the order of the keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// What changes if these are taken in the place of `running`, in a process that was started with `started`.
+    pub fn changes(&self, started: &Self, running: &Self) -> SettingChanges {
+        let is_reloaded = |key: &&str| RELOADED.contains(key);
+        let mut restart: Vec<_> = self.differing(started).into_iter().filter(|key| !is_reloaded(key)).collect();
+        let mut taken: Vec<_> = self.differing(running).into_iter().filter(is_reloaded).collect();
+        if restart.iter().any(|key| DECISIVE.contains(key)) {
+            restart.append(&mut taken);
+            restart.sort_unstable();
+        }
+        let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
+        SettingChanges { taken: owned(taken), restart: owned(restart) }
+    }
+
+    fn differing<'a>(&'a self, other: &'a Self) -> Vec<&'a str> {
+        let keys: BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
+        keys.into_iter().filter(|key| self.0.get(*key) != other.0.get(*key)).map(String::as_str).collect()
+    }
+
+    /// These settings, with what `read` says where it is taken.
+    #[must_use]
+    pub fn taking(&self, changes: &SettingChanges, read: &Self) -> Self {
+        let mut settings = self.clone();
+        for key in &changes.taken {
+            settings.put(key, read.0.get(key).cloned());
+        }
+        settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Problems;
+
+    fn said(file: &str) -> ConfigSettings {
+        let mut problems = Problems::default();
+        let settings = ConfigSettings::of(&Configuration::parse(file, &mut problems));
+        assert!(problems.is_empty(), "{problems}");
+        settings
+    }
+
+    #[test]
+    fn every_key_that_is_taken_is_one_and_the_document_lists_them() {
+        let settings = said("");
+        let text = include_str!("../../docs/CONFIG.md");
+        let (_, below) = text.split_once("### Reading it again").expect("a section");
+        let (section, _) = below.split_once("\n## ").unwrap_or((below, ""));
+        for key in RELOADED.iter().chain(&DECISIVE) {
+            assert!(settings.0.contains_key(*key), "{key} is no key");
+            let is_word = ["apiVersion", "kind"].contains(key);
+            assert!(is_word || section.contains(&format!("`{key}`")), "{key} is not in the document");
+        }
+    }
+
+    #[test]
+    fn what_changes_is_taken_or_waits_for_a_restart() {
+        let started = said("limits: {watches: 7}\nlisten: [127.0.0.1:1]");
+        let read = said("limits: {watches: 8}\nlisten: [127.0.0.1:2]\nlog: {level: debug}");
+        let changes = read.changes(&started, &started);
+        assert_eq!(changes.taken, ["limits.watches", "log.level"]);
+        assert_eq!(changes.restart, ["listen"]);
+        let running = started.taking(&changes, &read);
+        assert_eq!(
+            read.changes(&started, &running),
+            SettingChanges { taken: Vec::new(), restart: vec!["listen".to_owned()] }
+        );
+        assert_eq!(started.changes(&started, &running).taken, changes.taken, "and back again");
+    }
+
+    #[test]
+    fn nothing_is_taken_of_a_file_that_says_anew_who_callers_are() {
+        let started = said("");
+        let read = said("auth: delegated\nexecOnLoopback: true");
+        let changes = read.changes(&started, &started);
+        assert_eq!((changes.taken.len(), changes.restart), (0, vec!["auth".to_owned(), "execOnLoopback".to_owned()]));
+    }
+}

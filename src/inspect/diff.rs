@@ -1,0 +1,176 @@
+//! Compares what a proxy holds with upstream's storage at the same version, object by object and byte by byte.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::hash::{BuildHasher as _, RandomState};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::explain::escaped;
+use super::reasons::meaning;
+use super::server::{ReachedServer, ServerReach};
+use super::table::grouped;
+use super::{Findings, InspectError, resource};
+
+/// What is compared, and where.
+#[derive(Debug, Clone)]
+pub struct DiffOrder {
+    pub resource: String,
+    pub namespace: Option<String>,
+    /// The address of the proxy that clients have.
+    pub proxy: ServerReach,
+    pub upstream: ServerReach,
+}
+
+/// A page of a list, of which only what is compared is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page<'a> {
+    metadata: PageMetadata,
+    #[serde(borrow, default)]
+    items: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct PageMetadata {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    token: String,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    metadata: ObjectMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct ObjectMetadata {
+    namespace: String,
+    name: String,
+    resource_version: String,
+}
+
+/// A collection at one version: for each key the version of the object, and what stands for its bytes.
+struct Collection {
+    version: String,
+    objects: BTreeMap<String, Held>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    version: String,
+    bytes: usize,
+    hash: u64,
+}
+
+/// Objects in a page.
+const PAGE_OBJECTS: usize = 500;
+/// Lines about differences; programs are told all of them.
+const LINES_MAX: usize = 50;
+const JSON: &str = "application/json";
+
+/// Lists from the proxy's memory, and from upstream at the version that this was of.
+///
+/// # Errors
+/// One of the two cannot be asked, or the proxy has nothing of this in its memory.
+pub async fn diff(order: &DiffOrder) -> Result<Findings, InspectError> {
+    let (proxy, upstream) = (ReachedServer::at(&order.proxy).await?, ReachedServer::at(&order.upstream).await?);
+    let path = resource::path(&upstream, &order.resource, order.namespace.as_deref()).await?;
+    let hasher = RandomState::new();
+    let ours = list(&proxy, &path, "", &hasher, true).await?;
+    let exactly = format!("&resourceVersion={}&resourceVersionMatch=Exact", ours.version);
+    let theirs = list(&upstream, &path, &exactly, &hasher, false).await?;
+    Ok(compared(order, &ours, &theirs))
+}
+
+async fn list(
+    server: &ReachedServer,
+    path: &str,
+    at: &str,
+    hasher: &RandomState,
+    from_memory: bool,
+) -> Result<Collection, InspectError> {
+    let (mut collection, mut next) = (Collection { version: String::new(), objects: BTreeMap::new() }, at.to_owned());
+    loop {
+        let asked = format!("{path}?limit={PAGE_OBJECTS}{next}");
+        let what = format!("{}{asked}", server.name);
+        let answer = server.get(&asked, JSON).await?.success(&what)?;
+        if from_memory && answer.header("kube-fanout-served").is_none() {
+            let why = match answer.header("kube-fanout-reason") {
+                Some(reason) => format!("it passed through: {reason}: {}", meaning(reason)),
+                None => "it is not answered by a proxy's memory: is this the address of a kube-fanout?".to_owned(),
+            };
+            return Err(InspectError::of(&what, why));
+        }
+        let page: Page<'_> = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&what, error))?;
+        for item in page.items {
+            let text = item.get();
+            let object: Object = serde_json::from_str(text).map_err(|error| InspectError::of(&what, error))?;
+            let ObjectMetadata { namespace, name, resource_version } = object.metadata;
+            let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
+            let held = Held { version: resource_version, bytes: text.len(), hash: hasher.hash_one(text) };
+            collection.objects.insert(key, held);
+        }
+        collection.version = page.metadata.resource_version;
+        if page.metadata.token.is_empty() {
+            return Ok(collection);
+        }
+        next = format!("&continue={}", escaped(&page.metadata.token));
+    }
+}
+
+fn compared(order: &DiffOrder, ours: &Collection, theirs: &Collection) -> Findings {
+    let (mut lines, mut found) = (Vec::new(), Vec::new());
+    let mut differs = |key: &str, what: &str, text: String| {
+        lines.push(format!("  {key}: {text}"));
+        found.push(json!({"key": key, "difference": what}));
+    };
+    for (key, theirs) in &theirs.objects {
+        match ours.objects.get(key) {
+            None => differs(key, "missing", format!("upstream has it at {}, and the proxy does not", theirs.version)),
+            Some(ours) if ours.version != theirs.version => {
+                differs(key, "version", format!("at {} in the proxy, at {} upstream", ours.version, theirs.version));
+            }
+            Some(ours) if ours != theirs => {
+                let text =
+                    format!("the same version {}, other bytes: {} and {}", ours.version, ours.bytes, theirs.bytes);
+                differs(key, "bytes", text);
+            }
+            Some(_) => {}
+        }
+    }
+    for (key, ours) in ours.objects.iter().filter(|(key, _)| !theirs.objects.contains_key(*key)) {
+        differs(key, "extra", format!("the proxy has it at {}, and upstream does not", ours.version));
+    }
+    let count = lines.len();
+    let bytes: usize = ours.objects.values().map(|held| held.bytes).sum();
+    let mut text = format!(
+        "{} at {}: {} objects, {} bytes; ",
+        order.resource,
+        ours.version,
+        grouped(ours.objects.len() as u64),
+        grouped(bytes as u64)
+    );
+    let _ = match count {
+        0 => writeln!(text, "the same in the proxy and upstream, to the byte"),
+        1 => writeln!(text, "1 difference"),
+        _ => writeln!(text, "{} differences", grouped(count as u64)),
+    };
+    for line in lines.iter().take(LINES_MAX) {
+        let _ = writeln!(text, "{line}");
+    }
+    if count > LINES_MAX {
+        let _ = writeln!(text, "  and {} more: -o json has all of them", grouped((count - LINES_MAX) as u64));
+    }
+    let json: Value = json!({
+        "resource": order.resource, "resourceVersion": ours.version, "objects": ours.objects.len(), "bytes": bytes,
+        "differences": found,
+    });
+    Findings { text, json, is_well: count == 0 }
+}

@@ -1,0 +1,39 @@
+/// A page of metrics, of which single numbers are wanted.
+pub(super) struct MetricsText(pub(super) String);
+
+impl MetricsText {
+    /// The sum of all series of that name.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "counts and bytes: none is negative, and none is beyond what a float holds exactly"
+    )]
+    pub(super) fn sum(&self, name: &str) -> u64 {
+        let value = |line: &str| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let is_named = series == name || series.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'));
+            is_named.then(|| value.parse::<f64>().ok())?
+        };
+        self.0.lines().filter_map(value).sum::<f64>().max(0.0) as u64
+    }
+
+    /// A label of the first series of that name.
+    pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
+        let line = self.0.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
+        let (_, rest) = line.split_once(&format!("{label}=\""))?;
+        rest.split_once('"').map(|(value, _)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_are_added_up_by_their_whole_name() {
+        let text = "# TYPE a gauge\na{x=\"1\",v=\"7.1\"} 2\na{x=\"2\"} 3\nab 5\na_b{x=\"1\"} 7\nplain 9\n";
+        let metrics = MetricsText(text.to_owned());
+        assert_eq!((metrics.sum("a"), metrics.sum("ab"), metrics.sum("plain"), metrics.sum("no")), (5, 5, 9, 0));
+        assert_eq!((metrics.label("a", "v"), metrics.label("plain", "v")), (Some("7.1"), None));
+    }
+}

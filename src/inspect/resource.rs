@@ -1,0 +1,49 @@
+use serde_json::Value;
+
+use super::InspectError;
+use super::server::ReachedServer;
+
+/// The path of a collection by the name that people use: `pods`, `deployments.apps`, `widgets.v1.example.com`.
+pub(super) async fn path(server: &ReachedServer, name: &str, namespace: Option<&str>) -> Result<String, InspectError> {
+    let (plural, rest) = name.split_once('.').unwrap_or((name, ""));
+    let within = namespace.map(|namespace| format!("/namespaces/{namespace}")).unwrap_or_default();
+    let (first, group) = rest.split_once('.').unwrap_or((rest, ""));
+    let prefix = match (is_version(first), group) {
+        _ if rest.is_empty() => "/api/v1".to_owned(),
+        (true, "") => format!("/api/{first}"),
+        (true, group) => format!("/apis/{group}/{first}"),
+        (false, _) => format!("/apis/{}", preferred(server, rest).await?),
+    };
+    Ok(format!("{prefix}{within}/{plural}"))
+}
+
+/// The group and version that a server prefers for a group.
+async fn preferred(server: &ReachedServer, group: &str) -> Result<String, InspectError> {
+    let path = format!("/apis/{group}");
+    let answer = server.get(&path, "application/json").await?.success(&path)?;
+    let said: Value = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&path, error))?;
+    let preferred = said["preferredVersion"]["groupVersion"].as_str();
+    preferred.map(str::to_owned).ok_or_else(|| InspectError::of(&path, "no such group; is it plural.group?"))
+}
+
+/// `v1`, `v2beta3`.
+fn is_version(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix('v') else { return false };
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let stage = rest.split_once("alpha").or_else(|| rest.split_once("beta"));
+    stage.map_or_else(|| digits(rest), |(major, minor)| digits(major) && digits(minor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_from_groups() {
+        for (text, expected) in
+            [("v1", true), ("v2beta1", true), ("v1alpha12", true), ("v", false), ("vbeta1", false), ("apps", false)]
+        {
+            assert_eq!(is_version(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::metrics::MetricsText;
+use super::table::{bytes, grouped, lines};
+use super::{AskedProxy, Findings, InspectError};
+
+/// What is known of one proxy.
+pub(super) struct ProxyStatus {
+    pub(super) name: String,
+    /// What is not ready.
+    pub(super) pending: Vec<String>,
+    pub(super) feeds: Vec<Value>,
+    pub(super) version: String,
+    pub(super) watches: u64,
+    pub(super) streams: u64,
+    pub(super) held_bytes: u64,
+    pub(super) budget_bytes: u64,
+    pub(super) resident_bytes: u64,
+    pub(super) restart: Vec<String>,
+    pub(super) trouble: Option<String>,
+    pub(super) metrics: MetricsText,
+}
+
+/// Says of each proxy how it is.
+///
+/// # Errors
+/// One of them does not answer.
+pub async fn status(proxies: &[AskedProxy]) -> Result<Findings, InspectError> {
+    let (mut text, mut json, mut is_well) = (String::new(), Vec::new(), true);
+    for proxy in proxies {
+        let of = ProxyStatus::of(proxy).await?;
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        of.write(&mut text);
+        is_well &= of.is_well();
+        json.push(of.json());
+    }
+    Ok(Findings { text, json: json.into(), is_well })
+}
+
+impl ProxyStatus {
+    pub(super) async fn of(proxy: &AskedProxy) -> Result<Self, InspectError> {
+        let shown = async |path: &str| {
+            let shown = proxy.page(path).await?;
+            shown.map_err(|not| {
+                InspectError::of(&format!("{} {path}", proxy.name), format!("{} {}", not.status, not.why))
+            })
+        };
+        let ready = shown("/readyz").await?;
+        let metrics = MetricsText(shown("/metrics").await?);
+        let parsed = |path: &str, text: String| {
+            serde_json::from_str::<Value>(&text)
+                .map_err(|error| InspectError::of(&format!("{} {path}", proxy.name), error))
+        };
+        let feeds = parsed("/debug/feeds", shown("/debug/feeds").await?)?;
+        // A proxy of an earlier release has no such page.
+        let config = proxy.json("/debug/config").await?.unwrap_or_default();
+        let pending = ready
+            .lines()
+            .filter_map(|line| line.strip_prefix("[-]"))
+            .filter_map(|line| line.strip_suffix(" not ready"));
+        let restart = config["restart"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        Ok(Self {
+            name: proxy.name.clone(),
+            pending: pending.map(str::to_owned).collect(),
+            feeds: feeds.as_array().cloned().unwrap_or_default(),
+            version: metrics.label("kube_fanout_build_info", "version").unwrap_or_default().to_owned(),
+            watches: metrics.sum("kube_fanout_watches_open"),
+            streams: metrics.sum("kube_fanout_upstream_streams_open"),
+            held_bytes: metrics.sum("kube_fanout_memory_held_bytes"),
+            budget_bytes: metrics.sum("kube_fanout_memory_budget_bytes"),
+            resident_bytes: metrics.sum("process_resident_memory_bytes"),
+            restart: restart.map(str::to_owned).collect(),
+            trouble: config["trouble"].as_str().map(str::to_owned),
+            metrics,
+        })
+    }
+
+    /// Ready, with every feed at its stream, and with a configuration that can be used.
+    fn is_well(&self) -> bool {
+        self.pending.is_empty() && self.trouble.is_none() && self.feeds.iter().all(|feed| feed["state"] == "live")
+    }
+
+    /// Who it is, whether it is ready, and its release.
+    pub(super) fn headline(&self) -> String {
+        let ready = if self.pending.is_empty() {
+            "ready".to_owned()
+        } else {
+            format!("not ready: {}", self.pending.join(", "))
+        };
+        format!("{}: {ready}, kube-fanout {}", self.name, self.version)
+    }
+
+    pub(super) fn write(&self, text: &mut String) {
+        let _ = writeln!(text, "{}", self.headline());
+        let _ = writeln!(
+            text,
+            "  {} watches of clients, {} streams upstream; {} of {} held, {} resident",
+            grouped(self.watches),
+            grouped(self.streams),
+            bytes(self.held_bytes),
+            bytes(self.budget_bytes),
+            bytes(self.resident_bytes),
+        );
+        if let Some(trouble) = &self.trouble {
+            let _ = writeln!(text, "  the configuration file cannot be used, and what it said before holds: {trouble}");
+        }
+        if !self.restart.is_empty() {
+            let _ = writeln!(text, "  takes a restart: {}", self.restart.join(", "));
+        }
+        let rows: Vec<_> = self.feeds.iter().map(row).collect();
+        text.push_str(&if rows.is_empty() {
+            "  no feeds: nobody has read anything yet\n".to_owned()
+        } else {
+            lines(&HEAD, &rows)
+        });
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "proxy": self.name, "ready": self.pending.is_empty(), "pending": self.pending, "version": self.version,
+            "watches": self.watches, "upstreamStreams": self.streams, "heldBytes": self.held_bytes,
+            "budgetBytes": self.budget_bytes, "residentBytes": self.resident_bytes, "feeds": self.feeds,
+            "configuration": {"trouble": self.trouble, "restart": self.restart},
+        })
+    }
+}
+
+/// What a table of feeds has.
+pub(super) const HEAD: [&str; 7] = ["  FEED", "STATE", "OBJECTS", "VERSION", "READERS", "EVENTS", "MEMORY"];
+
+/// A feed as a row.
+pub(super) fn row(feed: &Value) -> Vec<String> {
+    let text = |key: &str| feed[key].as_str().unwrap_or_default();
+    let number = |key: &str| feed[key].as_u64().unwrap_or_default();
+    let mut name = format!("  {}", text("resource"));
+    for part in [text("namespace"), text("selector")].iter().filter(|part| !part.is_empty()) {
+        let _ = write!(name, " {part}");
+    }
+    let _ = write!(name, " ({})", text("encoding"));
+    let state = match feed["staleSeconds"].as_u64() {
+        Some(seconds) => format!("{} for {seconds} s", text("state")),
+        None => text("state").to_owned(),
+    };
+    let [objects, readers, events] = ["objects", "readers", "ringEvents"].map(|key| grouped(number(key)));
+    vec![name, state, objects, text("resourceVersion").to_owned(), readers, events, bytes(number("memoryBytes"))]
+}

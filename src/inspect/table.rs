@@ -1,0 +1,62 @@
+/// Rows of cells as lines in which they stand below each other.
+pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain(head.get(column).map(|cell| cell.len())).max().unwrap_or_default()
+    };
+    let widths: Vec<_> = (0..head.len()).map(width).collect();
+    let line = |cells: Vec<&str>| {
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    let mut text = line(head.to_vec());
+    rows.iter().for_each(|row| text.push_str(&line(row.iter().map(String::as_str).collect())));
+    text
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
+    groups.collect::<Vec<_>>().join(",")
+}
+
+/// Bytes as people read them.
+pub(super) fn bytes(number: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut left = number as f64;
+    while left >= 1024.0 && unit + 1 < UNITS.len() {
+        (left, unit) = (left / 1024.0, unit + 1);
+    }
+    let digits = usize::from(unit > 0 && left < 10.0);
+    format!("{left:.digits$} {}", UNITS[unit])
+}
+
+/// Seconds as people say them.
+pub(super) fn seconds(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_for_people() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0, 1_023, 1_536, 20 << 20].map(bytes), ["0 B", "1023 B", "1.5 KiB", "20 MiB"]);
+        assert_eq!([0, 119, 120, 7_200, 200_000].map(seconds), ["0 s", "119 s", "2 min", "2 h", "2 d"]);
+    }
+
+    #[test]
+    fn cells_stand_below_each_other() {
+        let rows = [vec!["a".to_owned(), "x".to_owned()], vec!["long".to_owned(), "y".to_owned()]];
+        assert_eq!(lines(&["N", "W"], &rows), "N     W\na     x\nlong  y\n");
+    }
+}

@@ -1,0 +1,42 @@
+use std::time::Duration;
+
+/// The limits of one connection (R-LIMIT-1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    pub connections_max: usize,
+    pub handshake_max: Duration,
+    /// The time until the first request has come: apiservers close idle connections after as long.
+    pub first_request_max: Duration,
+    /// The time from an answer to the next request, if nothing else is under way, as apiservers have it. HTTP/1 has
+    /// less: there the next head must be complete within `header_max`.
+    pub idle_max: Duration,
+    /// The time until a request head is complete.
+    pub header_max: Duration,
+    pub header_bytes_max: u32,
+    /// How many streams one HTTP/2 connection may have.
+    pub streams_max: u32,
+    /// How many bytes one HTTP/2 stream may hold back for a client that does not read.
+    pub send_buffer_bytes_max: usize,
+    /// The age at which a connection is ended gracefully, give or take a tenth, so that its client comes back with
+    /// today's certificates, and perhaps to another replica. What runs on it is not cut. Zero means never.
+    pub connection_age_max: Duration,
+    /// How long an HTTP/2 client may be silent before it is pinged. It is gone if it does not answer for as long again.
+    pub ping_after: Duration,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            connections_max: 20_000,
+            handshake_max: Duration::from_secs(10),
+            first_request_max: Duration::from_secs(90),
+            idle_max: Duration::from_secs(90),
+            header_max: Duration::from_secs(10),
+            header_bytes_max: 64 << 10,
+            streams_max: 250,
+            send_buffer_bytes_max: 64 << 10,
+            connection_age_max: Duration::from_secs(3600),
+            ping_after: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+use super::CheckFinding;
+
+/// A file with certificates, and what it is for.
+#[derive(Debug, Clone)]
+pub struct CertificateFile {
+    /// The key of the configuration.
+    pub key: &'static str,
+    pub path: PathBuf,
+    /// A certificate that is shown, with what vouches for it behind it; otherwise authorities, each for itself.
+    pub is_chain: bool,
+}
+
+const ABOUT: &str = "certificates";
+/// A certificate that ends sooner is worth a word.
+const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+
+/// Reads each file, and says until when it is good.
+pub fn certificates(files: &[CertificateFile], now: SystemTime) -> Vec<CheckFinding> {
+    files.iter().flat_map(|file| of_file(file, now)).collect()
+}
+
+fn of_file(file: &CertificateFile, now: SystemTime) -> Vec<CheckFinding> {
+    let named = format!("{}: {}", file.key, file.path.display());
+    match read(&file.path) {
+        Err(why) => vec![CheckFinding::failed(ABOUT, format!("{named}: {why}"))],
+        Ok(chain) if chain.is_empty() => vec![CheckFinding::failed(ABOUT, format!("{named}: no certificate in it"))],
+        Ok(chain) => judged(file, &named, &chain, now),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Vec<u8>>, String> {
+    let pem = std::fs::read(path).map_err(|error| error.to_string())?;
+    let all = CertificateDer::pem_slice_iter(&pem).map(|der| der.map(|der| der.to_vec()));
+    all.collect::<Result<_, _>>().map_err(|error| error.to_string())
+}
+
+fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime) -> Vec<CheckFinding> {
+    let parsed: Result<Vec<_>, _> = chain.iter().map(|der| X509Certificate::from_der(der).map(|(_, it)| it)).collect();
+    let Ok(parsed) = parsed else { return vec![CheckFinding::failed(ABOUT, format!("{named}: unreadable"))] };
+    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = i64::try_from(seconds).unwrap_or(i64::MAX);
+    let soon = i64::try_from(SOON.as_secs()).unwrap_or(i64::MAX);
+    let mut findings = Vec::new();
+    for certificate in &parsed {
+        let (subject, validity) = (certificate.subject(), certificate.validity());
+        let (from, to) = (validity.not_before, validity.not_after);
+        let said = format!("{named}: {subject}");
+        if to.timestamp() <= now {
+            findings.push(CheckFinding::failed(ABOUT, format!("{said} ended on {to}")));
+        } else if from.timestamp() > now {
+            findings.push(CheckFinding::failed(ABOUT, format!("{said} begins on {from}")));
+        } else if to.timestamp() - now < soon {
+            findings.push(CheckFinding::note(ABOUT, format!("{said} ends on {to}")));
+        } else {
+            findings.push(CheckFinding::ok(ABOUT, format!("{said} is good until {to}")));
+        }
+    }
+    if file.is_chain {
+        let broken = parsed.windows(2).position(|pair| pair[0].issuer() != pair[1].subject());
+        if let Some(at) = broken {
+            let what = format!("{named}: certificate {} is not issued by the one behind it", at + 1);
+            findings.push(CheckFinding::failed(ABOUT, what).mended_by("the chain in order, the server's own first"));
+        }
+        findings.extend(parsed.first().map(|first| names(named, first)));
+    }
+    findings
+}
+
+/// The names that clients may reach the server by.
+fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
+    let alternative = certificate.subject_alternative_name().ok().flatten();
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress([a, b, c, d]) => Some(format!("{a}.{b}.{c}.{d}")),
+        GeneralName::IPAddress(bytes) => {
+            let bytes: [u8; 16] = (*bytes).try_into().ok()?;
+            Some(std::net::Ipv6Addr::from(bytes).to_string())
+        }
+        _ => None,
+    };
+    let names: Vec<_> = alternative.iter().flat_map(|of| of.value.general_names.iter().filter_map(name)).collect();
+    if names.is_empty() {
+        let what = format!("{named}: it has no subject alternative names, and clients accept no other");
+        return CheckFinding::failed(ABOUT, what);
+    }
+    CheckFinding::ok(ABOUT, format!("{named}: for {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::CheckOutcome;
+
+    #[test]
+    fn a_certificate_is_good_or_it_is_said_why_not() {
+        let folder = std::env::temp_dir().join(format!("kube-fanout-preflight-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("tls.crt");
+        let made = rcgen::generate_simple_self_signed(vec!["fanout.example".to_owned()]).expect("a certificate");
+        std::fs::write(&path, made.cert.pem()).expect("a file");
+        let file = CertificateFile { key: "tls.certificate", path: path.clone(), is_chain: true };
+        let outcomes = |now: SystemTime| -> Vec<_> {
+            certificates(std::slice::from_ref(&file), now)
+                .into_iter()
+                .map(|finding| (finding.outcome, finding.what))
+                .collect()
+        };
+        let year_2030 = UNIX_EPOCH + Duration::from_secs(60 * 365 * 24 * 3600);
+        let good = outcomes(year_2030);
+        assert!(good.iter().all(|(outcome, _)| *outcome == CheckOutcome::Ok), "{good:?}");
+        assert!(good[1].1.ends_with("for fanout.example"), "{good:?}");
+        // rcgen's own ends in the year 4096.
+        let late = UNIX_EPOCH + Duration::from_secs(2_200 * 365 * 24 * 3600);
+        assert_eq!(outcomes(late)[0].0, CheckOutcome::Failed);
+        assert_eq!(outcomes(UNIX_EPOCH)[0].0, CheckOutcome::Failed);
+        std::fs::write(&path, "half of").expect("a file");
+        assert_eq!(outcomes(year_2030)[0].0, CheckOutcome::Failed);
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+        assert_eq!(outcomes(year_2030)[0].0, CheckOutcome::Failed);
+    }
+}

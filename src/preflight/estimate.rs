@@ -1,0 +1,146 @@
+//! Reads an apiserver's audit log and says which of its requests proxies would have answered from memory.
+//!
+//! The log is read once, line by line. What is kept is a row for each user agent and resource, so many at most; the
+//! time of a request, its query and its user are not.
+
+mod audit_event;
+mod tally;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, Read as _};
+
+use serde::Serialize;
+
+use audit_event::AuditLine;
+pub use tally::EstimateRow;
+use tally::LogTally;
+
+/// What the proxies would be.
+#[derive(Debug, Clone)]
+pub struct EstimateOrder {
+    /// How many there would be: each has streams of its own.
+    pub proxies: u64,
+    /// Kinds that are not held unless named, such as Secrets.
+    pub sensitive: BTreeSet<String>,
+}
+
+/// What a log says.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Estimate {
+    /// The time from the first request to the last.
+    pub seconds: f64,
+    pub requests: u64,
+    /// Those that would have been answered from memory.
+    pub from_memory: u64,
+    /// Watches among all of them, and how many were open on average.
+    pub watches: u64,
+    pub watches_open: f64,
+    /// What the proxies would have asked in their place, at most: whether a feed is current, once a second for all who
+    /// wait for it.
+    pub questions: u64,
+    /// Streams that the proxies would have had open.
+    pub streams: u64,
+    pub requests_per_second_before: f64,
+    pub requests_per_second_after: f64,
+    /// Lines that are no record of an answer, and lines that cannot be read.
+    pub other_lines: u64,
+    pub unreadable_lines: u64,
+    /// Those with the most to gain come first.
+    pub rows: Vec<EstimateRow>,
+}
+
+/// A longer line is no record: records at the level of metadata have a few KiB.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+/// Reads a log, one record a line.
+///
+/// # Errors
+/// It cannot be read.
+pub fn estimate(mut log: impl BufRead, order: &EstimateOrder) -> std::io::Result<Estimate> {
+    let mut tally = LogTally::default();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if log.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+            return Ok(tally.estimate(order));
+        }
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        match serde_json::from_slice::<AuditLine<'_>>(&line) {
+            Ok(event) => tally.add(&event, &order.sensitive),
+            Err(_) => tally.unreadable(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(second: u32, stage: &str, verb: &str, uri: &str, agent: &str) -> String {
+        let resource = uri.split('?').next().and_then(|path| path.split('/').nth(3)).unwrap_or_default();
+        let at = format!("2026-11-25T10:00:{second:02}.000000Z");
+        format!(
+            r#"{{"kind":"Event","auditID":"x","stage":"{stage}","requestURI":"{uri}","verb":"{verb}",
+               "user":{{"username":"u"}},
+               "userAgent":"{agent}","objectRef":{{"resource":"{resource}","apiVersion":"v1"}},
+               "responseStatus":{{"code":200}},"requestReceivedTimestamp":"{at}","stageTimestamp":"{at}"}}"#
+        )
+        .replace('\n', "")
+    }
+
+    fn read(lines: &[String]) -> Estimate {
+        let order = EstimateOrder { proxies: 2, sensitive: BTreeSet::new() };
+        estimate(lines.join("\n").as_bytes(), &order).expect("bytes can be read")
+    }
+
+    #[test]
+    fn what_memory_could_answer_is_counted_and_what_it_could_not_is_not() {
+        let done = |second, verb: &str, uri: &str| record(second, "ResponseComplete", verb, uri, "informer/v1 (linux)");
+        let log = [
+            done(0, "list", "/api/v1/pods?limit=500&resourceVersion=0"),
+            record(1, "ResponseStarted", "watch", "/api/v1/pods?watch=1&resourceVersion=7", "informer/v1 (linux)"),
+            done(1, "watch", "/api/v1/pods?watch=1&resourceVersion=7"),
+            // Proven to be current, with one question for both.
+            done(2, "list", "/api/v1/pods"),
+            done(2, "list", "/api/v1/pods"),
+            done(3, "list", "/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact"),
+            done(3, "get", "/api/v1/pods/a?resourceVersion=0"),
+            done(4, "get", "/api/v1/pods/a"),
+            done(4, "list", "/api/v1/secrets?resourceVersion=0"),
+            done(5, "update", "/api/v1/pods/a"),
+            record(10, "ResponseComplete", "list", "/api/v1/pods?limit=500", "kubectl/v1.37"),
+            record(10, "RequestReceived", "list", "/api/v1/pods", "kubectl/v1.37"),
+            "half of a li".to_owned(),
+        ];
+        let found = read(&log);
+        assert_eq!((found.requests, found.from_memory, found.watches), (10, 5, 1), "{found:?}");
+        assert_eq!((found.questions, found.streams), (2, 2), "one for each proxy");
+        assert_eq!((found.other_lines, found.unreadable_lines), (1, 1));
+        assert!((found.seconds - 10.0).abs() < 1e-6 && (found.requests_per_second_before - 1.0).abs() < 1e-6);
+        assert!((found.requests_per_second_after - 0.7).abs() < 1e-6, "{found:?}");
+        let first = &found.rows[0];
+        assert_eq!((first.agent.as_str(), first.resource.as_str()), ("informer/v1", "pods"));
+        assert_eq!((first.lists, first.watches, first.gets, first.rest), (3, 1, 1, 3));
+    }
+
+    #[test]
+    fn a_kind_that_is_named_is_held() {
+        let log = record(0, "ResponseComplete", "list", "/api/v1/secrets?resourceVersion=0", "a");
+        let sensitive = ["secrets".to_owned()].into();
+        let found = estimate(log.as_bytes(), &EstimateOrder { proxies: 1, sensitive }).expect("bytes");
+        assert_eq!((found.from_memory, read(&[log]).from_memory), (1, 0));
+    }
+
+    #[test]
+    fn however_many_there_are_the_rows_are_bounded() {
+        let log: Vec<_> = (0..3 * tally::ROWS_MAX)
+            .map(|n| record(0, "ResponseComplete", "list", "/api/v1/pods?resourceVersion=0", &format!("agent-{n}")))
+            .collect();
+        let found = read(&log);
+        assert_eq!(found.from_memory, log.len() as u64);
+        assert_eq!(found.rows.len(), tally::ROWS_MAX + 1, "and one for all others");
+    }
+}

@@ -1,0 +1,214 @@
+use std::collections::BTreeMap;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+
+use super::{CheckFinding, Wanted};
+use crate::kube::{Access, AccessTarget, Gvr, ResourceTarget};
+use crate::upstream::{Client, Error};
+
+/// What a proxy needs rights for.
+#[derive(Debug, Clone, Default)]
+pub struct Needs {
+    /// What the configuration names: each must be readable.
+    pub named: Vec<Wanted>,
+    /// What else may be held: what may not be read passes through.
+    pub others: Vec<Wanted>,
+    /// Callers are told apart, by asking upstream.
+    pub asks_about_callers: bool,
+    /// Changes of RBAC and of definitions are followed, as no proxy on a node does.
+    pub follows_cluster: bool,
+}
+
+/// A right, by the rule of RBAC that would give it, and what is without it.
+struct Right {
+    gvr: Gvr,
+    verb: &'static str,
+    selector: Option<String>,
+    lack: Lack,
+}
+
+/// What becomes of a proxy that lacks a right.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    Named,
+    PassesThrough,
+    CallersUnknown,
+    RevocationLate,
+    DefinitionsUnknown,
+}
+
+const ABOUT: &str = "rights";
+/// Questions at a time.
+const AT_A_TIME: usize = 8;
+const REVIEWS: [(&str, &str); 2] =
+    [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")];
+const POLICY: [&str; 4] = ["clusterrolebindings", "clusterroles", "rolebindings", "roles"];
+const DEFINITIONS: [(&str, &str); 2] =
+    [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
+
+/// Asks about each right that is needed, and names the rule that is missing.
+///
+/// # Errors
+/// Upstream does not answer.
+pub async fn rights(client: &Client, needs: &Needs) -> Result<Vec<CheckFinding>, Error> {
+    let wanted = needs.rights();
+    let count = wanted.len();
+    let mut asked = stream::iter(wanted).map(|right| ask(client, right)).buffer_unordered(AT_A_TIME);
+    let mut missing: Vec<Right> = Vec::new();
+    while let Some(answer) = asked.next().await {
+        missing.extend(answer?);
+    }
+    if missing.is_empty() {
+        return Ok(vec![CheckFinding::ok(ABOUT, format!("all {count} that are needed"))]);
+    }
+    let held = CheckFinding::ok(ABOUT, format!("{} of {count} that are needed or useful", count - missing.len()));
+    let mut findings = vec![held];
+    findings.extend(grouped(missing));
+    Ok(findings)
+}
+
+/// The right, if it is missing.
+async fn ask(client: &Client, right: Right) -> Result<Option<Right>, Error> {
+    let verdict = client.review_own_access(&right.access()).await?;
+    Ok((!verdict.allowed).then_some(right))
+}
+
+impl Needs {
+    /// The streams that a proxy has upstream besides those of what is read: definitions, and RBAC while somebody
+    /// watches.
+    pub fn own_streams(&self) -> u64 {
+        let policy = if self.asks_about_callers { POLICY.len() } else { 0 };
+        if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
+    }
+
+    fn rights(&self) -> Vec<Right> {
+        let mut rights = Vec::new();
+        let mut read = |wanted: &Wanted, lack: Lack| {
+            for verb in ["list", "watch"] {
+                rights.push(Right { gvr: wanted.gvr.clone(), verb, selector: wanted.selector.clone(), lack });
+            }
+        };
+        self.named.iter().for_each(|wanted| read(wanted, Lack::Named));
+        self.others.iter().for_each(|wanted| read(wanted, Lack::PassesThrough));
+        let whole = |group: &str, resource: &str| Wanted { gvr: Gvr::new(group, "v1", resource), selector: None };
+        if self.follows_cluster {
+            DEFINITIONS.iter().for_each(|(group, name)| read(&whole(group, name), Lack::DefinitionsUnknown));
+        }
+        if self.asks_about_callers && self.follows_cluster {
+            let group = "rbac.authorization.k8s.io";
+            POLICY.iter().for_each(|name| read(&whole(group, name), Lack::RevocationLate));
+        }
+        if self.asks_about_callers {
+            for (group, resource) in REVIEWS {
+                let gvr = Gvr::new(group, "v1", resource);
+                rights.push(Right { gvr, verb: "create", selector: None, lack: Lack::CallersUnknown });
+            }
+        }
+        rights
+    }
+}
+
+impl Right {
+    fn access(&self) -> Access {
+        let target = ResourceTarget {
+            group: self.gvr.group.to_string(),
+            version: self.gvr.version.to_string(),
+            resource: self.gvr.resource.to_string(),
+            field_selector: self.selector.clone().unwrap_or_default(),
+            ..ResourceTarget::default()
+        };
+        Access { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+    }
+}
+
+/// A finding for each resource of which something is missing, and one for all that pass through.
+fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
+    let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, Lack)> = BTreeMap::new();
+    for right in missing {
+        let key = (right.gvr, right.lack == Lack::PassesThrough);
+        by_resource.entry(key).or_insert((Vec::new(), right.lack)).0.push(right.verb);
+    }
+    let mut findings = Vec::new();
+    let mut through = Vec::new();
+    for ((gvr, _), (mut verbs, lack)) in by_resource {
+        verbs.sort_unstable();
+        let may_not = format!("the proxy may not {} {}", verbs.join(" and "), gvr.group_resource());
+        let finding = match lack {
+            Lack::PassesThrough => {
+                through.push(gvr.group_resource());
+                continue;
+            }
+            Lack::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration names")),
+            Lack::CallersUnknown => {
+                CheckFinding::failed(ABOUT, format!("{may_not}: nobody could be told from anybody"))
+            }
+            Lack::RevocationLate => {
+                let what = format!("{may_not}: a right that is taken away ends open watches after 75 s, not 5 s");
+                CheckFinding::note(ABOUT, what)
+            }
+            Lack::DefinitionsUnknown => {
+                let what = format!("{may_not}: custom resources and aggregated APIs pass through, or are known late");
+                CheckFinding::note(ABOUT, what)
+            }
+        };
+        findings.push(finding.mended_by(rule(&gvr, &verbs)));
+    }
+    if !through.is_empty() {
+        let what = format!("{} resources may not be read and pass through: {}", through.len(), through.join(", "));
+        findings.push(CheckFinding::note(ABOUT, what).mended_by("name them in a role, or say feeds.resources"));
+    }
+    findings
+}
+
+/// The rule of RBAC that gives these rights.
+fn rule(gvr: &Gvr, verbs: &[&str]) -> String {
+    format!(
+        "a ClusterRole's rule {{apiGroups: [\"{}\"], resources: [{}], verbs: [{}]}}",
+        gvr.group,
+        gvr.resource,
+        verbs.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::CheckOutcome;
+
+    fn wanted(group: &str, resource: &str) -> Wanted {
+        Wanted { gvr: Gvr::new(group, "v1", resource), selector: None }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_the_mode_needs() {
+        let needs = |asks_about_callers, follows_cluster| Needs {
+            named: vec![wanted("", "pods")],
+            others: Vec::new(),
+            asks_about_callers,
+            follows_cluster,
+        };
+        for (needs, expected) in
+            [(needs(false, false), 2), (needs(false, true), 6), (needs(true, false), 4), (needs(true, true), 16)]
+        {
+            assert_eq!(needs.rights().len(), expected, "{needs:?}");
+        }
+    }
+
+    #[test]
+    fn the_rule_that_is_missing_is_named() {
+        let right = |gvr: Gvr, verb, lack| Right { gvr, verb, selector: None, lack };
+        let found = grouped(vec![
+            right(Gvr::new("apps", "v1", "deployments"), "watch", Lack::Named),
+            right(Gvr::new("apps", "v1", "deployments"), "list", Lack::Named),
+            right(Gvr::new("", "v1", "secrets"), "list", Lack::PassesThrough),
+            right(Gvr::new("rbac.authorization.k8s.io", "v1", "roles"), "watch", Lack::RevocationLate),
+        ]);
+        let said: Vec<_> =
+            found.iter().map(|finding| (finding.outcome, finding.remedy.as_deref().unwrap_or(""))).collect();
+        let rule = "a ClusterRole's rule {apiGroups: [\"apps\"], resources: [deployments], verbs: [list, watch]}";
+        assert_eq!(said[0], (CheckOutcome::Failed, rule));
+        assert_eq!((said[1].0, said[2].0, said.len()), (CheckOutcome::Note, CheckOutcome::Note, 3));
+        assert!(found[2].what.contains("secrets"));
+    }
+}

@@ -1,0 +1,156 @@
+use std::cmp::Reverse;
+
+use serde::Deserialize;
+
+use super::{CheckFinding, Wanted};
+use crate::upstream::{Cause, Client, Error};
+
+/// What a fleet of proxies costs upstream while nothing changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FleetCost {
+    pub nodes: u64,
+    /// Feeds of what is read, of each proxy.
+    pub feeds: u64,
+    /// Streams of its own: definitions and RBAC.
+    pub own: u64,
+}
+
+/// How much there is of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Size {
+    objects: u64,
+    /// What an average object takes in JSON.
+    bytes: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Page<'a> {
+    metadata: PageMetadata,
+    #[serde(borrow)]
+    items: Vec<&'a serde_json::value::RawValue>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct PageMetadata {
+    remaining_item_count: Option<u64>,
+    #[serde(rename = "continue")]
+    token: String,
+}
+
+const ABOUT: &str = "sizes";
+const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// How many resources are asked about, and of how many it is said, the largest first.
+const ASKED_MAX: usize = 100;
+const SAID_MAX: usize = 12;
+/// Objects whose size is looked at.
+const SAMPLE: usize = 20;
+/// About what a bookmark is: one a minute comes on each stream.
+const BOOKMARK_BYTES: u64 = 250;
+
+/// Counts what there is of each resource, and says how much that is together. `budget` is the memory of all feeds.
+///
+/// # Errors
+/// Upstream does not answer.
+pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Result<Vec<CheckFinding>, Error> {
+    let mut found = Vec::new();
+    for of in wanted.iter().take(ASKED_MAX) {
+        if let Some(size) = size(client, of).await? {
+            found.push((size.objects.saturating_mul(size.bytes), size.objects, of));
+        }
+    }
+    found.sort_by_key(|(bytes, ..)| Reverse(*bytes));
+    let bytes: u64 = found.iter().map(|(bytes, ..)| bytes).sum();
+    let mut findings: Vec<_> =
+        found.iter().take(SAID_MAX).map(|(bytes, objects, of)| said(of, *objects, *bytes)).collect();
+    if let Some(rest) = found.get(SAID_MAX..).filter(|rest| !rest.is_empty()) {
+        let objects: u64 = rest.iter().map(|(_, objects, _)| objects).sum();
+        findings.push(CheckFinding::ok(ABOUT, format!("{} more resources: {objects} objects", rest.len())));
+    }
+    if wanted.len() > ASKED_MAX {
+        let what = format!("{} further resources were not looked at", wanted.len() - ASKED_MAX);
+        findings.push(CheckFinding::ok(ABOUT, what));
+    }
+    let (all, room) = (mebibytes(bytes), mebibytes(budget as u64));
+    findings.push(if bytes > budget as u64 {
+        let what = format!("together about {all} in JSON, and feeds may hold {room}: what does not fit passes through");
+        CheckFinding::note(ABOUT, what).mended_by("feeds.memoryMebibytes, or feeds.resources")
+    } else {
+        CheckFinding::ok(ABOUT, format!("together about {all} in JSON, of {room} that feeds may hold"))
+    });
+    Ok(findings)
+}
+
+fn said(of: &Wanted, objects: u64, bytes: u64) -> CheckFinding {
+    let part = if of.selector.is_some() { " of this node" } else { "" };
+    CheckFinding::ok(ABOUT, format!("{}{part}: {objects} objects, about {}", of.gvr.group_resource(), mebibytes(bytes)))
+}
+
+/// `None` where it may not be read.
+async fn size(client: &Client, of: &Wanted) -> Result<Option<Size>, Error> {
+    let selector = of.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
+    let selected = selector.unwrap_or_default();
+    let path = of.gvr.path();
+    let asked = async |limit: usize, accept: &str| match client
+        .fetch(Cause::List, &format!("{path}?limit={limit}{selected}"), accept)
+        .await
+    {
+        Ok((_, body)) => Ok(Some(body)),
+        Err(error) if error.code().is_some_and(|code| code < 500) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let Some(first) = asked(1, METADATA).await? else { return Ok(None) };
+    let Some(some) = asked(SAMPLE, "application/json").await? else { return Ok(None) };
+    Ok(Some(measured(&first, &some)))
+}
+
+fn measured(first: &[u8], some: &[u8]) -> Size {
+    let [first, some] = [first, some].map(|body| serde_json::from_slice::<Page<'_>>(body).unwrap_or_default());
+    let sample = some.items.len() as u64;
+    let bytes = some.items.iter().map(|item| item.get().len() as u64).sum::<u64>().checked_div(sample);
+    // With a selector upstream does not count: there are as many as were sent, or more.
+    let counted = first.metadata.remaining_item_count.map(|left| left + first.items.len() as u64);
+    let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sample });
+    Size { objects, bytes: bytes.unwrap_or_default() }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
+/// Says what a fleet costs upstream at rest.
+pub fn cost(of: &FleetCost) -> CheckFinding {
+    let streams = of.nodes * (of.feeds + of.own);
+    let what = format!(
+        "{} prox{} of {} feeds and {} streams of their own each: {streams} streams upstream, and at rest no request, \
+         and {} KiB a minute of bookmarks",
+        of.nodes,
+        if of.nodes == 1 { "y" } else { "ies" },
+        of.feeds,
+        of.own,
+        (streams * BOOKMARK_BYTES) >> 10
+    );
+    CheckFinding::ok("cost", what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collection_is_counted_by_what_upstream_says_is_left() {
+        let first = br#"{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}"#;
+        let some = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
+        assert_eq!(measured(first, some), Size { objects: 42, bytes: 8 });
+        let selected = br#"{"metadata":{"continue":"x"},"items":[{}]}"#;
+        assert_eq!(measured(selected, some).objects, 2);
+        assert_eq!(measured(br#"{"metadata":{},"items":[]}"#, br#"{"items":[]}"#), Size::default());
+    }
+
+    #[test]
+    fn the_cost_grows_with_the_nodes_alone() {
+        let said = cost(&FleetCost { nodes: 1_000, feeds: 5, own: 2 }).what;
+        assert!(said.contains("7000 streams upstream"), "{said}");
+    }
+}

@@ -1,0 +1,74 @@
+//! Answers GETs.
+
+use tokio::time::Instant;
+
+use super::{Answered, Reader};
+use crate::auth::Permit;
+use crate::kube::Status;
+use crate::serve::metrics;
+use crate::serve::read_request::ReadRequest;
+use crate::serve::response_context::put_served;
+use crate::serve::route::{ForwardReason, GetRead};
+use crate::serve::sources::{Sources, Unready};
+use crate::upstream::Resource;
+
+impl Reader {
+    /// When this GET of the most recent state should ask for a proof, if it is worth one.
+    pub(in super::super) fn turn_of_get(
+        &self,
+        resource: &Resource,
+        read: &GetRead,
+        received: Instant,
+    ) -> Option<Instant> {
+        self.sources.turn_of_get(resource, read.namespace(), read.representation, received)
+    }
+
+    /// One object. A read of its most recent state has a `turn`.
+    pub(in super::super) async fn get(
+        &self,
+        request: &ReadRequest,
+        permit: &Permit,
+        resource: &Resource,
+        read: GetRead,
+        turn: Option<Instant>,
+    ) -> Answered {
+        if !permit.names(Some(read.key.name())) {
+            return Err(Unready::Forward(ForwardReason::Ungranted));
+        }
+        let running = self.sources.running_source(permit, resource, read.namespace(), read.representation);
+        let Some(source) = running else {
+            return Err(Unready::Forward(ForwardReason::NotCached));
+        };
+        let feed = &source.feed;
+        match turn {
+            Some(turn) => self.sources.current_for_get(feed, request.received, turn).await?,
+            None => self.sources.fresh(feed, read.version, request.received).await?,
+        }
+        self.sources.of_present(&source).await?;
+        // An object is told with its own version, and no other.
+        let Some(current) = feed.reader.applied() else {
+            return Err(Unready::Over);
+        };
+        let Some(object) = current.get(&read.key).cloned() else {
+            metrics::served("get", &feed.spec.key, read.representation);
+            let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
+            put_served(response.headers_mut(), Sources::stale_seconds(feed));
+            return Ok(response);
+        };
+        match feed.reader.body(&object, &source.renderer) {
+            Ok(body) => {
+                let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
+                let shown = self.objects.show(request, envelope, (encoding, body), Sources::standing(feed)).await;
+                // A refusal is no answer of the cache.
+                if shown.status().is_success() {
+                    metrics::served("get", &feed.spec.key, read.representation);
+                }
+                Ok(shown)
+            }
+            Err(refused) => {
+                source.refuse(&refused);
+                Err(Unready::Forward(ForwardReason::Underivable))
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Reviews that other proxies ask for, of their callers. Identical ones that are asked for together are one question
+//! to upstream, and its answer serves those that come a little later, as long as no change of rights is seen.
+//!
+//! Upstream is asked with our own rights, so only who may create reviews gets an answer from here. What a review says
+//! depends on nothing but its body.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::{Method, Response, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout};
+
+use super::admission::Admission;
+use super::audit::Ours;
+use super::body::ReplyBody;
+use super::forwarding::unreachable;
+use super::metrics::{self, AnsweredFrom};
+use super::read_request::ReadRequest;
+use super::remembered::{AskedAt, Remembered};
+use super::response_context::{AUDIT_ID, ResponseContext, new_audit_id};
+use super::serve_config::ServeConfig;
+use super::statuses::{LIST_RETRY_SECONDS, too_many};
+use crate::auth::Gate;
+use crate::kube::{Payer, Status};
+use crate::upstream::{
+    ACCESS_REVIEWS, AccessVerdict, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenVerdict, is_impersonation,
+};
+
+/// What is reviewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Access,
+    Token,
+}
+
+/// A question, by the digest of its body: it may have a token in it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    kind: Kind,
+    digest: [u8; 32],
+}
+
+#[derive(Debug, Clone)]
+struct Kept {
+    asked: Instant,
+    answer: Bytes,
+    /// How long it serves others.
+    ttl: Duration,
+}
+
+/// Asks upstream for others what they may not be told by anybody else.
+#[derive(Debug)]
+pub(super) struct ReviewDesk {
+    client: Client,
+    gate: Gate,
+    kept: Remembered<Key, Kept>,
+    admission: Arc<Admission>,
+    body_max: Duration,
+    lag_max: Duration,
+}
+
+/// How long a question may take, with the time that it waits for others like it.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+const KEPT_BYTES_MAX: u64 = 32 << 20;
+/// A review has the name and the groups of a user, or a token.
+const REVIEW_BYTES_MAX: usize = 128 << 10;
+const JSON: &str = "application/json";
+const UNREADABLE: &str = "the review's body is too long, or broke off";
+
+impl ReviewDesk {
+    pub(super) fn new(client: Client, gate: Gate, admission: Arc<Admission>, config: &ServeConfig) -> Self {
+        let (body_max, lag_max) = (config.body_max, config.lag_max);
+        Self { client, gate, kept: Remembered::new(KEPT_BYTES_MAX), admission, body_max, lag_max }
+    }
+
+    /// Whether another proxy asks for a review, for itself and in the form that proxies ask in.
+    pub(super) fn has(request: &ReadRequest) -> bool {
+        let headers = request.http.headers();
+        let is_json = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == JSON);
+        request.context.by_proxy
+            && Kind::of(request).is_some()
+            && *request.http.method() == Method::POST
+            && request.http.uri().query().is_none()
+            && (is_json(ACCEPT) && is_json(CONTENT_TYPE))
+            && !headers.keys().any(is_impersonation)
+    }
+
+    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    pub(super) async fn answer(&self, request: ReadRequest, hops: HeaderValue) -> Response<ReplyBody> {
+        let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
+        let ReadRequest { http, context, .. } = request;
+        match self.answered(kind.unwrap_or(Kind::Access), http.into_body(), (received, payer), hops).await {
+            Ok(answer) => told(&context, answer),
+            Err(status) => context.status(&status),
+        }
+    }
+
+    async fn answered(
+        &self,
+        kind: Kind,
+        body: Incoming,
+        (received, payer): (Instant, Option<Payer>),
+        hops: HeaderValue,
+    ) -> Result<Bytes, Status> {
+        let _place = self.admission.forward(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
+        let whole = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
+        let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
+        let (body, asked_before) = (whole.to_bytes(), Instant::now());
+        let digest = ring::digest::digest(&ring::digest::SHA256, &body);
+        let key = Key { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let ask = |_| self.ask(kind, hops, body);
+        let asking = self.kept.get(&key, received, |kept| self.will_do(kind, kept), ask);
+        let kept = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
+        let kept = kept.map_err(|error| unreachable(&error))?;
+        let from = if kept.asked >= asked_before { AnsweredFrom::Upstream } else { AnsweredFrom::Memory };
+        metrics::answered_proxy("review", from);
+        Ok(kept.answer)
+    }
+
+    /// Whether an answer is as old at most as one that we would go by ourselves, and no right has changed since that we
+    /// have seen: upstream's authorizers may have heard of the last change a little later.
+    fn will_do(&self, kind: Kind, kept: &Kept) -> bool {
+        let is_settled = || self.gate.policy_unchanged_since().is_some_and(|since| kept.asked >= since + self.lag_max);
+        kept.asked.elapsed() < kept.ttl && (kind == Kind::Token || is_settled())
+    }
+
+    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+        let (cause, path) = match kind {
+            Kind::Access => (Cause::AccessReview, ACCESS_REVIEWS),
+            Kind::Token => (Cause::TokenReview, TOKEN_REVIEWS),
+        };
+        let asked = Instant::now();
+        let answer = self.client.review(cause, path, hops, body).await?;
+        let ages = self.gate.remembers_for();
+        let ttl = match kind {
+            Kind::Access if AccessVerdict::read(&answer).is_some_and(|verdict| verdict.allowed) => ages.allowed_ttl,
+            Kind::Access => ages.denied_ttl,
+            Kind::Token if TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some()) => ages.token_ttl,
+            // It may be somebody's a moment later.
+            Kind::Token => Duration::ZERO,
+        };
+        Ok(Kept { asked, answer, ttl })
+    }
+}
+
+impl Kind {
+    /// What another proxy says that it asks for.
+    fn of(request: &ReadRequest) -> Option<Self> {
+        let says = |cause: Cause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
+        match request.http.uri().path() {
+            ACCESS_REVIEWS if says(Cause::AccessReview) => Some(Self::Access),
+            TOKEN_REVIEWS if says(Cause::TokenReview) => Some(Self::Token),
+            _ => None,
+        }
+    }
+}
+
+fn told(context: &ResponseContext, answer: Bytes) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::full(answer));
+    *response.status_mut() = StatusCode::CREATED;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    headers.insert(AUDIT_ID, context.audit_id.clone().unwrap_or_else(new_audit_id));
+    response.extensions_mut().insert(Ours { is_served: true, ..Ours::default() });
+    response
+}
+
+impl AskedAt for Kept {
+    fn asked(&self) -> Instant {
+        self.asked
+    }
+
+    fn len_bytes(&self) -> usize {
+        const KEY_BYTES: usize = 256;
+        KEY_BYTES + self.answer.len()
+    }
+}

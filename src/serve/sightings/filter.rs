@@ -1,0 +1,50 @@
+use super::open_watch::SeenWatch;
+use super::order::SortBy;
+use super::recent::RecentRow;
+use crate::kube::Query;
+
+/// What of a page is asked for: `user`, `agent` and `resource` hold a part of the text, `limit` says how much, and of
+/// watches `sort` and `order` say which come first.
+#[derive(Debug, Clone)]
+pub(super) struct Filter {
+    user: Option<String>,
+    agent: Option<String>,
+    resource: Option<String>,
+    pub(super) limit: usize,
+    pub(super) sort: SortBy,
+    /// What is least, or first in the alphabet, comes first.
+    pub(super) is_up: bool,
+}
+
+const LIMIT_DEFAULT: usize = 500;
+const LIMIT_MAX: usize = 10_000;
+
+impl Filter {
+    pub(super) fn of(query: &Query) -> Self {
+        let text = |name| query.first(name).filter(|text| !text.is_empty()).map(str::to_owned);
+        let limit = query.first("limit").and_then(|limit| limit.parse().ok()).unwrap_or(LIMIT_DEFAULT);
+        let sort = query.first("sort").map(SortBy::of).unwrap_or_default();
+        let is_up = query.first("order").is_some_and(|order| order == "up");
+        let [user, agent, resource] = ["user", "agent", "resource"].map(text);
+        Self { user, agent, resource, limit: limit.min(LIMIT_MAX), sort, is_up }
+    }
+
+    pub(super) fn takes_watch(&self, watch: &SeenWatch) -> bool {
+        if self.user.is_none() && self.agent.is_none() && self.resource.is_none() {
+            return true;
+        }
+        let (user, agent) = watch.who().names();
+        self.takes(user, agent, &watch.resource())
+    }
+
+    pub(super) fn takes_recent(&self, row: &RecentRow) -> bool {
+        self.takes(row.user.as_deref(), row.user_agent.as_deref(), &row.asked)
+    }
+
+    fn takes(&self, user: Option<&str>, agent: Option<&str>, resource: &str) -> bool {
+        let holds = |part: &Option<String>, text: &str| part.as_deref().is_none_or(|part| text.contains(part));
+        holds(&self.user, user.unwrap_or_default())
+            && holds(&self.agent, agent.unwrap_or_default())
+            && holds(&self.resource, resource)
+    }
+}

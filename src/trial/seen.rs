@@ -1,0 +1,201 @@
+use std::collections::VecDeque;
+
+use super::ledger::WriteLedger;
+
+/// What one informer holds, and what it was told of changes since it has been judged last.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// The version of each object that is held; 0 is none.
+    held: Vec<u64>,
+    /// The state that is being told.
+    staged: Option<Vec<u64>>,
+    /// The version from where it goes on; `None` when it has to begin anew.
+    at: Option<u64>,
+    told: VecDeque<u64>,
+    judged_to: u64,
+    pub(super) counts: SeenCounts,
+}
+
+/// What has happened to an informer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct SeenCounts {
+    pub(super) delivered: u64,
+    pub(super) lost: u64,
+    /// Changes that nobody has made, or that were told before.
+    pub(super) wrong: u64,
+    /// How many times it was told a whole state.
+    pub(super) states: u64,
+}
+
+impl Seen {
+    pub(super) fn new(objects: usize) -> Self {
+        let (held, told) = (vec![0; objects], VecDeque::new());
+        Self { held, staged: None, at: None, told, judged_to: 0, counts: SeenCounts::default() }
+    }
+
+    /// The version to go on from.
+    pub(super) fn at(&self) -> Option<u64> {
+        self.at
+    }
+
+    /// A stream begins, which tells the state first if there is none to go on from.
+    pub(super) fn begins(&mut self) {
+        self.staged = self.at.is_none().then(|| vec![0; self.held.len()]);
+    }
+
+    /// Takes a change, or an object of the state that is being told. A version of 0 says that the object is gone.
+    pub(super) fn takes(&mut self, object: usize, version: u64, is_gone: bool) {
+        let held = if is_gone { 0 } else { version };
+        if let Some(staged) = &mut self.staged {
+            if let Some(place) = staged.get_mut(object) {
+                *place = held;
+            }
+            return;
+        }
+        self.counts.delivered += 1;
+        if self.at.is_some_and(|at| version <= at) {
+            self.counts.wrong += 1;
+            return;
+        }
+        match self.held.get_mut(object) {
+            Some(place) => *place = held,
+            None => self.counts.wrong += 1,
+        }
+        self.told.push_back(version);
+        self.at = Some(version);
+    }
+
+    /// Takes a version up to which everything was told.
+    pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
+        if let Some(staged) = self.staged.take_if(|_| ends_state) {
+            // What was told before is in the state, or was overtaken by it.
+            (self.held, self.judged_to) = (staged, version);
+            self.told.clear();
+            self.counts.states += 1;
+            self.at = Some(version);
+        } else if self.staged.is_none() && self.at.is_none_or(|at| version > at) {
+            self.at = Some(version);
+        }
+    }
+
+    /// Its place is lost: it has to be told the state again.
+    pub(super) fn expires(&mut self) {
+        self.at = None;
+    }
+
+    /// Compares what it was told with what was written, as far as both are known.
+    pub(super) fn judge(&mut self, ledger: &WriteLedger) {
+        let to = ledger.whole_to().min(self.at.unwrap_or_default());
+        self.judge_to(ledger, to);
+    }
+
+    /// The same at the end: what it was not told by now is lost.
+    pub(super) fn judge_all(&mut self, ledger: &WriteLedger) {
+        self.judge_to(ledger, ledger.newest());
+        let differs = |(held, latest): (&u64, &u64)| held != latest;
+        let different = self.held.iter().zip(&ledger.latest()).filter(|pair| differs(*pair)).count() as u64;
+        // An object that is old for a change that is counted already is not counted twice.
+        self.counts.lost = self.counts.lost.max(different);
+    }
+
+    fn judge_to(&mut self, ledger: &WriteLedger, to: u64) {
+        if to <= self.judged_to {
+            return;
+        }
+        for version in ledger.between(self.judged_to, to) {
+            while self.told.front().is_some_and(|told| *told < version) {
+                self.told.pop_front();
+                self.counts.wrong += 1;
+            }
+            match self.told.front() {
+                Some(told) if *told == version => drop(self.told.pop_front()),
+                _ => self.counts.lost += 1,
+            }
+        }
+        while self.told.front().is_some_and(|told| *told <= to) {
+            self.told.pop_front();
+            self.counts.wrong += 1;
+        }
+        self.judged_to = to;
+    }
+
+    pub(super) fn judged_to(&self) -> u64 {
+        self.judged_to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two objects of versions 1 and 2, and changes of versions 10, 20 and 30 of the first.
+    fn world() -> (WriteLedger, Seen) {
+        let ledger = WriteLedger::new(2, 1);
+        ledger.created(0, 1);
+        ledger.created(1, 2);
+        let mut seen = Seen::new(2);
+        seen.begins();
+        seen.takes(0, 1, false);
+        seen.takes(1, 2, false);
+        seen.reaches(2, true);
+        for version in [10, 20, 30] {
+            ledger.sends(0);
+            ledger.found(0, 0, version);
+        }
+        (ledger, seen)
+    }
+
+    fn judged(told: &[u64]) -> (u64, u64) {
+        let (ledger, mut seen) = world();
+        told.iter().for_each(|version| seen.takes(0, *version, false));
+        seen.judge_all(&ledger);
+        (seen.counts.lost, seen.counts.wrong)
+    }
+
+    #[test]
+    fn who_was_told_everything_lost_nothing_and_a_lost_change_is_found_by_its_version() {
+        assert_eq!(judged(&[10, 20, 30]), (0, 0));
+        assert_eq!(judged(&[10, 30]), (1, 0), "in the middle, and the state is right");
+        assert_eq!(judged(&[10, 20]), (1, 0), "at the end");
+        assert_eq!(judged(&[]), (3, 0));
+        assert_eq!(judged(&[10, 20, 20, 30]), (0, 1), "told twice");
+        assert_eq!(judged(&[10, 20, 25, 30]), (0, 1), "never written");
+    }
+
+    #[test]
+    fn what_is_still_on_its_way_is_not_lost() {
+        let (ledger, mut seen) = world();
+        seen.takes(0, 10, false);
+        seen.judge(&ledger);
+        assert_eq!((seen.counts.lost, seen.judged_to()), (0, 10));
+        // A version is reached without its change: nothing more of it can come.
+        seen.reaches(20, false);
+        seen.judge(&ledger);
+        assert_eq!((seen.counts.lost, seen.judged_to()), (1, 20));
+    }
+
+    #[test]
+    fn a_state_that_is_told_again_stands_for_what_led_to_it() {
+        let (ledger, mut seen) = world();
+        seen.expires();
+        seen.begins();
+        seen.takes(0, 30, false);
+        seen.takes(1, 2, false);
+        seen.reaches(25, false);
+        assert_eq!(seen.at(), None, "a bookmark amid the state is no end of it");
+        seen.reaches(30, true);
+        seen.judge_all(&ledger);
+        assert_eq!((seen.counts.lost, seen.counts.wrong, seen.counts.states), (0, 0, 2));
+    }
+
+    #[test]
+    fn a_state_that_is_not_the_one_upstream_is_a_loss() {
+        let (ledger, mut seen) = world();
+        seen.expires();
+        seen.begins();
+        seen.takes(0, 30, false);
+        seen.reaches(30, true);
+        seen.judge_all(&ledger);
+        assert_eq!(seen.counts.lost, 1, "the second object is not there");
+    }
+}

@@ -1,0 +1,167 @@
+//! How connections to upstream are made: over TCP, or within this process.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use tokio::io::DuplexStream;
+use tokio::net::TcpStream;
+use tower::Service;
+
+/// An upstream within this process, without a socket: for those who have a clock of their own, which a kernel does not
+/// follow.
+#[derive(Clone)]
+pub struct MemoryUpstream {
+    connect: Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>,
+    /// Whether it is spoken to by HTTP/2, as an apiserver is.
+    multiplexes: bool,
+    /// Connections that are kept while nothing is under way on them, at most.
+    idle_max: usize,
+}
+
+impl MemoryUpstream {
+    /// One that these connections lead to; with none it cannot be reached.
+    pub fn new(connect: impl Fn() -> Option<DuplexStream> + Send + Sync + 'static, multiplexes: bool) -> Self {
+        Self { connect: Arc::new(connect), multiplexes, idle_max: usize::MAX }
+    }
+
+    /// The same with a connection for each request, which no server can close meanwhile.
+    #[cfg(test)]
+    pub(super) fn without_idle(self) -> Self {
+        Self { idle_max: 0, ..self }
+    }
+
+    pub(super) fn idle_max(&self) -> usize {
+        self.idle_max
+    }
+
+    /// The same for a pool that may use HTTP/2, or may not.
+    pub(super) fn speaking(&self, multiplexes: bool) -> Self {
+        Self { multiplexes: self.multiplexes && multiplexes, ..self.clone() }
+    }
+}
+
+impl fmt::Debug for MemoryUpstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryUpstream").field("multiplexes", &self.multiplexes).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for MemoryUpstream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.connect, &other.connect)
+    }
+}
+
+impl Eq for MemoryUpstream {}
+
+/// Makes connections of one pool.
+#[derive(Clone, Debug)]
+pub(super) enum Dialer {
+    Tcp(HttpConnector),
+    Memory(MemoryUpstream),
+}
+
+/// A connection, before TLS.
+#[derive(Debug)]
+pub(super) enum Dialled {
+    Tcp(TokioIo<TcpStream>),
+    Memory { io: TokioIo<DuplexStream>, multiplexes: bool },
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+impl Service<Uri> for Dialer {
+    type Response = Dialled;
+    type Error = Failure;
+    type Future = Pin<Box<dyn Future<Output = Result<Dialled, Failure>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        match self {
+            Self::Tcp(tcp) => tcp.poll_ready(cx).map_err(Into::into),
+            Self::Memory(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        match self {
+            Self::Tcp(tcp) => {
+                let connecting = tcp.call(uri);
+                Box::pin(async { Ok(Dialled::Tcp(connecting.await?)) })
+            }
+            Self::Memory(MemoryUpstream { connect, multiplexes, .. }) => {
+                let (io, multiplexes) = (connect(), *multiplexes);
+                Box::pin(async move {
+                    let io = TokioIo::new(io.ok_or(io::ErrorKind::ConnectionRefused).map_err(io::Error::from)?);
+                    Ok(Dialled::Memory { io, multiplexes })
+                })
+            }
+        }
+    }
+}
+
+impl Connection for Dialled {
+    fn connected(&self) -> Connected {
+        match self {
+            Self::Tcp(io) => io.connected(),
+            Self::Memory { multiplexes: true, .. } => Connected::new().negotiated_h2(),
+            Self::Memory { .. } => Connected::new(),
+        }
+    }
+}
+
+impl Read for Dialled {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(io) => Pin::new(io).poll_read(cx, buffer),
+            Self::Memory { io, .. } => Pin::new(io).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl Write for Dialled {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(io) => Pin::new(io).poll_write(cx, bytes),
+            Self::Memory { io, .. } => Pin::new(io).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(io) => Pin::new(io).poll_flush(cx),
+            Self::Memory { io, .. } => Pin::new(io).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(io) => Pin::new(io).poll_shutdown(cx),
+            Self::Memory { io, .. } => Pin::new(io).poll_shutdown(cx),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Tcp(io) => io.is_write_vectored(),
+            Self::Memory { io, .. } => io.is_write_vectored(),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(io) => Pin::new(io).poll_write_vectored(cx, slices),
+            Self::Memory { io, .. } => Pin::new(io).poll_write_vectored(cx, slices),
+        }
+    }
+}

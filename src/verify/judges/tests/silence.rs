@@ -1,0 +1,32 @@
+use super::super::super::promise::Promise::Steady;
+use super::super::SECOND_NS;
+use super::{broken, kept, watch};
+
+fn bookmark(at_s: u64) -> String {
+    let at_ns = 100 + at_s * SECOND_NS;
+    format!(r#"{{"event":{{"op":1,"at_ns":{at_ns},"type":"BOOKMARK","version":15}}}}"#) + "\n"
+}
+
+fn left(at_s: u64) -> String {
+    format!(r#"{{"end":{{"op":1,"at_ns":{},"how":"left"}}}}"#, 100 + at_s * SECOND_NS) + "\n"
+}
+
+#[test]
+fn who_takes_bookmarks_hears_something_every_minute() {
+    let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
+    kept(Steady, 1, &[&open, &bookmark(61), &bookmark(122), &left(190)]);
+    // Nobody has looked for longer.
+    kept(Steady, 1, &[&open]);
+    kept(Steady, 0, &[&watch(1, "resourceVersion=10"), &left(900)]);
+    // What is to come has not come.
+    kept(Steady, 1, &[&watch(1, "resourceVersion=99&allowWatchBookmarks=true"), &left(900)]);
+    let fault = r#"{"fault":{"name":"hold","from_ns":60000000000,"to_ns":61000000000,"hits":1}}"#.to_owned() + "\n";
+    kept(Steady, 1, &[&open, &left(90), &fault]);
+}
+
+#[test]
+fn a_watch_that_is_silent_for_longer_is_taken_for_dead() {
+    let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
+    broken(Steady, "a bookmark within a minute", "silence for 80 s", &[&open, &bookmark(20), &bookmark(100)]);
+    broken(Steady, "a bookmark within a minute", "silence for 90 s", &[&open, &bookmark(20), &left(110)]);
+}

@@ -1,0 +1,55 @@
+//! A whole cluster through proxies, compared with the same cluster without them: kube-controller-manager,
+//! kube-scheduler, and nodes whose kubelets and kube-proxies run nothing (tests/cluster). Workloads come, grow, are
+//! replaced and go, while the proxies and the apiserver are killed on the way. `make cluster` runs it.
+
+mod compared;
+mod components;
+mod errors;
+mod scenario;
+
+use crate::bed::{self, Plane, say};
+use compared::{Requests, Run};
+use components::Cluster;
+use scenario::Scenario;
+
+/// Where the components reach the apiserver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Directly.
+    Direct,
+    /// Through a proxy on each node, with the node's credentials, and one for everybody else.
+    Proxies,
+    /// Through the same proxies, of which those on nodes are behind the other one.
+    Tree,
+}
+
+/// As clusters have it that kubeadm has made. The test bed has no controllers by itself.
+const FLAGS: [&str; 1] = ["--enable-admission-plugins=NodeRestriction"];
+
+async fn run(layout: Layout, name: &str, nodes: usize) -> Option<Run> {
+    let binary = components::binary()?;
+    let bed = bed::audited_with(name, &FLAGS).await?;
+    let plane: &Plane = &bed;
+    say(&format!("{layout:?}, {nodes} nodes"));
+    let cluster = Cluster::start(plane, binary, layout, nodes).await;
+    let done = Scenario::new(cluster).run(layout != Layout::Direct).await;
+    Some(Run { layout, steps: done.steps, logs: done.logs, requests: Requests::of(plane) })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_cluster_works_through_proxies_as_it_does_without() {
+    let nodes = usize::try_from(bed::number("CLUSTER_NODES", 10)).expect("a small number");
+    let layouts = [Layout::Direct, Layout::Proxies, Layout::Tree];
+    let mut runs = layouts.map(|_| Vec::new());
+    for round in 1..=bed::number("CLUSTER_ROUNDS", 1) {
+        for (layout, runs) in layouts.into_iter().zip(&mut runs) {
+            let Some(done) = run(layout, &format!("{layout:?}-{round}").to_lowercase(), nodes).await else { return };
+            runs.push(done);
+        }
+    }
+    let runs = runs.map(Run::in_all);
+    compared::print(&runs);
+    let [direct, others @ ..] = &runs;
+    let wrong: Vec<_> = others.iter().flat_map(|other| compared::judge(direct, other)).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

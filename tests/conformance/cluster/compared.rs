@@ -1,0 +1,195 @@
+//! What runs of the cluster have in common, and what not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Write as _, stderr};
+use std::time::Duration;
+
+use super::Layout;
+use super::errors::{Logs, Phase};
+use super::scenario::Step;
+use crate::bed::{Plane, Times};
+
+/// All steps together take through proxies at most so many times as long as directly. So does each step, with a slack.
+const RATIO: f64 = 1.2;
+/// What a step may take longer whatever its length: what has not succeeded by chance, a controller of nodes does again
+/// after five seconds.
+const SLACK: Duration = Duration::from_secs(5);
+/// The same of a step in which a server is killed: it is not away for as long as another, and each client draws how
+/// long it waits before it asks again.
+const SLACK_KILLED: Duration = Duration::from_secs(10);
+
+/// Errors that one run has and another has not, by chance: what all of their lines say, and why.
+const BY_CHANCE: [(&str, &str); 9] = [
+    ("is not as new as written version", "a controller looks before its informer has heard of its last write"),
+    ("nformer cache is out of date", "the same, as other controllers say it"),
+    ("the object has been modified", "two controllers write the same object, and one of them does it again"),
+    ("error getting node", "a kubelet looks for its node before its informer has heard that it is registered"),
+    ("trying to set owner ref to the node lease", "a kubelet makes its lease before it has registered its node"),
+    (
+        "no relationship found between node",
+        "a kubelet hears of its pod before the Node authorizer in the apiserver does",
+    ),
+    (
+        "because it is being terminated",
+        "a controller replaces what goes with its namespace until its own object is gone",
+    ),
+    ("PLEG is not healthy", "a kubelet that has just started looks at its containers later than it should"),
+    ("Handler timeout", "who has asked the apiserver has gone before the answer, as any client may"),
+];
+/// An error through proxies comes at most so many times as often as directly, and so many times more.
+const OFTEN_RATIO: usize = 3;
+const OFTEN_SLACK: usize = 20;
+
+/// A run of the scenario.
+pub struct Run {
+    pub layout: Layout,
+    pub steps: Vec<Step>,
+    pub logs: Logs,
+    pub requests: Requests,
+}
+
+/// Requests that the apiserver saw of everybody but the test and itself.
+#[derive(Default)]
+pub struct Requests {
+    /// By verb, with reviews as one of their own.
+    by_verb: BTreeMap<String, usize>,
+    /// By verb and resource, or what is to be reviewed, and who sent them.
+    by_sender: BTreeMap<String, usize>,
+}
+
+impl Run {
+    /// What several runs of a layout had: times in the middle, and everything else in all.
+    pub fn in_all(runs: Vec<Self>) -> Self {
+        let steps: Vec<_> = runs.iter().map(|run| run.steps.clone()).collect();
+        let mut runs = runs.into_iter();
+        let mut all = runs.next().expect("at least one");
+        for run in runs {
+            all.logs.add(run.logs);
+            all.requests.add(run.requests);
+        }
+        for (at, step) in all.steps.iter_mut().enumerate() {
+            step.took = Times::of(steps.iter().map(|steps| steps[at].took).collect()).at(50);
+        }
+        all
+    }
+}
+
+impl Requests {
+    fn add(&mut self, other: Self) {
+        for (verb, times) in other.by_verb {
+            *self.by_verb.entry(verb).or_default() += times;
+        }
+        for (what, times) in other.by_sender {
+            *self.by_sender.entry(what).or_default() += times;
+        }
+    }
+
+    pub fn of(plane: &Plane) -> Self {
+        let mut requests = Self::default();
+        for entry in plane.audit() {
+            let text = |pointer: &str| entry.pointer(pointer).and_then(|text| text.as_str()).unwrap_or_default();
+            let agent = text("/userAgent");
+            let of_the_bed = ["admin", "system:apiserver"].contains(&text("/user/username"));
+            // The body, which says what a review is about, is known at the end.
+            let stage = if text("/objectRef/resource") == "subjectaccessreviews" {
+                "ResponseComplete"
+            } else {
+                "RequestReceived"
+            };
+            if text("/stage") != stage || of_the_bed {
+                continue;
+            }
+            let sender = agent.split('/').next().unwrap_or_default();
+            let asked = |field: &str| text(&format!("/requestObject/spec/resourceAttributes/{field}"));
+            let resource = text("/objectRef/resource");
+            let resource = if resource.is_empty() { "no resource" } else { resource };
+            let verb = if resource.ends_with("reviews") { "review" } else { text("/verb") };
+            *requests.by_verb.entry(verb.to_owned()).or_default() += 1;
+            let what = match asked("verb") {
+                "" => format!("{verb} {resource}"),
+                asks => {
+                    let one = if asked("name").is_empty() { "all" } else { "one" };
+                    let whose = text("/requestObject/spec/user").trim_end_matches(|c: char| c.is_ascii_digit());
+                    format!("review {asks} {one} {} of {whose}", asked("resource"))
+                }
+            };
+            *requests.by_sender.entry(format!("{what} by {sender}")).or_default() += 1;
+        }
+        requests
+    }
+}
+
+fn title(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Direct => "direct",
+        Layout::Proxies => "proxies",
+        Layout::Tree => "tree",
+    }
+}
+
+/// A line of a table in Markdown.
+fn row(first: &str, rest: impl Iterator<Item = String>) {
+    let _ = writeln!(stderr().lock(), "| {first} | {} |", rest.collect::<Vec<_>>().join(" | "));
+}
+
+pub fn print(runs: &[Run]) {
+    let head = |what: &str| {
+        let _ = writeln!(stderr().lock());
+        row(what, runs.iter().map(|run| title(run.layout).to_owned()));
+        row("---", runs.iter().map(|_| "---:".to_owned()));
+    };
+    head("step, seconds");
+    for (at, step) in runs[0].steps.iter().enumerate() {
+        row(step.name, runs.iter().map(|run| format!("{:.1}", run.steps[at].took.as_secs_f64())));
+    }
+    row("all", runs.iter().map(|run| format!("{:.1}", whole(run).as_secs_f64())));
+    head("requests at the apiserver");
+    let verbs: BTreeSet<_> = runs.iter().flat_map(|run| run.requests.by_verb.keys()).collect();
+    for verb in verbs {
+        row(verb, runs.iter().map(|run| run.requests.by_verb.get(verb).unwrap_or(&0).to_string()));
+    }
+    row("all", runs.iter().map(|run| run.requests.by_verb.values().sum::<usize>().to_string()));
+    head("error lines");
+    let classes: BTreeSet<_> = runs.iter().flat_map(|run| run.logs.seen.keys()).collect();
+    for class in classes {
+        let when = if class.phase == Phase::Killed { ", while something was killed" } else { "" };
+        let name = format!("{}{when}: {}", class.component, class.what);
+        row(&name, runs.iter().map(|run| run.logs.seen.get(class).unwrap_or(&0).to_string()));
+    }
+    if std::env::var_os("CLUSTER_REQUESTS").is_some() {
+        print_requests(runs);
+    }
+}
+
+/// Who sent what, for whoever looks for the cause of a number.
+fn print_requests(runs: &[Run]) {
+    let all: BTreeSet<_> = runs.iter().flat_map(|run| run.requests.by_sender.keys()).collect();
+    for key in all {
+        row(key, runs.iter().map(|run| run.requests.by_sender.get(key).unwrap_or(&0).to_string()));
+    }
+}
+
+/// How long all steps took together.
+fn whole(run: &Run) -> Duration {
+    run.steps.iter().map(|step| step.took).sum()
+}
+
+/// What a run through proxies has that the direct one has not.
+pub fn judge(direct: &Run, other: &Run) -> Vec<String> {
+    let name = title(other.layout);
+    let late = direct.steps.iter().zip(&other.steps).filter_map(|(direct, other)| {
+        let most = direct.took.mul_f64(RATIO) + if direct.killed { SLACK_KILLED } else { SLACK };
+        (other.took > most).then(|| format!("{name}: {}: {:.1?}, directly {:.1?}", other.name, other.took, direct.took))
+    });
+    let (most, took) = (whole(direct).mul_f64(RATIO), whole(other));
+    let whole_late = (took > most).then(|| format!("{name}: everything: {took:.1?}, at most {most:.1?}"));
+    let errors = other.logs.seen.iter().filter_map(|(class, times)| {
+        let by_chance =
+            BY_CHANCE.iter().any(|(words, _)| class.what.contains(words) || other.logs.examples[class].contains(words));
+        let directly = direct.logs.seen.get(class).copied().unwrap_or_default();
+        let most = if directly == 0 && !by_chance { 0 } else { OFTEN_RATIO * directly + OFTEN_SLACK };
+        let example = &other.logs.examples[class];
+        (*times > most).then(|| format!("{name}: an error, {times} times, directly {directly}: {example}"))
+    });
+    late.chain(whole_late).chain(errors).collect()
+}

@@ -1,0 +1,181 @@
+//! The error lines of Kubernetes' components, by what they say.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use super::components::Cluster;
+
+/// What errors say that come of a server that is away.
+const AWAY: [&str; 11] = [
+    // A proxy says so, in an answer, where its upstream has broken off.
+    "upstream cannot be reached",
+    "exceeds retry count",
+    "connection refused",
+    "connection reset",
+    "broken pipe",
+    "EOF",
+    "http2: ",
+    "use of closed",
+    "TLS handshake timeout",
+    "deadline exceeded",
+    "Client.Timeout",
+];
+/// What errors say while an apiserver that has just started does not know yet who may do what.
+const NOT_YET_ALLOWED: &str = "is forbidden: User ";
+
+/// The lines of an apiserver whose client has gone before the answer.
+const AFTER_TIMEOUT: [&str; 4] =
+    ["http: Handler timeout", "Post-timeout activity", "post-timeout activity", "client disconnected"];
+
+/// Who has errors that may be anybody's while a server is killed.
+const ANYBODY: &str = "anybody";
+
+/// What happened to the server of the components meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    Calm,
+    Killed,
+}
+
+/// Lines that say the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Class {
+    pub component: &'static str,
+    pub phase: Phase,
+    pub what: String,
+}
+
+pub type Counts = BTreeMap<Class, usize>;
+
+/// How far every log was read, and what was found.
+#[derive(Default)]
+pub struct Logs {
+    read: BTreeMap<PathBuf, usize>,
+    pub seen: Counts,
+    /// The first line of each class.
+    pub examples: BTreeMap<Class, String>,
+}
+
+impl Logs {
+    /// Logs of which nothing is read that was there before the cluster.
+    pub fn of(cluster: &Cluster<'_>) -> Self {
+        let (apiserver, mut logs) = (log_of_apiserver(cluster), Self::default());
+        let length = fs::read(&apiserver).unwrap_or_default().len();
+        logs.read.insert(apiserver, length);
+        logs
+    }
+
+    /// Adds what another run has found.
+    pub fn add(&mut self, other: Self) {
+        for (class, times) in other.seen {
+            *self.seen.entry(class).or_default() += times;
+        }
+        for (class, example) in other.examples {
+            self.examples.entry(class).or_insert(example);
+        }
+    }
+
+    /// Reads what was logged since the last time, in this phase.
+    pub fn read(&mut self, cluster: &Cluster<'_>, phase: Phase) {
+        let apiserver = ("apiserver", log_of_apiserver(cluster));
+        let logs = cluster.components.iter().map(|component| (component.kind, component.log.clone()));
+        for (component, path) in logs.chain([apiserver]) {
+            let bytes = fs::read(&path).unwrap_or_default();
+            let from = self.read.entry(path).or_default();
+            let until = bytes.iter().rposition(|byte| *byte == b'\n').map_or(*from, |at| at + 1);
+            let text = String::from_utf8_lossy(&bytes[*from..until]).into_owned();
+            *from = until;
+            for line in text.lines() {
+                let Some(what) = what_is_wrong(line) else { continue };
+                let class = Class::of(component, phase, what);
+                *self.seen.entry(class.clone()).or_default() += 1;
+                self.examples.entry(class).or_insert_with(|| line.to_owned());
+            }
+        }
+    }
+}
+
+fn log_of_apiserver(cluster: &Cluster<'_>) -> PathBuf {
+    cluster.plane.dir.join("apiserver.log")
+}
+
+impl Class {
+    fn of(component: &'static str, phase: Phase, what: Wrong) -> Self {
+        match (what, phase) {
+            (Wrong::Away(_), Phase::Killed) => Self { component: ANYBODY, phase, what: "no connection".to_owned() },
+            (Wrong::NotYetAllowed(_), Phase::Killed) => {
+                Self { component: ANYBODY, phase, what: "not allowed yet".to_owned() }
+            }
+            (Wrong::Away(what) | Wrong::NotYetAllowed(what) | Wrong::Other(what), _) => Self { component, phase, what },
+        }
+    }
+}
+
+/// What an error line says, without what differs from run to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wrong {
+    Away(String),
+    NotYetAllowed(String),
+    Other(String),
+}
+
+/// What an error line of klog says; none if the line is no error.
+fn what_is_wrong(line: &str) -> Option<Wrong> {
+    let digits = line.get(1..5)?.bytes().all(|byte| byte.is_ascii_digit());
+    if !(digits && line.starts_with(['E', 'F'])) {
+        return None;
+    }
+    let (head, said) = line.split_once("] ")?;
+    let place = head.rsplit(' ').next()?.split(':').next()?;
+    let (title, rest) = match said.strip_prefix('"').and_then(|said| said.split_once('"')) {
+        Some((title, rest)) => (title, rest),
+        None => (said, ""),
+    };
+    if AFTER_TIMEOUT.iter().any(|words| said.contains(words)) {
+        return Some(Wrong::Other("Handler timeout".to_owned()));
+    }
+    let error = rest.split_once("err=").map_or("", |(_, error)| error.trim_start_matches('"'));
+    let what = format!("{place}: {} {}", plain(title), plain(error)).trim_end().to_owned();
+    Some(if AWAY.iter().any(|words| said.contains(words)) {
+        Wrong::Away(what)
+    } else if said.contains(NOT_YET_ALLOWED) {
+        Wrong::NotYetAllowed(what)
+    } else {
+        Wrong::Other(what)
+    })
+}
+
+/// The longest text of a class.
+const WORDS_MAX: usize = 14;
+
+/// A text without its names, numbers and addresses: words in which there is a digit, a slash or a quotation mark.
+fn plain(text: &str) -> String {
+    let is_plain = |word: &&str| !word.contains(|c: char| c.is_ascii_digit() || "/\\\"=".contains(c));
+    text.split_whitespace().filter(is_plain).take(WORDS_MAX).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn lines_that_differ_in_names_and_numbers_say_the_same() {
+    let line = |pod: &str, port: u16| {
+        let head = r#"E1125 10:09:27.123456   12345 reflector.go:227] "Failed to watch""#;
+        let url = format!(r#"Get \"https://127.0.0.1:{port}/api/v1/pods/{pod}\""#);
+        format!(r#"{head} err="failed to list *v1.Pod: {url}: dial tcp: connect: connection refused" logger="x""#)
+    };
+    let what = "reflector.go: Failed to watch failed to list Get dial tcp: connect: connection".to_owned();
+    let wrong = what_is_wrong(&line("a-1", 1)).expect("an error");
+    assert_eq!(wrong, Wrong::Away(what.clone()));
+    assert_eq!(Some(&wrong), what_is_wrong(&line("b-2", 2)).as_ref());
+    assert_eq!(Class::of("kubelet", Phase::Calm, wrong.clone()).what, what);
+    let [one, other] = ["kubelet", "proxy"].map(|component| Class::of(component, Phase::Killed, wrong.clone()));
+    assert_eq!(one, other);
+    assert_eq!(what_is_wrong(&line("a-1", 1).replacen('E', "W", 1)), None);
+    let early =
+        r#"E1125 10:09:27.123456   12345 a.go:1] "Failed" err="pods \"a\" is forbidden: User \"u\" cannot get""#;
+    assert_eq!(
+        what_is_wrong(early),
+        Some(Wrong::NotYetAllowed("a.go: Failed pods is forbidden: User cannot".to_owned()))
+    );
+    let unquoted = "E1125 10:09:27.123456   12345 a.go:1] It is 7 too many";
+    assert_eq!(what_is_wrong(unquoted), Some(Wrong::Other("a.go: It is too many".to_owned())));
+}

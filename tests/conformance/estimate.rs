@@ -1,0 +1,78 @@
+//! What `kube-fanout estimate` reads in a real audit log, against what a proxy then really spares the apiserver.
+
+use std::path::Path;
+
+use http::{HeaderName, Method};
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Http, Plan, eventually, kube_fanout, say};
+
+const DIRECT: &str = "estimate-direct/1";
+const THROUGH: &str = "estimate-through/1";
+
+/// What a program asks, one after the other: how many requests that is.
+async fn ask_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize {
+    let get = |path: String| Ask::get(&path);
+    let mut asks = Vec::new();
+    asks.extend((0..10).map(|_| get(format!("{maps}?limit=500&resourceVersion=0"))));
+    asks.extend((0..5).map(|_| get(maps.to_owned())));
+    asks.extend((0..4).map(|_| get(format!("{maps}?watch=1&timeoutSeconds=1&resourceVersion={version}"))));
+    asks.extend((0..2).map(|_| get(format!("{maps}/m?resourceVersion=0"))));
+    asks.extend((0..3).map(|_| get(format!("{maps}/m"))));
+    asks.extend((0..2).map(|_| get("/version".to_owned())));
+    for n in 0..3 {
+        let name = format!("{}-{n}", agent.split('/').next().unwrap_or_default());
+        let object = json!({"metadata": {"name": name}}).to_string();
+        asks.push(Ask::get(maps).with(Method::POST, "application/json", object));
+    }
+    let count = asks.len();
+    for ask in asks {
+        let answer = client.ask(ask.header(HeaderName::from_static("user-agent"), agent)).await;
+        assert!(answer.status.is_success(), "{}", answer.text());
+    }
+    count
+}
+
+/// The rows of an estimate that are of this program, added up: from memory, and what is left to upstream.
+fn estimated(log: &Path, agent: &str) -> (u64, u64) {
+    let output = kube_fanout("estimate").args(["--json", "--audit-log"]).arg(log).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = found["rows"].as_array().expect("rows").iter().filter(|row| row["agent"] == agent);
+    let number = |row: &Value, key: &str| row[key].as_u64().expect("a number");
+    rows.fold((0, 0), |(memory, rest), row| {
+        let from_memory = ["lists", "watches", "gets"].map(|key| number(row, key)).iter().sum::<u64>();
+        (memory + from_memory, rest + number(row, "rest"))
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_audit_log_promises_a_proxy_spares() {
+    let Some(bed) = bed::audited("estimate").await else { return };
+    let direct = bed.direct();
+    let namespace = bed.namespace("estimated").await;
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    direct.create(&maps, json!({"metadata": {"name": "m"}})).await;
+    let version = direct.version(&maps).await;
+    let log = bed.kubeconfig().parent().expect("a folder").join("audit.log");
+    let answered = |agent: &str| {
+        let is_of = |record: &&Value| record["userAgent"] == agent && record["stage"] == "ResponseComplete";
+        bed.audit().iter().filter(is_of).count()
+    };
+
+    let asked = ask_all(&direct, &maps, DIRECT, version).await;
+    eventually("all is in the log", async || (answered(DIRECT) == asked).then_some(())).await;
+    let (memory, rest) = estimated(&log, DIRECT);
+    assert_eq!(memory + rest, asked as u64);
+
+    let proxy = Plan::plain().start(&bed).await;
+    let through = proxy.client();
+    through.get(&maps).await;
+    assert_eq!(ask_all(&through, &maps, THROUGH, version).await, asked);
+    eventually("the rest is in the log", async || (answered(THROUGH) >= usize::try_from(rest).ok()?).then_some(()))
+        .await;
+    assert_eq!(answered(THROUGH) as u64, rest, "the others were answered from memory");
+    say(&format!("of {asked} requests {memory} were estimated to vanish, and {} did", asked as u64 - rest));
+    assert_eq!((memory, rest), (21, 8));
+    proxy.assert_sound();
+}

@@ -1,0 +1,202 @@
+//! A tree of proxies: the apiserver sees those in front of it, and nothing of those behind them (docs/SCALE.md). `make
+//! tree` plants a larger one.
+
+mod idle;
+mod planted;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use kube_fanout::base::now_ns;
+use kube_fanout::probe::ProgressLine;
+use kube_fanout::verify::{Counts, FaultRecord, Record};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio::time::{interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::bed::{self, Ask, PATIENCE, Plane, Proxy, Target, Times, Watch, eventually, say, version_of};
+use crate::failover::{self, AS_JSON, Scale};
+use planted::{Grove, at_apiserver, cost_of};
+
+const RESOURCE: &str = "configmaps.v1";
+/// How many writes a second are told to everybody.
+const RATE: u64 = 20;
+
+/// What a watch was told: type, name and version, and when it came.
+type Told = Vec<(String, String, u64, Instant)>;
+
+/// Reads a watch until a version has come.
+fn follow(mut watch: Watch, last: tokio::sync::watch::Receiver<u64>) -> JoinHandle<Told> {
+    tokio::spawn(async move {
+        let (mut told, mut last) = (Told::new(), last);
+        loop {
+            let newest = told.last().map_or(0, |(_, _, version, _)| *version);
+            if (1..=newest).contains(&*last.borrow()) {
+                return told;
+            }
+            tokio::select! {
+                change = watch.change() => {
+                    told.push((change.kind.clone(), change.name().to_owned(), change.version(), Instant::now()));
+                }
+                // It may have come already.
+                Ok(()) = last.changed() => {}
+            }
+        }
+    })
+}
+
+/// Writes at a steady rate; when each version was sent, and the last of them.
+async fn write(plane: &Plane, maps: &str, writes: u64, amid: impl AsyncFnOnce()) -> (HashMap<u64, Instant>, u64) {
+    let (direct, mut beat) = (plane.direct(), interval(Duration::from_millis(1000 / RATE)));
+    let (mut sent, mut last, mut amid) = (HashMap::new(), 0, Some(amid));
+    for n in 0..writes {
+        beat.tick().await;
+        if n == writes / 2 {
+            amid.take().expect("once")().await;
+        }
+        let began = Instant::now();
+        let map = json!({"metadata": {"generateName": "m-"}, "data": {"n": n.to_string()}});
+        last = version_of(&direct.create(maps, map).await);
+        sent.insert(last, began);
+    }
+    (sent, last)
+}
+
+/// Opens a watch at each, has something written, and returns what each was told and what the apiserver tells.
+async fn tell(
+    plane: &Plane,
+    maps: &str,
+    at: &[Target],
+    writes: u64,
+    amid: impl AsyncFnOnce(),
+) -> (Vec<Told>, Told, HashMap<u64, Instant>) {
+    let version = plane.direct().version(maps).await;
+    let ask = || Ask::get(&format!("{maps}?watch=1&resourceVersion={version}"));
+    let (says_last, last) = tokio::sync::watch::channel(0);
+    let open = at.iter().map(|target| async {
+        let client = bed::Http::new(target.clone(), bed::Protocol::H2);
+        client.watch(ask()).await
+    });
+    let watches: Vec<_> = join_all(open).await.into_iter().map(|watch| follow(watch, last.clone())).collect();
+    let direct = follow(plane.direct().watch(ask()).await, last.clone());
+    let (sent, newest) = write(plane, maps, writes, amid).await;
+    says_last.send_replace(newest);
+    let all = timeout(PATIENCE, join_all(watches)).await.expect("everybody is told everything");
+    let all = all.into_iter().map(|told| told.expect("no panic")).collect();
+    (all, direct.await.expect("no panic"), sent)
+}
+
+fn times(told: &[Told], sent: &HashMap<u64, Instant>) -> Times {
+    let of = |(_, _, version, came): &(String, String, u64, Instant)| came.duration_since(sent[version]);
+    Times::of(told.iter().flatten().map(of).collect())
+}
+
+fn assert_all_are(told: &[Told], expected: &Told) {
+    let what = |told: &Told| -> Vec<_> {
+        told.iter().map(|(kind, name, version, _)| (kind.clone(), name.clone(), *version)).collect()
+    };
+    let expected = what(expected);
+    for (leaf, told) in told.iter().enumerate() {
+        assert_eq!(what(told), expected, "leaf {leaf}: each change once and in order");
+    }
+}
+
+/// How many lists of whole states the apiserver was asked for by proxies. A proof may compare versions.
+fn lists(plane: &Plane) -> usize {
+    let is_state =
+        |uri: &str| !uri.contains("fieldSelector") && !uri.contains("limit=") && !uri.contains("NotOlderThan");
+    let of_maps = |uri: &str| uri.split('?').next() == Some("/api/v1/configmaps");
+    at_apiserver(plane).iter().filter(|seen| seen.verb == "list" && of_maps(&seen.uri) && is_state(&seen.uri)).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaves_behind_two_zones_cost_the_apiserver_two_proxies_and_go_on_when_one_is_killed() {
+    let (number, writes) = (bed::number("TREE_LEAVES", 6), bed::number("TREE_WRITES", 20));
+    let Some(bed) = bed::audited_with("tree", &AS_JSON).await else { return };
+    let namespace = bed.namespace("tree").await;
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let mut grove = Grove::zones(&bed).await;
+    let zone = grove.zones[0].target();
+    let before = bed.settled_watches("configmaps").await;
+    let at_one: Vec<_> = (0..number).map(|_| zone.clone()).collect();
+    let (told, direct, sent) = tell(&bed, &maps, &at_one, writes, async || {}).await;
+    assert_all_are(&told, &direct);
+    let one = times(&told, &sent);
+    say(&format!("one proxy, {number} watches: {one}"));
+    let seen = at_apiserver(&bed).len();
+    grove.plant(&bed, usize::try_from(number).expect("a small number")).await;
+    let leaves: Vec<_> = grove.leaves.iter().map(Proxy::target).collect();
+    let (told, direct, sent) = tell(&bed, &maps, &leaves, writes, async || {
+        let streams = bed.open_watches("configmaps").await - before;
+        say(&format!("{number} leaves behind two zones: {streams} streams at the apiserver, one is the test's own"));
+        assert_eq!(streams, 3, "those of two proxies, and the test's own");
+    })
+    .await;
+    assert_all_are(&told, &direct);
+    let tree = times(&told, &sent);
+    say(&format!("{number} leaves behind two zones, a watch each: {tree}"));
+    let (mut by_path, all) = (HashMap::<String, usize>::new(), at_apiserver(&bed));
+    for asked in &all[seen..] {
+        *by_path.entry(format!("{} {}", asked.verb, asked.uri.split('?').next().unwrap_or_default())).or_default() += 1;
+    }
+    let mut by_path: Vec<_> = by_path.into_iter().filter(|(path, _)| !path.contains(&*namespace)).collect();
+    by_path.sort();
+    say(&format!("the apiserver was asked meanwhile, by both zones: {by_path:?}"));
+    let memory: Vec<_> = grove.leaves.iter().map(|leaf| leaf.resident_bytes() >> 20).collect();
+    say(&format!(
+        "memory of a leaf: {} to {} MiB",
+        memory.iter().min().unwrap_or(&0),
+        memory.iter().max().unwrap_or(&0)
+    ));
+    let seconds = bed::number("TREE_SECONDS", 0);
+    if seconds == 0 {
+        a_zone_is_killed(&bed, &maps, &grove, &leaves, writes).await;
+    } else {
+        verify_judges_it(&bed, (&grove, &maps), &leaves, Duration::from_secs(seconds)).await;
+    }
+}
+
+/// Informers go among two leaves and the apiserver, while one of the zones is killed. What they were told is judged by
+/// etcd.
+async fn verify_judges_it(plane: &Plane, (grove, maps): (&Grove, &str), leaves: &[Target], duration: Duration) {
+    let scale = Scale { informers: 100, duration, rate: 25, seed: fastrand::u64(..) };
+    let out = plane.file("tree");
+    let order = failover::order(plane, [leaves[0].clone(), leaves[1].clone()], &out, scale);
+    let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
+    let killing = async {
+        let from_ns = now_ns();
+        a_zone_is_killed(plane, maps, grove, leaves, duration.as_secs() * RATE / 2).await;
+        let (name, to_ns) = ("the kill of a zone".to_owned(), now_ns());
+        Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() })
+    };
+    let (ran, killed) = tokio::join!(kube_fanout::verify::run(&order, &progress, &stop), killing);
+    let ran = ran.unwrap_or_else(|error| panic!("{error}"));
+    let least = Counts { faults: 1, ..failover::least(scale) };
+    failover::judge(&out.join("records.jsonl"), &[killed], &ran.notes, &least);
+}
+
+async fn a_zone_is_killed(plane: &Plane, maps: &str, grove: &Grove, leaves: &[Target], writes: u64) {
+    let lists_of_leaves = || async {
+        let all = join_all(grove.leaves.iter().map(|leaf| cost_of(leaf, "requests_total", Some("list")))).await;
+        all.into_iter().sum::<i64>()
+    };
+    let before = (lists(plane), lists_of_leaves().await);
+    let (told, direct, sent) = tell(plane, maps, leaves, writes, async || grove.zones[0].kill()).await;
+    assert_all_are(&told, &direct);
+    eventually("the other zone has all leaves", async || {
+        let streams = grove.zones[1].metrics().await.sum("kube_fanout_watches_open", &[("resource", RESOURCE)]);
+        (streams >= i64::try_from(grove.leaves.len()).expect("few")).then_some(())
+    })
+    .await;
+    let after = (lists(plane), lists_of_leaves().await);
+    let (lost, slowest) = (0, times(&told, &sent));
+    say(&format!(
+        "a zone was killed: {lost} lost, {slowest}; lists (apiserver's, leaves'): {before:?}, then {after:?}"
+    ));
+    assert_eq!(before, after, "nobody lists");
+    for proxy in grove.leaves.iter().chain(&grove.zones[1..]) {
+        proxy.assert_sound();
+    }
+}

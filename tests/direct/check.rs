@@ -1,0 +1,94 @@
+//! What `kube-fanout check` says before a proxy runs (docs/INSTALL.md, "Before it runs").
+
+use std::path::Path;
+
+use kube_fanout::demo;
+use serde_json::Value;
+
+use crate::direct::{Dir, pair};
+use crate::process::{Output, kubeconfig, run};
+
+async fn checked(kubeconfig: &Path, more: &[&str]) -> Output {
+    let file = kubeconfig.display().to_string();
+    let words: Vec<_> =
+        ["check", "--kubeconfig", &file].into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
+    let running = tokio::task::spawn_blocking(move || run(&words.iter().map(String::as_str).collect::<Vec<_>>()));
+    running.await.expect("no panic")
+}
+
+const CENTRAL: [&str; 5] = ["--auth", "delegated", "--preload", "pods,configmaps", "--tls-self-signed"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_missing_is_named_by_its_rule() {
+    let up = demo::upstream().pods(42).run().await;
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let all = checked(&file, &[&CENTRAL[..], &["--nodes", "1000"]].concat()).await;
+    assert_eq!(all.code, Some(0), "{}{}", all.stdout, all.stderr);
+    for part in [
+        "upstream: kube-apiserver 1.",
+        "it takes the proxy for demo",
+        "rights: all ",
+        "sizes: pods: 42 objects",
+        "cost: 1000 proxies of 2 feeds and 6 streams of their own each: 8000 streams upstream",
+        "a proxy with this configuration can be run",
+    ] {
+        assert!(all.stdout.contains(part), "{part}: {}", all.stdout);
+    }
+
+    up.reviews().lack("watch", "clusterroles");
+    let late = checked(&file, &CENTRAL).await;
+    assert_eq!(late.code, Some(0), "it works without: {}", late.stdout);
+    assert!(
+        late.stdout.contains("note   rights: the proxy may not watch clusterroles.rbac.authorization.k8s.io"),
+        "{}",
+        late.stdout
+    );
+    assert_eq!(checked(&file, &[&CENTRAL[..], &["--strict"]].concat()).await.code, Some(1));
+
+    up.reviews().lack("watch", "configmaps");
+    up.reviews().lack("create", "tokenreviews");
+    let missing = checked(&file, &[&CENTRAL[..], &["--json"]].concat()).await;
+    assert_eq!(missing.code, Some(1), "{}", missing.stdout);
+    let json: Value = serde_json::from_str(&missing.stdout).expect("JSON");
+    let failed = json["findings"].as_array().into_iter().flatten().filter(|finding| finding["outcome"] == "failed");
+    let remedies: Vec<_> = failed.map(|finding| finding["remedy"].as_str().unwrap_or_default().to_owned()).collect();
+    let rule = |group: &str, resource: &str, verb: &str| {
+        format!("a ClusterRole's rule {{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [{verb}]}}")
+    };
+    assert_eq!(
+        remedies,
+        [rule("", "configmaps", "watch"), rule("authentication.k8s.io", "tokenreviews", "create")],
+        "{json}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_asked_is_void_and_what_is_wrong_fails() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let config = dir.file("config.yaml", "limits:\n  watches: 0\n").display().to_string();
+    let wrong = checked(&file, &["--config", &config]).await;
+    assert_eq!(wrong.code, Some(1), "{}", wrong.stderr);
+    assert!(wrong.stdout.contains("FAILED configuration: line 2, column 12: limits.watches"), "{}", wrong.stdout);
+
+    let none = checked(&file, &["--preload", "unicorns"]).await;
+    assert!(
+        none.code == Some(1) && none.stdout.contains("unicorns: upstream serves no such resource"),
+        "{}",
+        none.stdout
+    );
+
+    // A certificate without the key that it is for.
+    let (certificate, key) =
+        (dir.file("tls.crt", &pair().cert.pem()), dir.file("tls.key", &pair().signing_key.serialize_pem()));
+    let [certificate, key] = [certificate, key].map(|path| path.display().to_string());
+    let mixed = checked(&file, &["--preload", "pods", "--tls-cert", &certificate, "--tls-key", &key]).await;
+    assert!(mixed.code == Some(1) && mixed.stdout.contains("FAILED certificates: tls: "), "{}", mixed.stdout);
+
+    up.faults().down().await;
+    let void = checked(&file, &["--preload", "pods"]).await;
+    assert_eq!((void.code, void.stdout.as_str()), (Some(2), ""), "{}", void.stderr);
+    assert!(void.stderr.contains("upstream: "), "{}", void.stderr);
+}

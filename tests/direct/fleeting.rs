@@ -1,0 +1,50 @@
+//! Watches that are opened and closed again and again by one client cost the others nothing, and nothing stays of them
+//! (R-DOWNSTREAM-3).
+
+use futures_util::future::join_all;
+use http::Method;
+use kube_fanout::demo;
+
+use crate::direct::{self, History, PODS, Protocol, eventually, within};
+
+/// How many connections the client has, and how many watches it opens on each, one behind the other.
+const CONNECTIONS: usize = 4;
+const WATCHES: usize = 200;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_of_watches_that_are_left_at_once_cost_others_nothing() {
+    let up = demo::upstream().pods(50).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).admin_on_socket().run().await;
+    let steady =
+        join_all(Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).over(protocol).into_future()));
+    let steady = steady.await;
+    let before = up.counts();
+    let starts = [
+        format!("resourceVersion={}", history.from),
+        "resourceVersion=0".to_owned(),
+        "resourceVersion=0&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+            .to_owned(),
+    ];
+    let come_and_go = async |_| {
+        let client = app.multiplexed().await;
+        for start in starts.iter().cycle().take(WATCHES) {
+            let path = format!("{PODS}?watch=true&{start}");
+            let opened = client.request(Method::GET, &path).open().await.expect("the connection stays");
+            assert_eq!(opened.status(), 200);
+            // It goes without a look at what it asked for.
+            drop(opened);
+        }
+    };
+    let all = within("all have come and gone", join_all((0..CONNECTIONS).map(come_and_go)));
+    direct::amid_churn(&up, all).await;
+    history.is_told_to(&steady, up.revision()).await;
+    let asked = up.counts();
+    assert_eq!(asked.watches_open.of("pods"), before.watches_open.of("pods"), "upstream sees none of it");
+    // What a feed asks that has just begun.
+    assert!(asked.watches_opened.of("pods") <= before.watches_opened.of("pods") + 3, "{asked:?}");
+    assert!(asked.lists.of("pods") <= before.lists.of("pods") + 1, "{asked:?}");
+    let shown = async || app.admin("/debug/watches").await.json()["watches"].as_array().map(Vec::len);
+    let are_gone = || async { shown().await == Some(steady.len()) };
+    eventually("nothing stays of them", are_gone).await;
+}

@@ -1,0 +1,198 @@
+//! What operators ask running proxies with: `kube-fanout fanout` (docs/OPERATING.md).
+
+use kube_fanout::demo;
+use kube_fanout::net::Address;
+use serde_json::Value;
+
+use crate::direct::{self, Dir, Ended, PODS, eventually};
+use crate::process::{Output, kubeconfig, run, run_called};
+
+async fn asked(arguments: &[&str]) -> Output {
+    let arguments: Vec<_> = std::iter::once("fanout").chain(arguments.iter().copied()).map(str::to_owned).collect();
+    let running = tokio::task::spawn_blocking(move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
+    running.await.expect("no panic")
+}
+
+#[test]
+fn help_teaches_by_either_name() {
+    let verbs = ["status", "top", "explain", "diff", "tail"];
+    let plugin = run_called("kubectl-fanout", &["--help"]);
+    assert_eq!(plugin.code, Some(0), "{}", plugin.stderr);
+    assert!(plugin.stdout.contains("Usage: kubectl fanout"), "{}", plugin.stdout);
+    for verb in verbs {
+        assert!(plugin.stdout.contains(verb), "{verb}: {}", plugin.stdout);
+        let help = run(&["fanout", verb, "--help"]);
+        assert_eq!(help.code, Some(0));
+        assert!(help.stdout.contains("Usage: kube-fanout fanout") && help.stdout.contains("--"), "{}", help.stdout);
+        assert!(help.stdout.lines().all(|line| line.chars().count() <= 100), "{}", help.stdout);
+    }
+    assert_eq!(run_called("kubectl-fanout", &["diff"]).code, Some(64));
+    let nobody = run(&["fanout", "status", "--address", "http://127.0.0.1:1"]);
+    assert_eq!((nobody.code, nobody.stdout.as_str()), (Some(2), ""));
+    assert!(nobody.stderr.contains("http://127.0.0.1:1: "), "{}", nobody.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
+    let up = demo::upstream().pods(20).run().await;
+    let dir = Dir::new();
+    let socket = dir.join("admin.sock");
+    let admin = format!("unix:{}", socket.display());
+    let plan = direct::app(&up).window_events(400).with(|config| config.admin = Some(Address::Unix(socket)));
+    let app = plan.run().await;
+    let ok = app.watch(PODS).from(up.revision()).await;
+    let slow = app.watch(PODS).fields("spec.nodeName!=x").from(up.revision()).stall_after(1).await;
+    ok.reached(up.churn(390).await).await;
+    app.discovered().await;
+
+    let status = asked(&["status", "--address", &admin]).await;
+    assert_eq!(status.code, Some(0), "{}{}", status.stdout, status.stderr);
+    for part in [": ready, kube-fanout ", "watches of clients", "pods.v1 (json)", "live"] {
+        assert!(status.stdout.contains(part), "{part}: {}", status.stdout);
+    }
+    let json: Value =
+        serde_json::from_str(&asked(&["status", "--address", &admin, "-o", "json"]).await.stdout).expect("JSON");
+    assert_eq!(json[0]["ready"], true);
+
+    let behind = || async { asked(&["explain", "--address", &admin]).await.stdout.contains("events are waiting") };
+    eventually("the slow one is told", behind).await;
+    // Whoever reads is never further behind than the window reaches.
+    for _ in 0..10 {
+        ok.reached(up.churn(200).await).await;
+    }
+    slow.resume();
+    assert_eq!(slow.ended().await, Ended::Expired);
+    app.get("/version").await;
+    let explained = asked(&["explain", "--address", &admin]).await.stdout;
+    for part in
+        ["WATCH pods.v1: expired: its place left the history (410)", "GET /version: non_resource: ", "has everything"]
+    {
+        assert!(explained.contains(part), "{part}: {explained}");
+    }
+    let top = asked(&["top", "--address", &admin, "--every", "10ms", "--times", "2"]).await;
+    assert_eq!(top.code, Some(0), "{}", top.stderr);
+    for part in ["pods.v1", "/s events delivered", "parked"] {
+        assert!(top.stdout.contains(part), "{part}: {}", top.stdout);
+    }
+    drop(ok);
+}
+
+/// Where everybody of the machine can ask, it is not told who reads what, and that is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_shown_is_said() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let admin = app.admin_client().url();
+    let explained = asked(&["explain", "--address", &admin]).await;
+    assert_eq!((explained.code, explained.stdout.as_str()), (Some(2), ""));
+    assert!(explained.stderr.contains("403") && explained.stderr.contains("unix:PATH"), "{}", explained.stderr);
+    let top = asked(&["top", "--address", &admin, "--times", "1"]).await;
+    assert!(top.code == Some(0) && top.stdout.contains("is not shown here"), "{}", top.stdout);
+    // Nor is a token sent where others of the network could read it.
+    let dir = Dir::new();
+    let token = dir.file("token", "sesame").display().to_string();
+    let remote = asked(&["explain", "--address", "http://192.0.2.1:9090", "--token-file", &token]).await;
+    assert!(remote.code == Some(2) && remote.stderr.contains("in the clear"), "{}", remote.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_difference_is_found_and_only_where_there_is_one() {
+    let up = demo::upstream().pods(1_200).run().await;
+    let app = direct::app(&up).bounded().run().await;
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "").display().to_string();
+    let watch = app.watch(PODS).initial_events().await;
+    watch.listed().await;
+    let url = app.url();
+    let diff = async |more: &[&str]| {
+        let common = ["diff", "pods", "--proxy", &url, "--kubeconfig", &file];
+        asked(&[&common[..], more].concat()).await
+    };
+    let same = diff(&[]).await;
+    assert_eq!(same.code, Some(0), "{}{}", same.stdout, same.stderr);
+    assert!(
+        same.stdout.contains(" objects, ") && same.stdout.contains("the same in the proxy and upstream"),
+        "{}",
+        same.stdout
+    );
+
+    // What a stream loses, it never tells; and an object that is held otherwise than it was written.
+    up.faults().lose_next_event();
+    up.create_pod("default", "lost");
+    up.create_pod("default", "told");
+    // A state is of a version of which no more can come: what is behind it shows that.
+    let later = up.create_pod("default", "later");
+    watch.reached(later).await;
+    up.faults().alter("pods", "default/told");
+    let different = diff(&["-o", "json"]).await;
+    assert_eq!(different.code, Some(1), "{}", different.stderr);
+    let json: Value = serde_json::from_str(&different.stdout).expect("JSON");
+    let found = serde_json::json!([
+        {"key": "default/lost", "difference": "missing"}, {"key": "default/told", "difference": "bytes"},
+    ]);
+    assert_eq!(json["differences"], found, "{json}");
+    let text = diff(&["-n", "default"]).await.stdout;
+    assert!(text.contains("2 differences\n") && text.contains("default/lost: upstream has it at "), "{text}");
+
+    // What is not held cannot be compared.
+    let passed = asked(&["diff", "pods", "--proxy", &up.url(), "--kubeconfig", &file]).await;
+    assert!(
+        passed.code == Some(2) && passed.stderr.contains("is this the address of a kube-fanout?"),
+        "{}",
+        passed.stderr
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_is_printed_as_it_comes() {
+    let up = demo::upstream().pods(2).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    app.get(PODS).await;
+    let written = up.create_pod("default", "new");
+    app.reached("pods", written).await;
+    let (from, url) = (from.to_string(), app.url());
+    let tail = asked(&["tail", "pods", "-n", "default", "--proxy", &url, "--from", &from, "--seconds", "1"]).await;
+    assert_eq!(tail.code, Some(0), "{}", tail.stderr);
+    assert!(tail.stdout.contains("served from memory"), "{}", tail.stdout);
+    assert!(
+        tail.stdout.lines().any(|line| line.starts_with("ADDED") && line.ends_with("default/new")),
+        "{}",
+        tail.stdout
+    );
+    let refused = asked(&["tail", "pods", "--proxy", &url, "--from", "nonsense", "--seconds", "1"]).await;
+    assert!(refused.code == Some(2) && refused.stderr.contains("nonsense"), "{}", refused.stderr);
+}
+
+/// Two pods by a kubectl that leads to two proxies here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_pods_of_a_daemon_set_are_asked() {
+    let up = demo::upstream().pods(2).run().await;
+    let apps = [direct::app(&up).run().await, direct::app(&up).run().await];
+    for app in &apps {
+        app.discovered().await;
+    }
+    let ports = apps.each_ref().map(|app| app.admin_client().url().rsplit(':').next().unwrap_or_default().to_owned());
+    let dir = Dir::new();
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*get*) printf 'pod/one\\npod/two\\n' ;;\n\
+         *pod/one*) echo 'Forwarding from 127.0.0.1:{} -> 9090'; exec sleep 60 ;;\n\
+         *pod/two*) echo 'Forwarding from 127.0.0.1:{} -> 9090'; exec sleep 60 ;;\nesac\n",
+        ports[0], ports[1]
+    );
+    let kubectl = dir.file("kubectl", &script);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(kubectl, mode).expect("it is ours");
+    let path = format!("{}:{}", dir.join("").display(), std::env::var("PATH").expect("there is one"));
+    let asking = tokio::task::spawn_blocking(move || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+        command
+            .args(["fanout", "status", "--pods", "app=kube-fanout", "-n", "x", "-o", "json"])
+            .env("PATH", path)
+            .output()
+    });
+    let output = asking.await.expect("no panic").expect("it runs");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&json[0]["proxy"], &json[1]["proxy"]), (&"pod/one".into(), &"pod/two".into()));
+}

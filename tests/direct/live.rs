@@ -1,0 +1,161 @@
+//! The live page is one file with its script and its colours, and says no more than the pages that it asks
+//! (docs/OPERATING.md, "The live page").
+
+use http::Method;
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo;
+
+use crate::direct::{self, PODS};
+
+const FILES: [(&str, &str); 4] = [
+    ("/", "text/html; charset=utf-8"),
+    ("/live.js", "text/javascript; charset=utf-8"),
+    ("/live.css", "text/css; charset=utf-8"),
+    ("/live.svg", "image/svg+xml"),
+];
+
+#[tokio::test]
+async fn its_files_come_with_what_keeps_other_pages_and_texts_out() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    for (path, kind) in FILES {
+        let file = app.admin(path).await;
+        assert_eq!((file.status, file.header("content-type")), (200, Some(kind)), "{path}");
+        let policy = file.header("content-security-policy").unwrap_or_default().to_owned();
+        for rule in [
+            "default-src 'none'",
+            "script-src 'self'",
+            "connect-src 'self'",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+        ] {
+            assert!(policy.split("; ").any(|part| part == rule), "{path} {rule}: {policy}");
+        }
+        assert!(!policy.contains("unsafe") && !policy.contains('*') && !policy.contains("http"), "{policy}");
+        for (name, value) in [
+            ("x-content-type-options", "nosniff"),
+            ("x-frame-options", "DENY"),
+            ("referrer-policy", "no-referrer"),
+            ("cross-origin-resource-policy", "same-origin"),
+            ("cross-origin-opener-policy", "same-origin"),
+            ("cache-control", "no-cache"),
+        ] {
+            assert_eq!(file.header(name), Some(value), "{path} {name}");
+        }
+        let posted = app.admin_client().request(Method::POST, path).send().await;
+        assert_eq!((posted.status, posted.header("allow")), (405, Some("GET,HEAD")), "{path}");
+    }
+    let data = app.admin("/debug/feeds").await;
+    assert_eq!(data.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(data.header("cross-origin-resource-policy"), Some("same-origin"));
+}
+
+/// What a policy would forbid is not there either, so that the page works: no address of others, no script or style
+/// within the markup, and nothing that makes markup of text.
+#[tokio::test]
+async fn its_files_name_no_other_address_and_make_no_markup_of_text() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    for (path, _) in FILES {
+        // The name of the language of pictures is no address: nothing is asked there.
+        let text = app.admin(path).await.text().replace("http://www.w3.org/2000/svg", "");
+        for part in ["http:", "https:", "//cdn", "@import", "url("] {
+            assert!(!text.contains(part), "{path} has {part}");
+        }
+        for part in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"] {
+            assert!(!text.contains(part), "{path} has {part}");
+        }
+    }
+    let page = app.admin("/").await.text();
+    for part in [" style=", "<style", "javascript:", " onclick", " onload", " onerror", " onsubmit"] {
+        assert!(!page.contains(part), "the page has {part}");
+    }
+    assert_eq!(page.matches("<script").count(), 1);
+    for name in ["live.js", "live.css", "live.svg"] {
+        assert!(page.contains(&format!("\"{name}\"")), "{name} is asked for by the page");
+    }
+}
+
+#[tokio::test]
+async fn pages_of_other_origins_get_none_of_its_files() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    for (path, _) in FILES {
+        for (name, value) in [
+            ("origin", "https://evil.example"),
+            ("origin", "http://localhost:1"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+        ] {
+            let refused = app.admin_client().request(Method::GET, path).header(name, value).send().await;
+            assert_eq!(refused.status, 403, "{path} {name}: {value}");
+        }
+        let rebound = app.admin_client().request(Method::GET, path).host("evil.example").send().await;
+        assert_eq!(rebound.status, 403, "{path}");
+        let own = app.admin_client().request(Method::GET, path).header("sec-fetch-site", "same-origin").send().await;
+        assert_eq!(own.status, 200, "{path}");
+    }
+}
+
+/// The pages that the script asks, found in the script itself.
+fn asked(script: &str) -> Vec<String> {
+    let all = script.split(['"', '`']).filter_map(|word| {
+        let path = word.split('?').next().unwrap_or_default();
+        let is_page = path == "metrics" || path == "readyz" || path.strip_prefix("debug/").is_some();
+        is_page.then(|| format!("/{path}"))
+    });
+    all.collect()
+}
+
+#[tokio::test]
+async fn who_may_not_see_watches_finds_nobody_in_what_the_page_asks() {
+    let up = demo::upstream().pods(3).run().await;
+    for (token, user) in [("sesame", "zebediah"), ("poppy", "operator")] {
+        up.reviews().give(token, user);
+    }
+    up.reviews().allow("zebediah", "default");
+    up.reviews().allow("operator", "/debug/watches");
+    let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    let watch = app.bearing("sesame").watch("/api/v1/namespaces/default/pods").initial_events().await;
+    watch.listed().await;
+    let pages = asked(&app.admin("/live.js").await.text());
+    for page in ["/metrics", "/readyz", "/debug/feeds", "/debug/cost", "/debug/watches"] {
+        assert!(pages.contains(&page.to_owned()), "{page} is not asked: {pages:?}");
+    }
+    for page in &pages {
+        for who in [app.admin_client().clone(), app.admin_client().bearing("sesame")] {
+            let shown = who.get(page).await;
+            assert_eq!(shown.status == 200, page != "/debug/watches", "{page} {}", shown.status);
+            assert!(!shown.text().contains("zebediah"), "{page}: {}", shown.text());
+        }
+    }
+    let shown = app.admin_client().bearing("poppy").get("/debug/watches").await;
+    assert_eq!(shown.json()["watches"][0]["user"], "zebediah");
+}
+
+#[tokio::test]
+async fn watches_come_in_the_order_that_is_asked_for() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).admin_on_socket().run().await;
+    let all = app.watch(PODS).initial_events().await;
+    all.listed().await;
+    let few = app.watch("/api/v1/namespaces/none/pods").initial_events().await;
+    few.listed().await;
+    let nodes = app.watch("/api/v1/nodes").from(up.revision()).await;
+    let places = async |query: &str| {
+        let page = app.admin(&format!("/debug/watches?{query}")).await.json();
+        let place = |row: &serde_json::Value| format!("{} {}", row["resource"], row["namespace"]).replace('"', "");
+        page["watches"].as_array().into_iter().flatten().map(place).collect::<Vec<_>>()
+    };
+    let (pods, none, nodes_row) = ("pods.v1 null", "pods.v1 none", "nodes.v1 null");
+    assert_eq!(places("sort=resource&order=up").await, [nodes_row, pods, none]);
+    assert_eq!(places("sort=resource").await, [none, pods, nodes_row]);
+    assert_eq!(places("sort=sent&order=down").await[0], pods);
+    assert_eq!(places("sort=sent&order=up&resource=pods").await, [none, pods]);
+    // Those that are alike, by whatever, keep their order.
+    assert_eq!(places("sort=user").await, [pods, none, nodes_row]);
+    assert_eq!(places("sort=user&order=up").await, [pods, none, nodes_row]);
+    drop((all, few, nodes));
+}

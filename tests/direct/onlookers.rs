@@ -1,0 +1,122 @@
+//! Who reads what is shown to those who may see it (docs/SECURITY.md, "Who sees who reads what").
+
+use http::Method;
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo;
+use serde_json::Value;
+
+use crate::direct::{self, Ended, PODS, eventually};
+
+const PAGES: [&str; 2] = ["/debug/watches", "/debug/recent"];
+
+#[tokio::test]
+async fn nobody_sees_it_where_everybody_can_ask_and_nobody_is_known() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).initial_events().await;
+    watch.listed().await;
+    for path in PAGES {
+        let refused = app.admin_client().request(Method::GET, path).header("authorization", "Bearer x").send().await;
+        assert_eq!(refused.status, 403, "{path}");
+        assert!(refused.text().contains("unix:PATH") && !refused.text().contains("pods"), "{}", refused.text());
+    }
+}
+
+#[tokio::test]
+async fn it_is_shown_to_whom_upstream_allows_it() {
+    let up = demo::upstream().pods(3).run().await;
+    for (token, user) in [("sesame", "zebediah"), ("poppy", "operator"), ("cumin", "nosy")] {
+        up.reviews().give(token, user);
+    }
+    up.reviews().allow("zebediah", "default");
+    PAGES.iter().for_each(|path| up.reviews().allow("operator", path));
+    let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let watch = app.bearing("sesame").watch(pods).labels("animal!=gnu").initial_events().await;
+    watch.listed().await;
+    assert_eq!(app.bearing("sesame").get("/api/v1/namespaces/hidden/pods").await.status, 403);
+    let shown = async |path: &str, token: &str| app.admin_client().bearing(token).get(path).await;
+    for path in PAGES {
+        assert_eq!(app.admin(path).await.status, 401, "{path}");
+        for (token, status) in [("stolen", 401), ("cumin", 403), ("sesame", 403), ("poppy", 200)] {
+            let answer = shown(path, token).await;
+            assert_eq!(answer.status, status, "{path} {token}: {}", answer.text());
+            assert!(status == 200 || !answer.text().contains("zebediah"), "{}", answer.text());
+        }
+        let posted = app.admin_client().bearing("poppy").request(Method::POST, path).send().await;
+        assert_eq!(posted.status, 405, "{path}");
+        let foreign = app.admin_client().bearing("poppy").request(Method::GET, path).host("evil.example").send().await;
+        assert_eq!(foreign.status, 403, "{path}");
+    }
+    let watches = shown(PAGES[0], "poppy").await;
+    assert!(!watches.text().contains("gnu"), "kinds of selectors, and not what they say: {}", watches.text());
+    let row = watches.json()["watches"][0].clone();
+    let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    assert_eq!((text("user"), text("resource"), text("namespace")), parts(["zebediah", "pods.v1", "default"]));
+    assert_eq!((text("selectors"), text("state"), text("protocol")), parts(["labels", "parked", "h1"]));
+    let refused = shown("/debug/recent?user=zebediah", "poppy").await.json()["refused"][0].clone();
+    assert_eq!((&refused["method"], &refused["asked"]), (&"GET".into(), &"/api/v1/namespaces/hidden/pods".into()));
+    assert!(refused["reason"].as_str().is_some_and(|reason| reason.starts_with("403 ")), "{refused}");
+    // Without upstream nobody is known.
+    up.reviews().refuse(Some(503));
+    assert_eq!(shown(PAGES[0], "tarragon").await.status, 503);
+}
+
+fn parts(of: [&str; 3]) -> (String, String, String) {
+    let [a, b, c] = of.map(str::to_owned);
+    (a, b, c)
+}
+
+#[tokio::test]
+async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
+    let up = demo::upstream().pods(20).run().await;
+    let app = direct::app(&up).window_events(400).admin_on_socket().run().await;
+    let ok = app.watch(PODS).from(up.revision()).await;
+    let slow = app.watch(PODS).fields("spec.nodeName!=x").from(up.revision()).stall_after(1).await;
+    let last = up.churn(390).await;
+    ok.reached(last).await;
+    let page = async |query: &str| app.admin(&format!("/debug/watches{query}")).await.json();
+    let behind = |page: &Value| page["watches"][0]["eventsBehind"].as_u64().unwrap_or_default();
+    eventually("the slow one is behind", || async { behind(&page("").await) > 0 }).await;
+    let all = page("").await;
+    let [first, second] = [0, 1].map(|n| all["watches"][n].clone());
+    assert_eq!((&first["selectors"], &second["selectors"]), (&"fields".into(), &"none".into()), "{all}");
+    assert_ne!(first["state"], "parked");
+    assert_eq!((&second["state"], &second["eventsBehind"]), (&"parked".into(), &0.into()));
+    assert_eq!(second["resourceVersion"], last.to_string());
+    // A feed says of a version that it has reached it when no more of it can come.
+    let told = last.to_string();
+    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == told };
+    eventually("the feed has reached it", reached).await;
+    assert!(second["bytesSent"].as_u64() > Some(390 * 1000), "{second}");
+    assert_eq!((&all["total"], &all["leftOut"]), (&2.into(), &0.into()));
+    let one = page("?limit=1").await;
+    assert_eq!(
+        (&one["total"], &one["leftOut"], one["watches"].as_array().map(Vec::len)),
+        (&2.into(), &1.into(), Some(1))
+    );
+    assert_eq!(page("?resource=nodes").await["total"], 0);
+
+    // What has ended, and what passed through.
+    up.churn(2_000).await;
+    slow.resume();
+    assert_eq!(slow.ended().await, Ended::Expired);
+    app.get("/version").await;
+    app.get("/version").await;
+    assert_eq!(app.get(&format!("{PODS}?limit=abc")).await.status, 400);
+    let recent = app.admin("/debug/recent").await.json();
+    let first = |kind: &str| recent[kind][0].clone();
+    assert_eq!(
+        (&first("ended")["reason"], &first("ended")["asked"]),
+        (&"expired".into(), &"pods.v1".into()),
+        "{recent}"
+    );
+    let passed = first("passedThrough");
+    assert_eq!(
+        (&passed["asked"], &passed["reason"], &passed["times"]),
+        (&"/version".into(), &"non_resource".into(), &2.into())
+    );
+    assert!(first("refused")["reason"].as_str().is_some_and(|reason| reason.starts_with("400 ")), "{recent}");
+    drop(ok);
+    eventually("it is gone", || async { page("").await["total"] == 0 }).await;
+}

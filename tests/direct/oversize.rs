@@ -1,0 +1,37 @@
+//! An object that is larger than anything the proxy reads (FU-10).
+
+use kube_fanout::demo;
+
+use crate::direct::{self, CONFIGMAPS, PODS, configmap, eventually, within};
+
+/// More than a frame may have, and far more than etcd takes.
+const HUGE_BYTES: usize = 17 << 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_clients_of_its_resource_pass_through_and_all_others_are_served() {
+    let up = demo::upstream().pods(5).run().await;
+    up.put("configmaps", configmap("default", "small", "x"));
+    let app = direct::app(&up).run().await;
+    assert!(app.get(CONFIGMAPS).await.is_cached() && app.get(PODS).await.is_cached());
+    let watch = app.watch(CONFIGMAPS).from(up.revision()).await;
+    let before = up.counts();
+    let huge = up.put("configmaps", configmap("default", "huge", &"x".repeat(HUGE_BYTES)));
+    let ended = within("the end of a watch that cannot go on", watch.ended()).await;
+    assert_eq!(ended, crate::direct::Ended::Clean, "its client goes on from its last version");
+    let path = format!("{CONFIGMAPS}?resourceVersion=0");
+    let passes = || async {
+        let answer = app.get(&path).await;
+        !answer.is_cached() && answer.rv() >= huge
+    };
+    eventually("upstream answers for it", passes).await;
+    let asked = up.counts();
+    for _ in 0..20 {
+        assert!(!app.get(&path).await.is_cached());
+        assert!(app.get(PODS).await.is_cached(), "nothing of that concerns others");
+    }
+    let later = up.counts();
+    assert_eq!(later.lists.of("configmaps") - asked.lists.of("configmaps"), 20, "those that are passed on");
+    assert_eq!(later.watches_opened.of("configmaps"), asked.watches_opened.of("configmaps"));
+    let tried = asked.watches_opened.of("configmaps") - before.watches_opened.of("configmaps");
+    assert!(tried <= 12, "{tried} attempts to read it");
+}

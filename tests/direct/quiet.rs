@@ -1,0 +1,127 @@
+//! Resources to which nothing happens, each of which is proven to be current by questions of its own (L5).
+
+use futures_util::future::join_all;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioExecutor;
+use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
+
+use crate::direct::{self, CONFIGMAPS, PODS, Stub, configmap};
+
+/// Resources that have as many objects as a test puts there.
+const QUIET: [(&str, &str); 4] = [
+    ("configmaps", CONFIGMAPS),
+    ("secrets", "/api/v1/secrets"),
+    ("services", "/api/v1/services"),
+    ("widgets", direct::WIDGETS),
+];
+/// Clients that read all of them at a time.
+const CLIENTS: usize = 20;
+
+/// What proofs have asked upstream: positions, lists of versions, watches that catch up.
+fn asked(up: &RunningUpstream) -> [usize; 3] {
+    let requests = up.requests();
+    let ours: Vec<_> = requests.iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).collect();
+    let count = |is: &dyn Fn(&ReceivedRequest, &str) -> bool| {
+        ours.iter().filter(|seen| is(seen, seen.uri.query().unwrap_or_default())).count()
+    };
+    let is_metadata = |seen: &ReceivedRequest| {
+        seen.headers.get("accept").is_some_and(|value| value.as_bytes().windows(7).any(|part| part == b"Partial"))
+    };
+    [
+        count(&|_, query| query.contains("sendInitialEvents=true") && query.contains("timeoutSeconds=5")),
+        count(&|seen, query| is_metadata(seen) && !query.contains("watch=true")),
+        count(&|_, query| query.contains("timeoutSeconds=3") && !query.contains("sendInitialEvents")),
+    ]
+}
+
+/// The figures of docs/SCALE.md, "What a proof costs".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
+async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
+    for objects in [10, 200, 600] {
+        let up = demo::upstream().run().await;
+        for (plural, _) in QUIET {
+            for n in 0..objects {
+                up.put(plural, configmap("default", &format!("o{n}"), "x"));
+            }
+        }
+        let app = direct::app(&up).run().await;
+        app.discovered().await;
+        for (_, path) in QUIET {
+            direct::eventually(path, || async { app.get(path).await.is_cached() }).await;
+        }
+        let client = app.multiplexed().await;
+        for round in 1..=3 {
+            // Something happens, but to none of them.
+            up.create_pod("default", &format!("p{round}"));
+            let before = asked(&up);
+            let reads = (0..CLIENTS).flat_map(|_| QUIET).map(|(_, path)| client.get(path));
+            let answers = join_all(reads).await;
+            for answer in &answers {
+                assert!(answer.is_cached() && answer.items().len() >= objects, "{}: {}", answer.path, answer.status);
+            }
+            let after = asked(&up);
+            let told = [0, 1, 2].map(|kind| after[kind] - before[kind]);
+            println!("{} resources of {objects}, round {round}: {told:?} for {CLIENTS} clients", QUIET.len());
+            let [positions, equalities, catch_ups] = told;
+            // Those who come while a question is under way have one more.
+            assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{told:?}");
+            assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {told:?}");
+        }
+    }
+}
+
+/// A server of two storages, as an apiserver with `--etcd-servers-overrides`: config maps are in the second one.
+async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub {
+    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http::<Incoming>();
+    let (main, own) = (up.url(), other.url());
+    let relay = move |request: Request<Incoming>| {
+        let (client, main, own) = (client.clone(), main.clone(), own.clone());
+        async move {
+            let (mut head, body) = request.into_parts();
+            let to = if head.uri.path().ends_with("/configmaps") { own } else { main };
+            head.uri = format!("{to}{}", head.uri).parse()?;
+            head.version = http::Version::HTTP_11;
+            let (mut head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
+            head.headers.remove("transfer-encoding");
+            Ok(Response::from_parts(head, body.map_err(Into::into).boxed_unsync()))
+        }
+    };
+    direct::stub(relay).await
+}
+
+/// The version that pods are proven by is one that config maps have reached, and not the one that they have come to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_of_one_storage_proves_nothing_of_another() {
+    let (up, other) = (demo::upstream().pods(5).run().await, demo::upstream().pods(5).run().await);
+    let server = of_two_storages(&up, &other).await;
+    let app = direct::in_front_of(&server.url()).run().await;
+    app.discovered().await;
+    for trial in 0..5 {
+        while other.revision() < up.revision() {
+            other.put("configmaps", configmap("default", "padding", &other.revision().to_string()));
+        }
+        while up.revision() < other.revision() {
+            up.update_pod("default", "one");
+        }
+        // Both feeds are there, and are current.
+        join_all([PODS, CONFIGMAPS].map(|path| app.get(path))).await;
+        app.reached("configmaps", other.revision()).await;
+        other.faults().stall_watches(0);
+        let (name, before) = (format!("new-{trial}"), other.counts().watch_lists.of("configmaps"));
+        let written = other.put("configmaps", configmap("default", &name, "x"));
+        assert!(up.revision() < written);
+        let goes_on = async {
+            // A question of the wrong storage would not have come here.
+            let is_asked = other.until(|counts| counts.watch_lists.of("configmaps") > before);
+            let _ = tokio::time::timeout(direct::ALLOWANCE, is_asked).await;
+            other.faults().resume_watches();
+        };
+        let (pods, configmaps, ()) = tokio::join!(app.get(PODS), app.get(CONFIGMAPS), goes_on);
+        assert_eq!((pods.status, configmaps.status), (200, 200));
+        let key = format!("default/{name}");
+        assert!(configmaps.items().iter().any(|(held, _)| *held == key), "{key} was written before it was asked for");
+    }
+}

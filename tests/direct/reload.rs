@@ -1,0 +1,94 @@
+//! A configuration file that changes is taken while everything runs (docs/CONFIG.md, "Reading it again").
+
+use kube_fanout::bench::{Fleet, Plan, TargetCredentials};
+use kube_fanout::demo;
+use serde_json::{Value, json};
+
+use crate::direct::{CONFIGMAPS, Dir, PATIENCE, PODS, eventually};
+use crate::process::{Process, metric};
+
+const WATCHES: u64 = 200;
+
+async fn shown(process: &Process) -> Value {
+    serde_json::from_str(&process.admin("/debug/config").await).expect("JSON")
+}
+
+/// Has the file read, and waits for what the page says then.
+async fn read_again(process: &Process, what: &str, wanted: impl Fn(&Value) -> bool) {
+    process.signal("HUP");
+    eventually(what, || async { wanted(&shown(process).await) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_file_is_taken_and_no_watch_ends() {
+    let up = demo::upstream().pods(20).run().await;
+    let dir = Dir::new();
+    let write = |text: &str| dir.file("config.yaml", text).display().to_string();
+    let config = write("feeds: {resources: [pods]}\n");
+    let process = Process::serve(&dir, &up.url(), &["--config", &config]).await;
+    let client = process.client();
+    let target = TargetCredentials::default().target(&client.url()).await.unwrap_or_else(|error| panic!("{error}"));
+    let plan = Plan { watches: 200, connections: 10, watch_list: true, ..Plan::default() };
+    let fleet = Fleet::start(&plan, &target);
+    fleet.set_out();
+    assert!(fleet.synced(PATIENCE).await.is_some(), "{:?}: {:?}", fleet.counts(), fleet.complaint());
+    assert!(!client.get(CONFIGMAPS).await.is_cached());
+
+    write(
+        "feeds: {resources: [pods, configmaps], selfCheck: 1m, idle: 1m}\npreload: [configmaps]\nlog: {level: debug}\n\
+         limits: {watches: 200, watchesPerCaller: 200, connections: 100, forwards: 50}\nwindow: {events: 1000}\n\
+         consistency: bounded\nallowedHosts: [fanout.example]\nreusePort: true\n",
+    );
+    read_again(&process, "what can be is taken", |shown| shown["settings"]["limits.watches"] == WATCHES).await;
+    let page = shown(&process).await;
+    assert_eq!((&page["restart"], &page["trouble"]), (&json!(["reusePort"]), &Value::Null));
+    let settings = |key: &str| page["settings"][key].clone();
+    assert_eq!((settings("reusePort"), settings("consistency")), (false.into(), "bounded".into()), "what runs");
+    assert_eq!(client.watch(PODS).initial_events().open().await.err().map(|answer| answer.status), Some(429));
+    assert!(client.get(CONFIGMAPS).await.is_cached());
+    eventually("what is preloaded now is there", || process.is_ready()).await;
+    let named = client.request(http::Method::GET, PODS).host("fanout.example").send().await;
+    assert_eq!(named.status, 200, "{}", named.text());
+    let metrics = process.metrics().await;
+    assert!(metric(&metrics, "kube_fanout_config_reload_restart_keys", "") > 0.0);
+    assert!(metric(&metrics, "kube_fanout_config_reload_total", "taken_in_part") > 0.0);
+
+    // Told in full, and what was taken before stays.
+    write("limits: {watches: many}\nnonsense: 1\n");
+    read_again(&process, "what is wrong is told", |shown| {
+        let trouble = shown["trouble"].as_str().unwrap_or_default();
+        trouble.contains("limits.watches") && trouble.contains("nonsense")
+    })
+    .await;
+    assert_eq!(shown(&process).await["settings"], page["settings"]);
+
+    write("limits: {watches: 250}\nfeeds: {resources: [pods]}\n");
+    read_again(&process, "there is more room", |shown| shown["settings"]["limits.watches"] == 250).await;
+    assert_eq!(shown(&process).await["restart"], json!([]));
+    client.watch(PODS).initial_events().await.listed().await;
+    assert!(!client.get(CONFIGMAPS).await.is_cached());
+
+    fleet.open_window();
+    up.churn(50).await;
+    assert!(fleet.until(PATIENCE, |counts| counts.deliveries >= WATCHES * 50).await, "{:?}", fleet.counts());
+    let counts = fleet.counts();
+    assert_eq!((counts.refused + counts.broken, counts.resumed, counts.open()), (0, 0, WATCHES));
+    fleet.stop().await;
+    process.signal("TERM");
+    let said = process.ended().await.stderr;
+    for line in ["configuration taken", "takes a restart", "the configuration has 2 problems", "line 1, column"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+/// Without a file it is no reason to end, as it is by default.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hangup_ends_nothing() {
+    let up = demo::upstream().pods(3).run().await;
+    let process = Process::serve(&Dir::new(), &up.url(), &[]).await;
+    process.signal("HUP");
+    assert_eq!(process.client().get(PODS).await.status, 200);
+    process.signal("TERM");
+    let ended = process.ended().await;
+    assert!(ended.code == Some(0) && ended.stderr.contains("no configuration file to read again"), "{}", ended.stderr);
+}

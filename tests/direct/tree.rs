@@ -1,0 +1,325 @@
+//! What the proxies below a proxy cost its upstream: nothing. What they ask of an apiserver as such, and for their own
+//! feeds, is answered or shared by the tier above (docs/SCALE.md).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::Method;
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
+use serde_json::json;
+
+use crate::direct::{self, App, Client, History, PODS, Plan, Protocol, assert_same, eventually, straight};
+
+const HOPS: &str = "kube-fanout-hops";
+const CAUSE: &str = "kube-fanout-cause";
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const CACHED: &str = "/api/v1/pods?resourceVersion=0";
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+/// Reads that each need a proof.
+const READS: u64 = 6;
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// Annotation that the new release writes.
+const MARK: &str = r#""release":"1.37""#;
+
+/// A zone's proxy. What upstream has said once serves at once, for the demo's discovery does not lag.
+fn zone(up: &RunningUpstream) -> Plan {
+    direct::app(up).with(|config| config.serve.lag_max = Duration::ZERO)
+}
+
+async fn tree(up: &RunningUpstream, leaves: usize) -> (App, Vec<App>) {
+    let zone = zone(up).run().await;
+    zone.discovered().await;
+    let leaves = join_all((0..leaves).map(|_| direct::in_front_of(&zone.url()).run())).await;
+    for leaf in &leaves {
+        leaf.discovered().await;
+    }
+    (zone, leaves)
+}
+
+/// How often upstream was asked for one of these, by anybody but a test.
+fn asked(up: &RunningUpstream, paths: &[&str]) -> usize {
+    paths.iter().map(|path| direct::asked_by_proxies(up, path).len()).sum()
+}
+
+/// How often upstream was asked for it because a leaf had asked.
+fn of_leaves(up: &RunningUpstream, path: &str) -> usize {
+    let is_of_a_leaf = |seen: &&ReceivedRequest| {
+        seen.headers.get(HOPS).is_some_and(|hops| hops.as_bytes().contains(&b',')) && seen.uri.path() == path
+    };
+    up.requests().iter().filter(is_of_a_leaf).count()
+}
+
+/// Every form of what upstream says of itself.
+const DOCUMENTS: [(&str, &str); 8] = [
+    ("/version", "application/json"),
+    ("/api", "application/json"),
+    ("/apis", "application/json"),
+    ("/apis", AGGREGATED),
+    ("/api", AGGREGATED),
+    ("/api/v1", "application/json"),
+    ("/apis/apps", "application/json"),
+    ("/apis/apps/v1?timeout=32s", "application/json"),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_upstream_says_of_itself_reaches_any_number_of_leaves_by_one_question() {
+    let up = demo::upstream().run().await;
+    let (zone, leaves) = tree(&up, 3).await;
+    let get =
+        |client: &Client, path: &str, accept: &str| client.request(Method::GET, path).header("accept", accept).send();
+    for (path, accept) in DOCUMENTS {
+        let theirs = get(&straight(&up), path, accept).await;
+        let first = get(&leaves[0], path, accept).await;
+        assert_eq!((first.status, &first.body), (200, &theirs.body), "{path} {accept}");
+        for name in ["content-type", "etag", "vary", "cache-control"] {
+            assert_eq!(first.header(name), theirs.header(name), "{path} {accept}: {name}");
+        }
+    }
+    let paths = DOCUMENTS.map(|(path, _)| path.split('?').next().expect("a path"));
+    let before = asked(&up, &paths);
+    for (path, accept) in [DOCUMENTS, DOCUMENTS].concat() {
+        for leaf in &leaves {
+            assert_eq!(get(leaf, path, accept).await.status, 200);
+        }
+    }
+    assert_eq!(asked(&up, &paths), before, "the zone has it");
+    let known = get(&leaves[0], "/apis", AGGREGATED).await;
+    let known = leaves[0]
+        .request(Method::GET, "/apis")
+        .header("accept", AGGREGATED)
+        .header("if-none-match", known.header("etag").expect("a tag"));
+    let answer = known.send().await;
+    assert_eq!((answer.status, answer.body.len()), (304, 0));
+    // A change of a definition may change all of it.
+    let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
+    let crd = format!("{CRDS}/widgets.demo.kube-fanout.io");
+    let call = straight(&up).request(Method::PATCH, &crd).header("content-type", "application/merge-patch+json");
+    assert_eq!(call.body(patch).send().await.status, 200);
+    let asks_again = || async {
+        get(&leaves[1], "/apis", AGGREGATED).await;
+        asked(&up, &paths) > before
+    };
+    eventually("the zone asks again", asks_again).await;
+    // Whoever asks a proxy that is nobody's upstream gets upstream's answer of now.
+    let (counted, direct) = (asked(&up, &["/version"]), zone.get("/version").await);
+    assert_eq!((direct.status, asked(&up, &["/version"])), (200, counted + 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leaf_hears_by_its_zone_that_upstream_is_of_another_release() {
+    let up = demo::upstream().pods(40).seed(81).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let (zone, leaves) = tree(&up, 2).await;
+    let mut open = Vec::new();
+    for leaf in &leaves {
+        open.push(leaf.watch(PODS).from(history.from).over(Protocol::Http2).await);
+    }
+    let last = up.churn(5).await;
+    join_all(open.iter().map(|watch| watch.reached(last))).await;
+    let marks = |text: &str| text.matches(MARK).count();
+    for leaf in &leaves {
+        let list = leaf.get(CACHED).await;
+        assert_eq!((list.is_cached(), marks(&list.text())), (true, 0));
+    }
+    let (pods, versions) = (up.keys("pods").len(), of_leaves(&up, "/version"));
+    up.faults().down().await;
+    zone.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    up.faults().upgrade(37);
+    up.faults().up().await;
+    zone.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    for leaf in &leaves {
+        let is_new = || async {
+            let list = leaf.get(CACHED).await;
+            let number = marks(&list.text());
+            assert!(!list.is_cached() || number == 0 || number == pods, "{number} of {pods}");
+            list.is_cached() && number == pods
+        };
+        eventually("the leaf has what the new release writes", is_new).await;
+    }
+    let last = up.churn(5).await;
+    history.upto(last).await;
+    for watch in &open {
+        watch.reached(last).await;
+        assert!(watch.is_open());
+        assert_eq!(watch.events().len(), history.all().len(), "nothing twice");
+    }
+    let versions = of_leaves(&up, "/version") - versions;
+    assert!(versions <= 2 * leaves.len(), "{versions} questions of leaves for what they follow");
+    let ended = zone.admin("/metrics").await.text();
+    assert!(ended.lines().any(|line| line.contains("reason=\"upgraded\"") && line.contains("pods")), "{ended}");
+}
+
+/// What the zone has found out beside its stream its leaves are told by theirs, and need not find out as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_zone_has_proven_reaches_its_leaves_without_a_proof_of_their_own() {
+    let up = demo::upstream().pods(700).seed(82).run().await;
+    let (_zone, leaves) = tree(&up, 1).await;
+    let leaf = &leaves[0];
+    assert!(leaf.get("/api/v1/pods?limit=5").await.is_cached());
+    let proofs = async || {
+        let costs = leaf.admin("/debug/cost").await.json();
+        let all = costs.as_array().expect("a list").clone();
+        all.iter().find(|cost| cost["cause"] == "proof").and_then(|cost| cost["requests"].as_u64()).expect("a number")
+    };
+    let before = proofs().await;
+    for n in 0..READS {
+        up.put("nodes", json!({"metadata": {"name": format!("other-{n}")}}));
+        let list = leaf.get("/api/v1/pods?limit=5").await;
+        assert!(list.is_cached(), "{}", list.text());
+    }
+    let asked = proofs().await - before;
+    assert!(asked <= READS + 3, "{asked} questions for {READS} reads: a position each, and hardly more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_says_to_proxies_whether_it_is_ready_itself() {
+    let up = demo::upstream().run().await;
+    let ready = zone(&up).run().await;
+    ready.discovered().await;
+    let waits = zone(&up).preload("nothing.example.com").run().await;
+    let get = |app: &App, path: &str, hops: &str| app.request(Method::GET, path).header(HOPS, hops).send();
+    for (path, status) in [("/readyz", 503), ("/livez", 200), ("/healthz", 200)] {
+        assert_eq!(get(&waits, path, "leaf").await.status, status, "{path}");
+        assert_eq!(
+            (get(&ready, path, "leaf").await.text().as_str(), waits.get(path).await.text().as_str()),
+            ("ok", "ok")
+        );
+    }
+    // It goes on asking for what it waits for.
+    waits.stop().await;
+    let before = up.counts().requests;
+    up.faults().down().await;
+    assert_eq!((get(&ready, "/readyz", "leaf").await.status, up.counts().requests), (200, before), "nobody is asked");
+}
+
+fn review(user: &str) -> String {
+    json!({"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+           "spec": {"user": user, "resourceAttributes": {"verb": "list", "resource": "pods"}}})
+    .to_string()
+}
+
+async fn reviewed(zone: &Client, user: &str) -> (u16, Option<bool>) {
+    let call = zone.request(Method::POST, REVIEWS).header(HOPS, "leaf").header(CAUSE, "access_review");
+    let answer = call.header("content-type", "application/json").body(review(user)).send().await;
+    (answer.status, answer.json()["status"]["allowed"].as_bool())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change() {
+    let up = demo::upstream().run().await;
+    up.reviews().give("leaf", "system:node:leaf");
+    up.reviews().give("nobody", "eve");
+    up.reviews().allow("system:node:leaf", "*");
+    up.reviews().allow("ada", "*");
+    let zone = zone(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    zone.discovered().await;
+    let leaf = zone.bearing("leaf");
+    // A watch of the leaf has the zone listen to RBAC.
+    let _watch = leaf.watch(PODS).from(up.revision()).await;
+    let hears = || async { zone.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1") };
+    eventually("changes of rights are seen", hears).await;
+    assert_eq!(reviewed(&leaf, "ada").await, (201, Some(true)));
+    let before = up.reviews().asked().accesses;
+    for _ in 0..20 {
+        assert_eq!(reviewed(&leaf, "ada").await, (201, Some(true)));
+    }
+    assert_eq!(up.reviews().asked().accesses, before, "it was asked a moment ago");
+    assert_eq!(reviewed(&zone.bearing("nobody"), "ada").await.1, Some(true), "the demo itself lets everybody ask");
+    assert!(up.reviews().asked().accesses >= before + 2, "and the zone asks whether eve may, and passes hers on");
+    let before = up.reviews().asked().accesses;
+    up.reviews().deny("ada", "*");
+    let binding = json!({"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "r"},
+                         "subjects": [{"kind": "User", "name": "ada"}]});
+    up.put("clusterrolebindings", binding);
+    let is_denied = || async { reviewed(&leaf, "ada").await == (201, Some(false)) };
+    eventually("the change ends what was remembered", is_denied).await;
+    assert!(up.reviews().asked().accesses > before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delegated_leaves_ask_the_zone_and_their_common_questions_are_one() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "*");
+    let zone = zone(&up).run().await;
+    zone.discovered().await;
+    let delegated = |url: &str| direct::in_front_of(url).with(|config| config.auth = AuthMode::Delegated);
+    let leaves = join_all((0..4).map(|_| delegated(&zone.url()).run())).await;
+    for leaf in &leaves {
+        leaf.discovered().await;
+    }
+    let reads = leaves.iter().map(|leaf| async move { leaf.bearing("a").get(CACHED).await.status });
+    assert_eq!(join_all(reads).await, vec![200; leaves.len()]);
+    let asked = up.reviews().asked();
+    assert!(asked.tokens <= 2, "a token's owner serves all for a while: {asked:?}");
+    assert!(asked.accesses <= leaves.len() as u64, "{asked:?}");
+    let answered = zone.admin("/metrics").await.text();
+    assert!(answered.lines().any(|line| line.contains("proxy_answers_total") && line.contains("review")), "{answered}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_of_all_leaves_are_one_stream_upstream() {
+    let up = demo::upstream().pods(20).seed(83).run().await;
+    let (_zone, leaves) = tree(&up, 3).await;
+    let from = up.revision();
+    let theirs = straight(&up).watch(PODS).from(from).accept(TABLE).await;
+    let mut ours = Vec::new();
+    for leaf in &leaves {
+        ours.push(leaf.watch(PODS).from(from).accept(TABLE).await);
+        ours.push(leaf.watch(PODS).from(from).accept(TABLE).over(Protocol::Http2).await);
+    }
+    let last = up.churn(30).await;
+    theirs.reached(last).await;
+    join_all(ours.iter().map(|watch| watch.reached(last))).await;
+    for watch in &ours {
+        assert_same("rows", &watch.events(), &theirs.events());
+    }
+    assert_eq!(up.counts().watches_open.of("pods"), 2, "the test's own, and the zone's");
+    let behind = leaves[0].watch(PODS).from(last).accept(TABLE).await;
+    let last = up.churn(5).await;
+    behind.reached(last).await;
+    assert_eq!(behind.events().len(), 5, "a state is none of its events");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_for_only_to_compare_is_answered_from_memory_or_not_at_all() {
+    let up = demo::upstream().pods(5).run().await;
+    let zone = zone(&up).run().await;
+    let from = up.churn(3).await;
+    let _watch = zone.watch(PODS).from(from).await;
+    zone.reached("pods", up.churn(3).await).await;
+    let at = |version: u64| format!("{PODS}?resourceVersion={version}&resourceVersionMatch=Exact");
+    let path = at(from - 1);
+    let exact = |cause: &'static str| zone.request(Method::GET, &path).header(HOPS, "leaf").header(CAUSE, cause).send();
+    // The zone's own samples are of one object, or of a page.
+    let is_state =
+        |query: &&String| query.contains("Exact") && !query.contains("fieldSelector") && !query.contains("limit");
+    let exact_ones = || direct::asked_by_proxies(&up, PODS).iter().filter(is_state).count();
+    let before = exact_ones();
+    for cause in ["comparison", "self_check"] {
+        assert_eq!(exact(cause).await.status, 410, "{cause}");
+    }
+    assert_eq!(exact_ones(), before);
+    assert_eq!(exact("past").await.status, 200, "what a leaf needs it gets");
+    assert_eq!(exact_ones(), before + 1);
+    // From where the zone's history begins it can tell what there was.
+    for version in from..=up.revision() {
+        let ours = zone.request(Method::GET, &at(version)).header(HOPS, "leaf").header(CAUSE, "list").send().await;
+        let theirs = straight(&up).get(&at(version)).await;
+        assert!(ours.is_cached(), "{version}: {}", ours.text());
+        assert_eq!(ours.body, theirs.body, "{version}");
+    }
+    assert_eq!(exact_ones(), before + 1);
+}
+
+#[tokio::test]
+async fn clients_cannot_pass_their_questions_for_those_of_a_proxy() {
+    let up = demo::upstream().pods(2).run().await;
+    let app = direct::app(&up).run().await;
+    let call = app.request(Method::GET, "/version").header(CAUSE, "watch");
+    assert_eq!(call.send().await.status, 200);
+    let seen = up.requests().into_iter().rfind(|seen| seen.uri.path() == "/version").expect("it passed");
+    assert!(!seen.headers.contains_key(CAUSE));
+}

@@ -1,0 +1,80 @@
+//! Runs of which a person has chosen what breaks: what takes minutes takes none on virtual time.
+
+use std::time::Duration;
+
+use kube_fanout::demo::{CountPerResource, RequestCounts};
+use kube_fanout::verify::Record;
+
+use crate::excuses;
+use crate::failpoints::Delays;
+use crate::faults::{Fault, FaultKind};
+use crate::panics::with_panics;
+use crate::plan::Plan;
+use crate::run::{Ran, run_plan};
+
+/// What a 410 says to a client that asks for what followed version 1: clients do so now and then.
+const FROM_THE_FIRST: &str = "version: 1 (";
+
+/// What clients were told in a run that kept every promise.
+struct Kept {
+    /// When events came, since the run began.
+    events: Vec<Duration>,
+    /// Watches that were told 410.
+    expired: usize,
+    asked: RequestCounts,
+}
+
+/// Eight clients for five minutes, and nothing that breaks but what is chosen.
+fn quiet_plan() -> Plan {
+    let plan = Plan::draw(1);
+    let (duration, idle_max) = (Duration::from_secs(300), Duration::from_secs(600));
+    Plan { clients: 8, writers: 2, rate: 1.0, latency: Duration::ZERO, faults: Vec::new(), duration, idle_max, ..plan }
+}
+
+/// Runs a plan. It must keep every promise.
+fn kept(plan: Plan) -> Kept {
+    let plan = Plan { drains: false, ..plan };
+    let (ran, panics) = with_panics(|| run_plan(plan, &Delays::none()));
+    let Ran { verdict, lines, began_ns, asked, .. } = ran.unwrap_or_else(|| panic!("{}", panics.join("\n")));
+    let broken = excuses::broken(&verdict, &lines);
+    let first = verdict.first().map(|violation| format!("{violation:?}")).unwrap_or_default();
+    assert!(broken.is_empty() && panics.is_empty(), "{broken:?} {panics:?} {first}");
+    let text = String::from_utf8(lines).expect("JSON");
+    let (mut events, mut expired) = (Vec::new(), 0);
+    for record in text.lines().map(|line| serde_json::from_str(line).expect("a record")) {
+        let Record::Event(event) = record else { continue };
+        events.push(Duration::from_nanos(event.at_ns.saturating_sub(began_ns)));
+        expired += usize::from(event.status.code == 410 && !event.status.message.contains(FROM_THE_FIRST));
+    }
+    Kept { events, expired, asked }
+}
+
+/// A connection to upstream that is dead, though nobody says so, is found by a ping that is not answered, or, without
+/// HTTP/2, by a stream that says nothing (FU-2). Clients notice nothing but that.
+#[test]
+fn connections_upstream_that_die_without_a_word_are_found_in_time() {
+    let at = Duration::from_secs(100);
+    for (multiplexes, longest) in [(true, Duration::from_secs(50)), (false, Duration::from_secs(95))] {
+        let faults = vec![Fault { at, lasts: Duration::from_secs(100), kind: FaultKind::DeadenUpstream }];
+        let kept = kept(Plan { multiplexes, faults, ..quiet_plan() });
+        let silent = kept.events.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().expect("events");
+        assert!(silent > Duration::from_secs(20), "the connections died: {silent:?}");
+        assert!(silent < longest, "over {}: {silent:?}", if multiplexes { "HTTP/2" } else { "HTTP/1.1" });
+        assert_eq!(kept.expired, 0, "and nobody was told 410");
+    }
+}
+
+/// Without bookmarks a quiet stream is taken for dead after 90 s, again and again. That costs a watch, and small
+/// questions whether the storage is the same, each time; the state is not listed (FU-16).
+#[test]
+fn an_upstream_without_bookmarks_costs_a_few_questions_now_and_then() {
+    let (never, duration) = (Duration::from_secs(86_400), Duration::from_secs(1_800));
+    let kept = kept(Plan { clients: 3, rate: 0.002, bookmark_period: never, duration, ..quiet_plan() });
+    assert_eq!(kept.expired, 0);
+    // The definitions of custom resources, of which none changes.
+    let of = |counts: &CountPerResource| counts.of("customresourcedefinitions");
+    let silences = duration.as_secs() / 90;
+    let (opened, lists) = (of(&kept.asked.watches_opened), of(&kept.asked.lists));
+    assert!((silences..3 * silences + 10).contains(&opened), "{opened} watches of a quiet resource");
+    assert!(lists <= silences + 5, "{lists} lists of a quiet resource");
+}

@@ -1,0 +1,46 @@
+//! What a run may show that is no violation, because docs/DIFFERENCES.md says so.
+
+use kube_fanout::verify::{EventKind, Promise, Record, RunVerdict, TruthRecord, Violation};
+
+/// Kinds of faults behind which upstream has another window.
+const FORGET: [&str; 3] = ["Restart", "ForgetWindow", "Compact"];
+
+/// The promises that were broken, but for what is said to be different.
+pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<Promise> {
+    let broken: Vec<_> = verdict.judged.iter().filter(|judged| judged.broken > 0).collect();
+    if broken.is_empty() {
+        return Vec::new();
+    }
+    let records = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let records: Vec<Record> = records.map(|line| serde_json::from_slice(line).expect("a record")).collect();
+    let is_excused = |violation: &Violation| {
+        matches!(violation.promise, Promise::Reliable | Promise::Resumable) && came_and_went(violation, &records)
+    };
+    let kept =
+        |violations: &[Violation], broken: u64| violations.len() as u64 == broken && violations.iter().all(is_excused);
+    broken.iter().filter(|judged| !kept(&judged.violations, judged.broken)).map(|judged| judged.promise).collect()
+}
+
+/// Whether what was missing is of an object that had come and gone by the time at which upstream's window began anew:
+/// a mended gap does not show it.
+fn came_and_went(violation: &Violation, records: &[Record]) -> bool {
+    let mut shown = violation.lines.iter().filter_map(|line| records.get(*line as usize - 1));
+    let missed = shown.find_map(truth);
+    let forgot = records.iter().filter_map(|record| match record {
+        Record::Fault(fault) if FORGET.iter().any(|kind| fault.name.starts_with(kind)) => Some(fault.from_ns),
+        _ => None,
+    });
+    let forgot: Vec<_> = forgot.collect();
+    let windows = records.iter().filter_map(|record| match record {
+        Record::Window(window) if forgot.contains(&window.at_ns) => Some(window.version),
+        _ => None,
+    });
+    let (Some(missed), Some(window)) = (missed, windows.max()) else { return false };
+    let mut later = records.iter().filter_map(truth).filter(|change| change.key == missed.key);
+    later
+        .any(|change| change.kind == EventKind::Deleted && missed.version <= change.version && change.version <= window)
+}
+
+fn truth(record: &Record) -> Option<&TruthRecord> {
+    if let Record::Truth(change) = record { Some(change) } else { None }
+}

@@ -1,0 +1,280 @@
+//! What is broken in a run, when, and for how long.
+
+use std::time::Duration;
+
+use kube_fanout::demo::{RequestKind, RunningUpstream};
+
+use crate::network::Network;
+
+/// Something that is broken for a time, as a seed has drawn it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub at: Duration,
+    /// How long it lasts.
+    pub lasts: Duration,
+    pub kind: FaultKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Upstream ends its watches, as an apiserver does with old ones.
+    EndWatches,
+    ResetWatches,
+    /// Watches end within a frame, as if they were whole, or not.
+    TearFrame {
+        bytes: usize,
+    },
+    BreakFrame {
+        bytes: usize,
+    },
+    /// Nothing comes by watches.
+    HushWatches,
+    /// The same after some more events: in the middle of what happens.
+    StallWatches {
+        events: usize,
+    },
+    /// Connections to upstream break.
+    CutUpstream,
+    /// Nothing moves on them.
+    HoldUpstream,
+    /// They are dead, and nobody is told; new ones are not. Plans draw it apart.
+    DeadenUpstream,
+    /// New ones are refused.
+    RefuseUpstream,
+    /// Upstream is away.
+    Down,
+    /// Upstream is away, and has forgotten its watch window when it is back.
+    Restart,
+    /// Upstream forgets its watch window, and cuts its watches.
+    ForgetWindow,
+    /// The storage is compacted.
+    Compact,
+    /// Requests are refused.
+    RefuseRequests {
+        of_watches: bool,
+        code: u16,
+        times: usize,
+    },
+    HoldLists,
+    Bookmark,
+    /// A bookmark in the middle of a version.
+    BookmarkAtLast,
+    CutClients,
+    HoldClients,
+    /// Nobody reads: clients are cut, and new connections are refused.
+    RefuseClients,
+    /// Objects are deleted, all at one version. Nothing is broken.
+    DeleteAtOnce {
+        objects: usize,
+    },
+}
+
+/// A task panics at a failpoint: [`Delays`](crate::failpoints::Delays) draws it, and no plan does.
+pub const PANIC: &str = "Panic";
+
+/// The names of all kinds.
+pub const KINDS: [&str; 23] = [
+    "EndWatches",
+    "ResetWatches",
+    "TearFrame",
+    "BreakFrame",
+    "HushWatches",
+    "StallWatches",
+    "CutUpstream",
+    "HoldUpstream",
+    "DeadenUpstream",
+    "RefuseUpstream",
+    "Down",
+    "Restart",
+    "ForgetWindow",
+    "Compact",
+    "RefuseRequests",
+    "HoldLists",
+    "Bookmark",
+    "BookmarkAtLast",
+    "CutClients",
+    "HoldClients",
+    "RefuseClients",
+    "DeleteAtOnce",
+    PANIC,
+];
+
+/// Where faults are done.
+pub struct Broken<'a> {
+    pub up: &'a RunningUpstream,
+    pub plural: &'static str,
+    pub to_upstream: &'a Network,
+    pub to_application: &'a Network,
+}
+
+impl Fault {
+    pub fn draw(rng: &mut fastrand::Rng, within: Duration) -> Self {
+        let lasts = match rng.u8(..4) {
+            0 => Duration::from_millis(rng.u64(..2_000)),
+            1 | 2 => Duration::from_secs(rng.u64(1..=30)),
+            _ => Duration::from_secs(rng.u64(30..=150)),
+        };
+        Self { at: within.mul_f64(rng.f64()), lasts, kind: FaultKind::draw(rng) }
+    }
+}
+
+impl Fault {
+    /// Connections that die, in one of eight seeds. They are found within the time that it lasts: by pings after 45 s,
+    /// or by a stream that says nothing for 90 s.
+    pub fn dead_connections(rng: &mut fastrand::Rng, within: Duration) -> Option<Self> {
+        let (at, lasts) = (within.mul_f64(rng.f64()), Duration::from_secs(100));
+        (rng.u8(..8) == 0).then_some(Self { at, lasts, kind: FaultKind::DeadenUpstream })
+    }
+}
+
+impl FaultKind {
+    fn draw(rng: &mut fastrand::Rng) -> Self {
+        let (bytes, times, events) = (rng.usize(..200), rng.usize(1..=6), rng.usize(..4));
+        let (code, of_watches) = ([429, 500, 503, 504][rng.usize(..4)], rng.bool());
+        match rng.u8(..26) {
+            0 => Self::EndWatches,
+            1 => Self::ResetWatches,
+            2 => Self::TearFrame { bytes },
+            3 => Self::BreakFrame { bytes },
+            4 | 5 => Self::HushWatches,
+            6 => Self::StallWatches { events },
+            7 => Self::CutUpstream,
+            8 => Self::HoldUpstream,
+            9 => Self::RefuseUpstream,
+            10 => Self::Down,
+            11 | 12 => Self::Restart,
+            13 => Self::ForgetWindow,
+            14 => Self::Compact,
+            15 => Self::RefuseRequests { of_watches, code, times },
+            16 => Self::HoldLists,
+            17 => Self::Bookmark,
+            18 => Self::BookmarkAtLast,
+            19 => Self::CutClients,
+            20 => Self::HoldClients,
+            21..=23 => Self::RefuseClients,
+            _ => Self::DeleteAtOnce { objects: times.max(2) },
+        }
+    }
+
+    /// What it is called, whatever it was drawn with.
+    pub fn name(self) -> &'static str {
+        let (long, is_end) = (format!("{self:?}"), |c: char| !c.is_alphanumeric());
+        let name = long.split(is_end).next();
+        KINDS.into_iter().find(|kind| Some(*kind) == name).expect("every kind is in the list")
+    }
+
+    /// Whether what was before may be told by nobody, so that a 410 is right: upstream has forgotten it, or does not
+    /// tell it to a feed that begins and is asked for it within the time that is waited for that (F9).
+    pub fn hides_history(self) -> bool {
+        match self {
+            Self::Restart
+            | Self::ForgetWindow
+            | Self::Compact
+            | Self::HushWatches
+            | Self::StallWatches { .. }
+            | Self::HoldUpstream
+            | Self::DeadenUpstream
+            | Self::RefuseUpstream
+            | Self::Down
+            | Self::RefuseRequests { .. }
+            | Self::HoldLists => true,
+            Self::EndWatches
+            | Self::ResetWatches
+            | Self::TearFrame { .. }
+            | Self::BreakFrame { .. }
+            | Self::CutUpstream
+            | Self::Bookmark
+            | Self::BookmarkAtLast
+            | Self::DeleteAtOnce { .. }
+            | Self::CutClients
+            | Self::HoldClients
+            | Self::RefuseClients => false,
+        }
+    }
+
+    /// Whether events that upstream sends in one go may come one by one. Those of one version are taken for whole when
+    /// nothing follows the first of them (W17).
+    pub fn parts_events(self) -> bool {
+        matches!(self, Self::StallWatches { .. } | Self::HoldUpstream | Self::DeadenUpstream)
+    }
+
+    /// Whether anything is broken by it.
+    pub fn breaks(self) -> bool {
+        !matches!(self, Self::DeleteAtOnce { .. } | Self::Bookmark | Self::BookmarkAtLast)
+    }
+
+    pub async fn begin(self, on: &Broken<'_>) {
+        let (faults, ours) = (on.up.faults(), on.up.faults().only(on.plural));
+        match self {
+            Self::EndWatches => ours.end_watches(),
+            Self::ResetWatches => ours.reset_watches(),
+            Self::TearFrame { bytes } => ours.tear_frame(bytes),
+            Self::BreakFrame { bytes } => ours.break_frame(bytes),
+            Self::HushWatches => faults.hush_watches(),
+            Self::StallWatches { events } => faults.stall_watches(events),
+            Self::CutUpstream => on.to_upstream.cut(),
+            Self::HoldUpstream => on.to_upstream.change(|terms| terms.is_held = true),
+            Self::DeadenUpstream => on.to_upstream.deaden(),
+            Self::RefuseUpstream => {
+                on.to_upstream.change(|terms| terms.refuses = true);
+                on.to_upstream.cut();
+            }
+            Self::Down => faults.down().await,
+            Self::Restart => {
+                faults.down().await;
+                faults.forget_window();
+            }
+            Self::ForgetWindow => {
+                faults.forget_window();
+                faults.reset_watches();
+            }
+            Self::Compact => {
+                faults.compact(on.up.revision());
+                faults.reset_watches();
+            }
+            Self::RefuseRequests { of_watches, code, times } => {
+                let kind = if of_watches { RequestKind::Watch } else { RequestKind::List };
+                ours.answer(kind, times, code, (code == 429).then_some(1));
+            }
+            Self::HoldLists => faults.hold_lists(),
+            Self::Bookmark => ours.bookmark(),
+            Self::BookmarkAtLast => ours.bookmark_at_last_event(),
+            Self::CutClients => on.to_application.cut(),
+            Self::HoldClients => on.to_application.change(|terms| terms.is_held = true),
+            Self::RefuseClients => {
+                on.to_application.change(|terms| terms.refuses = true);
+                on.to_application.cut();
+            }
+            Self::DeleteAtOnce { objects } => {
+                let keys = on.up.keys(on.plural);
+                let some = keys.iter().map(|(key, _)| key.as_str()).filter(|key| key.contains("verify-object"));
+                on.up.delete_at_once(on.plural, some.take(objects));
+            }
+        }
+    }
+
+    /// Mends what can be mended.
+    pub async fn end(self, on: &Broken<'_>) {
+        let faults = on.up.faults();
+        match self {
+            Self::HushWatches => faults.unhush_watches(),
+            Self::StallWatches { .. } => faults.resume_watches(),
+            Self::HoldUpstream => on.to_upstream.change(|terms| terms.is_held = false),
+            Self::RefuseUpstream => on.to_upstream.change(|terms| terms.refuses = false),
+            Self::Down | Self::Restart => faults.up().await,
+            Self::HoldLists => faults.release_lists(),
+            Self::HoldClients => on.to_application.change(|terms| terms.is_held = false),
+            Self::RefuseClients => on.to_application.change(|terms| terms.refuses = false),
+            Self::RefuseRequests { .. } => faults.answer_as_usual(),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn every_kind_is_drawn_and_has_a_name() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let drawn: std::collections::BTreeSet<_> = (0..2_000).map(|_| FaultKind::draw(&mut rng).name()).collect();
+    let apart = [PANIC, FaultKind::DeadenUpstream.name()];
+    assert_eq!(drawn, KINDS.into_iter().filter(|kind| !apart.contains(kind)).collect());
+}

@@ -1,0 +1,275 @@
+//! One run: the application, the demo upstream and a clientele in one runtime on virtual time, judged by the records.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_fanout::app::{Bound, Inherited, TaskLost};
+use kube_fanout::base::now_ns;
+use kube_fanout::config::Serve;
+use kube_fanout::demo::{self, RequestCounts, RunningUpstream, StoreChanges};
+use kube_fanout::net::{Address, Listener};
+use kube_fanout::upstream::{CredentialSource, MemoryUpstream};
+use kube_fanout::verify::{
+    Clientele, ClienteleOrder, CompactedRecord, EventKind, FaultRecord, History, Record, Requirements, RunVerdict,
+    WindowRecord,
+};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+
+use crate::failpoints::{Delays, Hits, Panics};
+use crate::faults::{Broken, FaultKind, PANIC};
+use crate::network::Network;
+use crate::plan::{ENCODINGS, Plan};
+
+/// Where the application listens: nobody looks for it there.
+const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8001);
+/// Bytes that a connection of the application holds in each direction.
+const BUFFER_BYTES: usize = 64 << 10;
+/// How long a change may take where nothing is broken: a slow client's link may need so long for what is before it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The time that the drain has.
+const DRAIN: Duration = Duration::from_secs(10);
+/// What is broken may have consequences for so long behind its end: waits between attempts are half a minute at most,
+/// and a gap is read back version by version.
+const SETTLES: Duration = Duration::from_secs(90);
+
+/// Longer than any run lasts.
+const FOR_EVER_NS: u64 = 86_400 * 1_000_000_000;
+
+/// What came of a run.
+pub struct Ran {
+    pub verdict: RunVerdict,
+    /// The records, a line each.
+    pub lines: Vec<u8>,
+    pub notes: Vec<String>,
+    pub hits: Hits,
+    /// What was broken, by its name in [`KINDS`](crate::faults::KINDS).
+    pub faults: Vec<&'static str>,
+    /// The clock of the records when the run began.
+    pub began_ns: u64,
+    /// What upstream was asked, by clients of its own too.
+    pub asked: RequestCounts,
+}
+
+/// Runs what a seed has drawn, and judges it.
+pub fn run(seed: u64) -> Ran {
+    run_plan(Plan::draw(seed), &Delays::draw(seed))
+}
+
+/// Runs a plan, whoever has made it, and judges it.
+pub fn run_plan(plan: Plan, delays: &Delays) -> Ran {
+    let seed = plan.seed;
+    fastrand::seed(seed);
+    // The clock of all records begins before the first run's own does.
+    now_ns();
+    let panics = delays.panics();
+    let mut faults: Vec<_> = plan.faults.iter().map(|fault| fault.kind.name()).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let (began_ns, asked, lines, notes) = runtime.expect("a runtime").block_on(async {
+        let began_ns = now_ns();
+        let (asked, lines, notes) = Simulation::begin(plan, panics.clone()).await.run_to_the_end().await;
+        (began_ns, asked, lines, notes)
+    });
+    faults.extend(panics.borrow().iter().map(|_| PANIC));
+    let text = std::str::from_utf8(&lines).expect("JSON");
+    let records = text.lines().map(|line| serde_json::from_str::<Record>(line).expect("a record"));
+    let history = History::of(records).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let verdict = RunVerdict::of(&history, &Requirements::default());
+    Ran { verdict, lines, notes, hits: delays.hits(), faults, began_ns, asked }
+}
+
+struct Simulation {
+    plan: Plan,
+    up: RunningUpstream,
+    changes: StoreChanges,
+    /// The version that the truth begins with.
+    from: u64,
+    to_upstream: Network,
+    to_application: Network,
+    clientele: Arc<Clientele>,
+    stop: Option<oneshot::Sender<()>>,
+    app: tokio::task::JoinHandle<Result<(), TaskLost>>,
+    panics: Panics,
+}
+
+/// Something that is to be done at a moment.
+#[derive(Clone, Copy)]
+enum Act {
+    Break(FaultKind),
+    Mend {
+        kind: FaultKind,
+        from_ns: u64,
+    },
+    /// What was broken has no consequences any more.
+    Settle {
+        kind: FaultKind,
+        from_ns: u64,
+    },
+}
+
+impl Simulation {
+    async fn begin(plan: Plan, panics: Panics) -> Self {
+        let up = demo::upstream().nodes(0).bookmark_period(plan.bookmark_period).in_memory();
+        let to_upstream = Network::new(plan.latency, plan.piece_bytes);
+        let to_application = Network::new(plan.latency, plan.piece_bytes);
+        let (listener, connector) = Listener::in_memory(ADDRESS, BUFFER_BYTES);
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000));
+        let order = ClienteleOrder {
+            seed: plan.seed,
+            resource: plan.resource(),
+            namespaces: plan.namespaces,
+            objects: plan.objects,
+            encodings: ENCODINGS.to_vec(),
+            transports: plan.transports.clone(),
+            pace: plan.pace,
+            patience: PATIENCE,
+            window_changes: None,
+            subject: Arc::new(to_application.over(move || connector.connect(from))),
+            direct: Arc::new(up.connector()),
+        };
+        let clientele = Arc::new(Clientele::new(order));
+        for name in clientele.namespaces() {
+            up.put("namespaces", serde_json::json!({"metadata": {"name": name}}));
+        }
+        let mut inherited = Inherited::default();
+        inherited.add_memory(ADDRESS, listener);
+        let upstream = MemoryUpstream::new(to_upstream.over(up.connector()), plan.multiplexes);
+        let mut config = Serve::in_front_of(CredentialSource::Memory(upstream));
+        config.listen = vec![Address::Tcp(ADDRESS)];
+        config.admin = None;
+        config.drain = DRAIN;
+        config.reflect.idle_max = plan.idle_max;
+        let bound = Bound::bind_with(config, inherited).await.expect("nothing is bound");
+        let (stop, stopped) = oneshot::channel();
+        let app = tokio::spawn(bound.run(async { drop(stopped.await) }, std::future::pending()));
+        let (changes, from) = (up.changes(plan.plural()), up.revision());
+        Self { plan, up, changes, from, to_upstream, to_application, clientele, stop: Some(stop), app, panics }
+    }
+
+    async fn run_to_the_end(mut self) -> (RequestCounts, Vec<u8>, Vec<String>) {
+        self.learn_state();
+        (0..self.plan.clients).for_each(|client| self.clientele.begin(client));
+        let writers = (0..self.plan.writers).map(|number| {
+            let (clientele, writers, rate) = (self.clientele.clone(), self.plan.writers, self.plan.rate);
+            tokio::spawn(async move { clientele.write(number, writers, rate).await })
+        });
+        let writers: Vec<_> = writers.collect();
+        self.break_things().await;
+        if self.plan.drains {
+            self.drain().await;
+        }
+        self.clientele.calm();
+        self.learn_until(Instant::now() + PATIENCE).await;
+        for writer in writers {
+            writer.await.expect("no panic");
+        }
+        self.learn_until(Instant::now() + PATIENCE + Duration::from_secs(1)).await;
+        for from_ns in self.panics.borrow().iter().copied() {
+            let to_ns = from_ns + u64::try_from(SETTLES.as_nanos()).expect("seconds");
+            let name = PANIC.to_owned();
+            self.clientele.put(&Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() }));
+        }
+        let clientele = Arc::into_inner(self.clientele).expect("writers are gone");
+        let (lines, notes) = clientele.leave().await;
+        let asked = self.up.counts();
+        drop(self.stop.take());
+        self.app.await.expect("the application does not panic").expect("nor one of its needed tasks");
+        self.up.stop().await;
+        (asked, lines, notes)
+    }
+
+    /// Breaks things and mends them when the seed says so, and writes down what is true.
+    async fn break_things(&mut self) {
+        let began = Instant::now();
+        let faults = self.plan.faults.clone();
+        let mut acts: Vec<_> = faults.iter().map(|fault| (began + fault.at, Act::Break(fault.kind))).collect();
+        let lasts = |kind| faults.iter().find(|fault| fault.kind == kind).map_or(Duration::ZERO, |fault| fault.lasts);
+        while let Some(next) = (0..acts.len()).min_by_key(|at| acts[*at].0) {
+            let (at, act) = acts.remove(next);
+            self.learn_until(at).await;
+            let on = Broken {
+                up: &self.up,
+                plural: self.plan.plural(),
+                to_upstream: &self.to_upstream,
+                to_application: &self.to_application,
+            };
+            match act {
+                Act::Break(kind) => {
+                    let from_ns = now_ns();
+                    if kind == FaultKind::Compact {
+                        let compacted = CompactedRecord { version: self.up.revision(), at_ns: from_ns };
+                        self.clientele.put(&Record::Compacted(compacted));
+                    }
+                    kind.begin(&on).await;
+                    acts.push((at + lasts(kind), Act::Mend { kind, from_ns }));
+                }
+                Act::Mend { kind, from_ns } => {
+                    kind.end(&on).await;
+                    acts.push((at + SETTLES, Act::Settle { kind, from_ns }));
+                }
+                Act::Settle { kind, from_ns } => self.settled(kind, from_ns),
+            }
+        }
+        self.learn_until(began + self.plan.duration).await;
+    }
+
+    /// Writes down what was broken, and what may have been forgotten meanwhile.
+    fn settled(&self, kind: FaultKind, from_ns: u64) {
+        if kind.breaks() {
+            let (name, to_ns) = (format!("{kind:?}"), now_ns());
+            let fault = FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() };
+            self.clientele.put(&Record::Fault(fault));
+        }
+        if kind.hides_history() {
+            let (resource, version) = (self.clientele.resource(), self.up.revision());
+            self.clientele.put(&Record::Window(WindowRecord { resource, version, at_ns: from_ns, server: None }));
+        }
+    }
+
+    /// Stops the application while clients read and writers write.
+    async fn drain(&mut self) {
+        let from_ns = now_ns();
+        drop(self.stop.take());
+        self.learn_until(Instant::now() + 2 * DRAIN).await;
+        // Nobody is served any more.
+        let (name, to_ns) = ("drain".to_owned(), now_ns() + FOR_EVER_NS);
+        let fault = FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() };
+        self.clientele.put(&Record::Fault(fault));
+    }
+
+    /// Writes down the state that the truth begins with. What led to it nobody need know.
+    fn learn_state(&self) {
+        let plural = self.plan.plural();
+        for (key, version) in self.up.keys(plural) {
+            let (namespace, name) = key.split_once('/').expect("they are in namespaces");
+            let object = self.up.object(plural, namespace, name);
+            self.clientele.learn(version, &key, EventKind::Added, object.as_deref());
+        }
+        self.clientele.put(&Record::Window(WindowRecord { version: self.from, ..WindowRecord::default() }));
+        self.clientele.known(self.from, self.from);
+    }
+
+    /// Writes the truth down as it happens.
+    async fn learn_until(&mut self, end: Instant) {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.changes.ready() => self.learn(),
+                () = sleep_until(end) => return self.learn(),
+            }
+        }
+    }
+
+    fn learn(&mut self) {
+        for change in self.changes.take() {
+            let kind = match (&change.object, change.is_new) {
+                (None, _) => EventKind::Deleted,
+                (Some(_), true) => EventKind::Added,
+                (Some(_), false) => EventKind::Modified,
+            };
+            self.clientele.learn(change.revision, &change.key, kind, change.object.as_deref());
+        }
+        self.clientele.known(self.from, self.up.revision());
+    }
+}

@@ -1,0 +1,110 @@
+//! Seeds: fresh ones, and those that tell something.
+
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kube_fanout::verify::excerpt;
+
+use crate::excuses;
+use crate::failpoints::DRAWN;
+use crate::panics::with_panics;
+use crate::run::{Ran, run};
+use crate::tally::Tally;
+
+/// Without a number of seeds to run, fresh ones are run for so long.
+const FRESH_FOR: Duration = Duration::from_secs(5);
+/// Between them, these see every failpoint, and each mutant that names the test of them.
+const TELLING: std::ops::RangeInclusive<u64> = 1..=16;
+/// Seeds that have found something once, each with what that was.
+const ONCE_BROKEN: [(u64, &str); 2] = [
+    (599_642_887, "a watch that was held for the history before it was told 410 when the feed ended"),
+    (20_002_956, "a version was taken for whole by a silence that nobody had listened to"),
+];
+/// Seeds that broke something, of which one run shows no more.
+const BROKEN_MAX: usize = 3;
+
+/// Runs a seed, and says in words what it broke.
+fn broken(seed: u64, tally: &Mutex<Tally>) -> Option<String> {
+    let again = format!("`make simulation SEEDS=1 SEED={seed}` repeats it");
+    let (ran, mut panics) = with_panics(|| run(seed));
+    panics.retain(|panic| !panic.contains(DRAWN));
+    let Some(ran) = ran.filter(|_| panics.is_empty()) else {
+        return Some(format!("seed {seed} panicked, {again}:\n{}", panics.join("\n")));
+    };
+    let is_enough = tally.lock().expect("no panic").add(seed, &ran);
+    let Ran { verdict, lines, notes, .. } = ran;
+    let names: Vec<_> = excuses::broken(&verdict, &lines).iter().map(ToString::to_string).collect();
+    if let (Ok(dir), false) = (std::env::var("SIMULATION_RECORDS"), names.is_empty() && is_enough) {
+        let path = std::path::Path::new(&dir).join(format!("{seed}.jsonl"));
+        std::fs::write(path, &lines).expect("a folder");
+    }
+    if names.is_empty() {
+        return None;
+    }
+    let shown = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
+    let mut text = format!("{} broken: seed {seed}, {again}\n", names.join(", "));
+    text += &verdict.text(&excerpt(&lines[..], &shown).expect("in memory"));
+    for note in notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    Some(text)
+}
+
+fn assert_kept(seeds: impl IntoIterator<Item = u64>) -> Tally {
+    let tally = Mutex::default();
+    let broken: Vec<_> = seeds.into_iter().filter_map(|seed| broken(seed, &tally)).collect();
+    assert!(broken.is_empty(), "\n{}", broken.join("\n\n"));
+    tally.into_inner().expect("no panic")
+}
+
+fn said(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|number| number.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+/// `make simulation SEEDS=n SEED=n` says how many, and from where on. Records of those that fail are written into the
+/// folder that `SIMULATION_RECORDS` names; `SIMULATION_LOG` shows the application's log.
+#[test]
+#[expect(clippy::print_stdout, reason = "whoever runs it repeats it by what it says")]
+fn fresh_seeds_keep_every_promise() {
+    // 32 bits: a person can read it out to another.
+    let first = said("SIMULATION_SEED").unwrap_or_else(|| u64::from(fastrand::u32(..)));
+    let seeds = said("SIMULATION_SEEDS");
+    println!("SEED={first} draws these again");
+    if std::env::var("SIMULATION_LOG").is_ok() {
+        tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
+    }
+    let (began, next, tally, found) = (Instant::now(), AtomicU64::new(0), Mutex::default(), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            let is_over = seeds.map_or(began.elapsed() > FRESH_FOR, |seeds| nth >= seeds);
+            if is_over || found.lock().expect("no panic").len() >= BROKEN_MAX {
+                return;
+            }
+            let text = broken(first + nth, &tally);
+            found.lock().expect("no panic").extend(text);
+        }
+    };
+    // Each run has a thread of its own, on which nothing else runs. Beside other tests there is one.
+    let threads = if seeds.is_some() { std::thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let tally: Tally = tally.into_inner().expect("no panic");
+    println!("{tally}\n{:?} a seed", began.elapsed() / u32::try_from(tally.seeds).unwrap_or(u32::MAX).max(1));
+    let found = found.into_inner().expect("no panic");
+    assert!(found.is_empty(), "\n{}", found.join("\n\n"));
+    assert!(tally.lacks().is_empty(), "{}", tally.lacks().join("\n"));
+}
+
+#[test]
+fn what_was_broken_once_is_kept() {
+    assert_kept(ONCE_BROKEN.iter().map(|(seed, _)| *seed));
+}
+
+#[test]
+fn telling_seeds_keep_every_promise_and_pass_every_failpoint() {
+    let tally = assert_kept(TELLING);
+    let lacks: Vec<_> = tally.lacks().into_iter().chain(tally.unpassed()).collect();
+    assert!(lacks.is_empty(), "{}", lacks.join("\n"));
+}

@@ -1,0 +1,98 @@
+//! What many runs have judged, broken and passed, and whether that was enough to say anything.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::failpoints::{FAILPOINTS, Hits};
+use crate::faults::KINDS;
+use crate::run::Ran;
+
+/// How much the runs of some seeds have judged.
+#[derive(Default)]
+pub struct Tally {
+    pub seeds: u64,
+    writes: u64,
+    reads: u64,
+    events: u64,
+    virtual_seconds: u64,
+    /// How often a promise was judged.
+    judged: u64,
+    /// The seed in which that was least often, and how often.
+    least: Option<(u64, u64)>,
+    /// How often something of each kind was broken.
+    faults: BTreeMap<&'static str, u64>,
+    hits: Hits,
+}
+
+/// Seeds of which it is expected that they break everything there is to break, and pass every failpoint.
+pub const TELLING_SEEDS: u64 = 100;
+/// A seed that judges less often says too little.
+const JUDGED_MIN: u64 = 10;
+
+impl Tally {
+    /// Adds a run; says whether it has judged enough.
+    pub fn add(&mut self, seed: u64, ran: &Ran) -> bool {
+        let counts = ran.verdict.counts;
+        self.seeds += 1;
+        self.writes += counts.writes;
+        self.reads += counts.lists + counts.gets + counts.watches;
+        self.events += counts.events;
+        self.virtual_seconds += counts.milliseconds / 1000;
+        let judged: u64 = ran.verdict.judged.iter().map(|judged| judged.instances).sum();
+        self.judged += judged;
+        if self.least.is_none_or(|(_, least)| judged < least) {
+            self.least = Some((seed, judged));
+        }
+        for kind in &ran.faults {
+            *self.faults.entry(kind).or_default() += 1;
+        }
+        for (at, hits) in &ran.hits {
+            let sum = self.hits.entry(at).or_default();
+            sum.passed += hits.passed;
+            sum.lingered += hits.lingered;
+        }
+        judged >= JUDGED_MIN
+    }
+
+    /// What was too little, in words.
+    pub fn lacks(&self) -> Vec<String> {
+        let mut lacks = Vec::new();
+        if let Some((seed, judged)) = self.least.filter(|(_, judged)| *judged < JUDGED_MIN) {
+            lacks.push(format!("seed {seed} has judged promises {judged} times, {JUDGED_MIN} are the least"));
+        }
+        if self.seeds >= TELLING_SEEDS {
+            let unbroken = KINDS.iter().filter(|kind| !self.faults.contains_key(*kind));
+            lacks.extend(unbroken.map(|kind| format!("{kind} never happened")));
+            lacks.extend(self.unpassed());
+        }
+        lacks.extend(self.unknown());
+        lacks
+    }
+
+    /// Failpoints that nothing has passed.
+    pub fn unpassed(&self) -> impl Iterator<Item = String> {
+        let unpassed = FAILPOINTS.iter().filter(|(at, _)| !self.hits.contains_key(at));
+        unpassed.map(|(at, between)| format!("{at} ({between}) was never passed"))
+    }
+
+    fn unknown(&self) -> impl Iterator<Item = String> {
+        let unknown = self.hits.keys().filter(|at| FAILPOINTS.iter().all(|(known, _)| known != *at));
+        unknown.map(|at| format!("{at} is not in the list of failpoints"))
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seeds, writes, reads, events, virtual_seconds, judged, .. } = self;
+        writeln!(
+            f,
+            "{seeds} seeds, {virtual_seconds} s of virtual time: {writes} writes, {reads} reads, {events} events"
+        )?;
+        let (least_seed, least) = self.least.unwrap_or_default();
+        writeln!(f, "promises judged {judged} times, at least {least} times in a seed ({least_seed})")?;
+        let faults: Vec<_> = self.faults.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
+        writeln!(f, "broken: {}", faults.join(", "))?;
+        let hits = self.hits.iter().map(|(at, hits)| format!("{at} {} ({})", hits.passed, hits.lingered));
+        write!(f, "failpoints passed (lingered at): {}", hits.collect::<Vec<_>>().join(", "))
+    }
+}
