@@ -31,7 +31,7 @@ pub struct Server {
 pub(super) struct UpstreamPeer {
     told: Mutex<Told>,
     /// One question at a time.
-    asking: tokio::sync::Mutex<()>,
+    asking: Arc<tokio::sync::Mutex<()>>,
     /// Goes with the connection.
     connection: Weak<()>,
     is_behind_a_proxy: bool,
@@ -154,8 +154,8 @@ impl Server {
         self.peer.connection.strong_count() > 0
     }
 
-    pub(super) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.peer.asking.lock().await
+    pub(super) async fn turn(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.peer.asking.clone().lock_owned().await
     }
 
     /// What came of a question about it, which `by` has answered.

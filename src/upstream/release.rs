@@ -7,6 +7,8 @@ use super::{Build, Cause, Client, Error, Release, Server};
 const VERSION: &str = "/version";
 /// A server that does not say what it is within this time has failed to.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// The question itself is given up after this time, so that another may be asked.
+const QUESTION_MAX: Duration = Duration::from_secs(30);
 
 impl Client {
     /// The release that upstream behaves as, which may be an older one than it is.
@@ -22,11 +24,30 @@ impl Client {
 
     /// Has the server at the other end of a connection say what it is, unless it has. One that fails to do so for a
     /// while is taken for one that does not say.
+    ///
+    /// The question outlives whoever waits for it: a server that has just started answers late, and an apiserver takes
+    /// a request that its client gives up for an error.
     pub async fn meet(&self, server: &Server) -> Result<(), Error> {
-        let _turn = server.turn().await;
-        if server.is_known() || server.rests() {
-            return Ok(());
-        }
+        let asking = async {
+            let turn = server.turn().await;
+            if server.is_known() || server.rests() {
+                return Ok(());
+            }
+            let (client, server) = (self.clone(), server.clone());
+            let question = tokio::spawn(async move {
+                let _turn = turn;
+                client.ask_what_it_is(&server).await.inspect_err(|_| server.failed())
+            });
+            // One that has panicked was counted; whoever needs to know asks again.
+            question.await.unwrap_or(Ok(()))
+        };
+        timeout(ANSWER_MAX, asking).await.unwrap_or_else(|_| {
+            server.failed();
+            Err(Error::Timeout(ANSWER_MAX))
+        })
+    }
+
+    async fn ask_what_it_is(&self, server: &Server) -> Result<(), Error> {
         let asking = async {
             let response = self.open_beside(Cause::Discovery, server, VERSION, "application/json").await?;
             let by = response.body().server().clone();
@@ -34,12 +55,32 @@ impl Client {
             server.answered(&by, Build::parse(&body));
             Ok(())
         };
-        match timeout(ANSWER_MAX, asking).await {
-            Ok(met) => met.inspect_err(|_| server.failed()),
-            Err(_) => {
-                server.failed();
-                Err(Error::Timeout(ANSWER_MAX))
-            }
+        timeout(QUESTION_MAX, asking).await.unwrap_or(Err(Error::Timeout(QUESTION_MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_question_outlives_whoever_waits_for_it() {
+        let (near, mut far) = duplex(4096);
+        let near = parking_lot::Mutex::new(Some(near));
+        let client = Client::in_memory(move || near.lock().take());
+        let server = Server::silent();
+        let mut head = [0; 13];
+        tokio::select! {
+            biased;
+            _ = client.meet(&server) => panic!("nothing has answered"),
+            read = far.read_exact(&mut head) => assert_eq!((read.ok(), &head), (Some(13), b"GET /version ")),
         }
+        let body = r#"{"major":"1","minor":"37","gitVersion":"v1.37.1"}"#;
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        far.write_all(answer.as_bytes()).await.expect("the connection is still there");
+        drop(server.turn().await);
+        assert!(server.is_known(), "and the next one who would ask knows");
     }
 }

@@ -137,6 +137,7 @@ async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32>
         })
         .await;
     }
+    tiers.begin().await;
     let mut kills = BTreeMap::new();
     let (is_short, over) = (duration == SHORT, begun + duration.saturating_sub(CALM));
     let (least, most) = if is_short { BETWEEN_SHORT } else { BETWEEN };

@@ -36,6 +36,8 @@ pub struct Tiers<'a> {
     pub leaf: Tier,
     /// Changes at or below these versions the apiserver, the zone's proxy and the leaf need not know.
     forgotten: [u64; 3],
+    /// Histories of the zone's proxy and of the leaf begin here at the latest; what was before they ask upstream for.
+    begun: [u64; 2],
     /// What was broken, and what was forgotten then.
     pub records: Vec<Record>,
 }
@@ -68,41 +70,37 @@ impl<'a> Tiers<'a> {
         fs::write(&upstream, zone.proxy.target().kubeconfig()).expect("a file");
         let leaf = Tier::start(plane, Some(upstream)).await;
         plane.direct().create(PROBES, json!({"metadata": {"name": PROBE}})).await;
-        Self { plane, zone, leaf, forgotten: [0; 3], records: Vec::new() }
+        Self { plane, zone, leaf, forgotten: [0; 3], begun: [0; 2], records: Vec::new() }
+    }
+
+    /// Waits until both proxies have a history, which they keep until they are killed.
+    pub async fn begin(&mut self) {
+        self.begun = [self.until_known().await; 2];
     }
 
     /// Kills one of them and starts it again, and returns when both proxies are up to date.
     pub async fn kill(&mut self, victim: AskedServer, rng: &mut fastrand::Rng) {
         let (from_ns, began) = (now_ns(), Instant::now());
         let away = AWAY.0 + AWAY.1.saturating_sub(AWAY.0).mul_f64(rng.f64());
-        let [apiserver, zone, _] = self.forgotten;
-        let forgotten = match victim {
+        match victim {
             APISERVER => {
                 self.plane.kill_apiserver().await;
                 sleep(away).await;
                 self.plane.start_apiserver().await;
-                // It begins with what is there when it starts.
-                self.forgotten[0] = self.plane.direct().version(PROBES).await;
-                self.forgotten[0]
             }
             ZONE => {
                 self.zone.kill();
                 sleep(away).await;
                 self.zone.start_again(self.plane).await;
-                // Whoever begins anew knows what its upstream remembers.
-                self.forgotten[1] = apiserver;
-                apiserver
             }
             _ => {
                 self.leaf.kill();
                 sleep(away).await;
                 self.leaf.start_again(self.plane).await;
-                self.forgotten[2] = zone;
-                zone
             }
-        };
+        }
         let back = began.elapsed();
-        self.until_known().await;
+        let known = self.forget(victim).await;
         let late = began.elapsed().saturating_sub(back);
         let name = name(victim);
         say(&format!(
@@ -113,12 +111,39 @@ impl<'a> Tiers<'a> {
         sleep(SETTLED).await;
         let (name, to_ns) = (format!("the kill of {name}"), now_ns());
         self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() }));
-        let (resource, server) = ("configmaps".to_owned(), Some(victim));
-        self.records.push(Record::Window(WindowRecord { resource, version: forgotten, at_ns: from_ns, server }));
+        for (server, version) in known {
+            let resource = "configmaps".to_owned();
+            self.records.push(Record::Window(WindowRecord { resource, version, at_ns: from_ns, server: Some(server) }));
+        }
     }
 
-    /// Waits until both proxies have what is written now.
-    async fn until_known(&self) {
+    /// What servers may have forgotten by the kill of one that is back: each, with its version. Both proxies are up to
+    /// date then.
+    async fn forget(&mut self, victim: AskedServer) -> Vec<(AskedServer, u64)> {
+        let [apiserver, zone, _] = self.forgotten;
+        match victim {
+            APISERVER => {
+                // It begins with what is there when it starts, and a proxy cannot ask it any more for what was before
+                // its own history.
+                let begins = self.plane.direct().version(PROBES).await;
+                self.forgotten = [begins, self.begun[0], self.begun[1]];
+            }
+            // Whoever begins anew knows what its upstream remembers.
+            ZONE => self.forgotten[1] = apiserver,
+            _ => self.forgotten[2] = zone,
+        }
+        let known = self.until_known().await;
+        match victim {
+            APISERVER => {}
+            ZONE => self.begun[0] = known,
+            _ => self.begun[1] = known,
+        }
+        let all = [APISERVER, ZONE, LEAF].into_iter().zip(self.forgotten);
+        all.filter(|(server, _)| *server == victim || victim == APISERVER).collect()
+    }
+
+    /// Waits until both proxies have what is written now: its version.
+    async fn until_known(&self) -> u64 {
         let path = format!("{PROBES}/{PROBE}");
         let annotation = format!("{:x}", fastrand::u64(..));
         let patch = json!({"metadata": {"annotations": {"probe": annotation}}});
@@ -131,6 +156,7 @@ impl<'a> Tiers<'a> {
             })
             .await;
         }
+        written
     }
 
     pub fn assert_sound(&self) {
