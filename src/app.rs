@@ -131,11 +131,11 @@ impl Bound {
         let exporter = exporter.map_err(StartError::Metrics)?;
         let costs = CostLedger::default();
         let endpoints = Endpoints::new(config.endpoints.clone());
-        let client = Client::connect_to(&config.upstream, endpoints, costs.clone())?;
+        let tasks = Tasks::new();
+        let client = Client::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
         let tls = tls(config)?;
         let listeners = listeners(config, inherited, tls.as_ref())?;
         let ready = Ready::new();
-        let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
         let (tuned, sightings, pulse) = (Tuned::new(config), Sightings::default(), Pulse::new());
         let gate = identity::gate(config, &client, &tasks)?;

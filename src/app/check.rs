@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use super::insistence;
 use crate::auth::AuthMode;
-use crate::base::WallClock;
+use crate::base::{Tasks, WallClock};
 use crate::config::{CheckArguments, MemoryLimit, Serve, TlsSource};
 use crate::net::{ClientCertificates, Tls};
 use crate::preflight::{
@@ -53,13 +53,13 @@ async fn findings(config: &Serve, nodes: u64) -> Result<Vec<CheckFinding>, Strin
     found.extend(of_certificates(config));
     let unanswered = |error: crate::upstream::Error| format!("upstream: {error}");
     let endpoints = Endpoints::new(config.endpoints.clone());
-    let client = Client::connect_to(&config.upstream, endpoints.clone(), CostLedger::default());
+    let client = Client::connect_to(&config.upstream, endpoints.clone(), CostLedger::default(), Tasks::new());
     let client = client.map_err(|error| format!("upstream: {error}"))?;
     let identity = identity(&client).await.map_err(unanswered)?;
     found.extend(identity.findings);
     if let Some(path) = &config.delegated.impersonator {
         let source = CredentialSource::File(path.clone());
-        let impersonator = Client::connect_to(&source, endpoints, CostLedger::default());
+        let impersonator = Client::connect_to(&source, endpoints, CostLedger::default(), Tasks::new());
         let name = match impersonator {
             Ok(client) => client.who_am_i().await.map(|user| user.name).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),

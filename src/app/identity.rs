@@ -43,7 +43,7 @@ pub(super) fn forwarder(
 ) -> Result<Forwarder, StartError> {
     let connect = |path: &PathBuf| {
         let source = CredentialSource::File(path.clone());
-        Client::connect_to(&source, client.endpoints().clone(), costs.clone())
+        Client::connect_to(&source, client.endpoints().clone(), costs.clone(), tasks.clone())
     };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {

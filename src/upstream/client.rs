@@ -15,7 +15,7 @@ use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
 use super::pool::{Outgoing, ResponseBody, UpstreamBody};
 use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
-use crate::base::watch;
+use crate::base::{Tasks, watch};
 use crate::kube::{Payer, Status};
 use crate::wire::Encoding;
 
@@ -30,6 +30,8 @@ struct Shared {
     links: Links,
     costs: CostLedger,
     instance: String,
+    /// Questions that outlive whoever waits for their answer.
+    tasks: Tasks,
     /// Counts the answers received, for tasks that wait until upstream can be reached again.
     answered: watch::Sender<u64>,
 }
@@ -61,16 +63,17 @@ impl Client {
     /// Reads the credentials, for the server that they name. No request is sent yet. What requests cost is counted in
     /// `costs`.
     pub fn connect(source: &CredentialSource, costs: CostLedger) -> Result<Self, CredentialError> {
-        Self::connect_to(source, Endpoints::new(EndpointsConfig::default()), costs)
+        Self::connect_to(source, Endpoints::new(EndpointsConfig::default()), costs, Tasks::new())
     }
 
-    /// The same for whichever of these servers is used.
+    /// The same for whichever of these servers is used. `tasks` own the questions that outlive whoever waits for them.
     pub fn connect_to(
         source: &CredentialSource,
         endpoints: Endpoints,
         costs: CostLedger,
+        tasks: Tasks,
     ) -> Result<Self, CredentialError> {
-        Ok(Self::of(Links::load(source, endpoints)?, costs))
+        Ok(Self::of(Links::load(source, endpoints)?, costs, tasks))
     }
 
     /// One in front of what these connections lead to, for tests on a clock of theirs.
@@ -80,9 +83,9 @@ impl Client {
         Self::connect(&CredentialSource::Memory(memory), CostLedger::default()).expect("nothing is read")
     }
 
-    pub(super) fn of(links: Links, costs: CostLedger) -> Self {
-        let shared =
-            Shared { links, costs, instance: format!("{:016x}", fastrand::u64(..)), answered: watch::Sender::new(0) };
+    pub(super) fn of(links: Links, costs: CostLedger, tasks: Tasks) -> Self {
+        let instance = format!("{:016x}", fastrand::u64(..));
+        let shared = Shared { links, costs, instance, tasks, answered: watch::Sender::new(0) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -95,6 +98,10 @@ impl Client {
     /// Follows the credentials as they are read again.
     pub fn credentials(&self) -> CredentialChanges {
         self.shared.links.changes()
+    }
+
+    pub(super) fn tasks(&self) -> &Tasks {
+        &self.shared.tasks
     }
 
     /// The servers that upstream has.

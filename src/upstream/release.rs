@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{Build, Cause, Client, Error, Release, Server};
@@ -34,12 +35,13 @@ impl Client {
                 return Ok(());
             }
             let (client, server) = (self.clone(), server.clone());
-            let question = tokio::spawn(async move {
+            let (done, is_done) = oneshot::channel();
+            self.tasks().spawn("release", async move {
                 let _turn = turn;
-                client.ask_what_it_is(&server).await.inspect_err(|_| server.failed())
+                let _ = done.send(client.ask_what_it_is(&server).await.inspect_err(|_| server.failed()));
             });
             // One that has panicked was counted; whoever needs to know asks again.
-            question.await.unwrap_or(Ok(()))
+            is_done.await.unwrap_or(Ok(()))
         };
         timeout(ANSWER_MAX, asking).await.unwrap_or_else(|_| {
             server.failed();

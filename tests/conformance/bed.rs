@@ -144,7 +144,7 @@ pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> 
 }
 
 /// The test bed's binary. If there is none, this says that the test is skipped, and fails it in CI.
-fn binary() -> Option<PathBuf> {
+pub fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("KUBE_TESTBED").map(PathBuf::from);
     let path = named.unwrap_or_else(|| repository().join("target/testbed/kube-testbed"));
     if path.is_file() {

@@ -54,6 +54,7 @@ mod siege;
 mod tables;
 mod transactions;
 mod tree;
+mod trial;
 mod upgrade;
 mod verify;
 mod watches;
