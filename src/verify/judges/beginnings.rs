@@ -6,8 +6,9 @@ use super::super::ask::ReadPlan;
 use super::super::history::History;
 use super::super::operation::Operation;
 use super::super::promise::Promise;
-use super::super::record::{EventKind, ReadVerb};
+use super::super::record::{AskedServer, EventKind, ReadVerb};
 use super::super::violation::Judged;
+use super::refusals::{is_forgotten_by, position};
 
 /// What one client has been told.
 #[derive(Clone, Copy, Debug)]
@@ -15,11 +16,18 @@ struct Begun<'a> {
     /// What told it the first state.
     first: &'a Operation,
     /// The last event that refused its version, if one did.
-    refusal: Option<u32>,
+    refusal: Option<Refused>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    line: u32,
+    /// No server of the run need remember what came behind where the client was.
+    by_all: bool,
 }
 
 /// Who holds a state neither lists again nor lets itself be told another one: clients of such a run go on as long as
-/// there is a server that lets them.
+/// there is a server that may.
 pub(super) fn begins_once(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::BeginsOnce);
     if !history.run.begins_once {
@@ -34,18 +42,31 @@ pub(super) fn begins_once(history: &History) -> Judged {
             continue;
         };
         judged.instances += u64::from(op.verb == ReadVerb::Watch);
-        if begins(op) {
-            let (first, refusal) = (begun.first, begun.refusal.unwrap_or(0));
+        if begins(op) && !begun.refusal.is_some_and(|refused| refused.by_all) {
+            let (first, refusal) = (begun.first, begun.refusal.map_or(0, |refused| refused.line));
             judged.violation(op, &[first.line, refusal], || {
                 let began = first.answer.as_ref().and_then(|answer| answer.version).or(first.state);
                 let got = if op.verb == ReadVerb::List { "another list" } else { "another initial state" };
                 (format!("a client that goes on from the state at {}", began.unwrap_or_default()), got.to_owned())
             });
         }
-        let error = op.events.iter().rev().find(|told| told.kind == EventKind::Error);
-        begun.refusal = error.map(|told| told.line).or(begun.refusal);
+        // Whoever was let go on since was not refused.
+        if op.answered(200).is_some() {
+            begun.refusal = refused(history, op);
+        }
     }
     judged
+}
+
+/// The last event of a watch that is an error.
+fn refused(history: &History, op: &Operation) -> Option<Refused> {
+    let at = op.events.iter().rposition(|told| told.kind == EventKind::Error)?;
+    let (told, position) = (&op.events[at], position(history, op, &op.events[..at]));
+    let also = (0..history.run.also.len()).filter_map(|place| u8::try_from(place).ok());
+    let mut servers = std::iter::once(AskedServer::Subject).chain(also.map(AskedServer::Also));
+    let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, told.at_ns));
+    let expired = op.errors.last().is_some_and(|status| status.code == 410);
+    Some(Refused { line: told.line, by_all: expired && by_all })
 }
 
 /// Whether it told a whole state.

@@ -4,7 +4,7 @@ use super::super::ask::{Fresh, ReadPlan};
 use super::super::history::History;
 use super::super::operation::{Operation, Told};
 use super::super::promise::Promise;
-use super::super::record::{EventKind, ReadVerb};
+use super::super::record::{AskedServer, EventKind, ReadVerb};
 use super::super::refused_requests::is_of_the_future;
 use super::super::say;
 use super::super::violation::Judged;
@@ -59,7 +59,7 @@ fn errors(history: &History, op: &Operation, judged: &mut Judged) {
 }
 
 /// How far a watch had got by what it had told.
-fn position(history: &History, op: &Operation, told: &[Told]) -> u64 {
+pub(super) fn position(history: &History, op: &Operation, told: &[Told]) -> u64 {
     let live = told.get(op.live_from..).unwrap_or_default().iter().map(|told| told.version).max();
     // A watch that was still telling the state, or nothing, stood where the server did.
     let start = op.start().unwrap_or_else(|| history.witnessed(op, op.at_ns));
@@ -73,12 +73,23 @@ fn is_gone(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool 
 
 /// Whether changes behind a version may be gone: from the store, or from what the server says that it holds.
 fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
+    is_forgotten_by(op.server, history, op, version, at_ns)
+}
+
+/// Whether they may be gone at any one server, of the resource of an operation.
+pub(super) fn is_forgotten_by(
+    server: AskedServer,
+    history: &History,
+    op: &Operation,
+    version: u64,
+    at_ns: u64,
+) -> bool {
     // What comes behind a version begins with the next one, and a compaction keeps its own.
     let compacted = version + 1 < history.compacted_by(at_ns);
     let resource = op.ask.as_ref().map_or("", |ask| &ask.resource);
     let begun = history.windows.iter().map(|line| &line.record).any(|window| {
         (window.resource.is_empty() || window.resource == resource)
-            && window.server.is_none_or(|server| server == op.server)
+            && window.server.is_none_or(|named| named == server)
             && window.at_ns <= at_ns
             && version < window.version
     });

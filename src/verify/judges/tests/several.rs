@@ -70,6 +70,30 @@ fn who_holds_a_state_needs_no_other_one() {
 }
 
 #[test]
+fn whoever_is_refused_begins_again_only_where_no_server_remembers() {
+    let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
+    let refused = r#"{"event":{"op":2,"at_ns":120,"type":"ERROR","status":{"code":410}}}"#;
+    let window = |server: &str, at_ns: u64| {
+        format!(r#"{{"window":{{"resource":"pods","version":20,"at_ns":{at_ns},"server":{server}}}}}"#)
+    };
+    let of = |windows: &[String]| {
+        let run = r#"{"run":{"begins_once":true,"also":["https://zone"]}}"#.to_owned();
+        let records = [run, first.clone(), goes_on.clone(), refused.to_owned(), list_at(200, 3, "", NOTHING)];
+        records.iter().chain(windows).map(|record| format!("{}\n", record.trim_end())).collect::<String>()
+    };
+    let all = [window(r#""subject""#, 110), window(r#"{"also":0}"#, 110)];
+    kept(BeginsOnce, 1, &[&of(&all)]);
+    let words = ["a client that goes on from the state at 10", "another list"];
+    for (at, server) in [r#""subject""#, r#"{"also":0}"#].into_iter().enumerate() {
+        broken(BeginsOnce, words[0], words[1], &[&of(&all[..=at][at..])]);
+        // It has forgotten only afterwards.
+        let mut late = all.clone();
+        late[at] = window(server, 130);
+        broken(BeginsOnce, words[0], words[1], &[&of(&late)]);
+    }
+}
+
+#[test]
 fn whoever_lists_again_or_is_told_a_second_state_is_found() {
     let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let wrong = |got: &str, records: &[&str]| {

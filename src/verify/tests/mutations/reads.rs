@@ -283,6 +283,16 @@ fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
     let later = lists.into_iter().filter(|list| list.call > first.at && client(list.call, it).1.is_none());
     let later = it.pick(later.collect())?;
     let (again, _) = client(first.call, it);
+    // Whoever was refused may have to begin again.
+    let its_op = |record: &Record| match record {
+        Record::Call(call) if call.client == again => Some(call.op),
+        _ => None,
+    };
+    let ops: Vec<_> = it.records.iter().filter_map(its_op).collect();
+    let is_refusal = |record: &Record| matches!(record, Record::Event(told) if told.kind == EventKind::Error && ops.contains(&told.op));
+    if it.records.iter().any(is_refusal) {
+        return None;
+    }
     let Record::Call(call) = &mut it.records[later.call] else { panic!("no call") };
     call.client = again;
     Some(())
