@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::bed::{self, Bed, Plan, Plane, Process, Proxy, eventually, kube_fanout, rbac, say};
 
 const SELECTOR: &str = "app.kubernetes.io/name=kube-fanout";
-/// A kubelet of today carries WebSockets itself if its node says so; otherwise the apiserver makes SPDY of them.
+/// A kubelet of today unwraps what kubectl sends, if its node says so; otherwise the apiserver makes plain SPDY of it.
 const NODES: [(&str, &[&str]); 2] = [("tunnels", &["ExtendWebSocketsToKubelet"]), ("translated", &[])];
 const PODS: [&str; 2] = ["one", "two"];
 /// Runs the real kubectl.
