@@ -8,6 +8,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::{AskedProxy, InspectError};
+use crate::base::Tasks;
 use crate::net::PagePlace;
 
 /// Pods, and where in them the admin pages are.
@@ -22,7 +23,11 @@ pub struct PodsOrder {
 
 /// A port of this machine that leads to a pod, for as long as this is held.
 #[derive(Debug)]
-pub struct Forward(#[expect(dead_code, reason = "it runs until it is dropped")] Child);
+pub struct Forward {
+    /// It runs until it is dropped.
+    _kubectl: Child,
+    _tasks: Tasks,
+}
 
 const KUBECTL: &str = "kubectl";
 /// Each pod takes a process here and a stream of the apiserver.
@@ -75,10 +80,14 @@ impl PodsOrder {
         command.args(["port-forward", "--address", "127.0.0.1", pod, &format!(":{}", self.port)]);
         let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| wrong(&error))?;
         let stdout = child.stdout.take().ok_or_else(|| wrong(&"it says nothing"))?;
-        let said = BufReader::new(stdout).lines().next_line().await.map_err(|error| wrong(&error))?;
+        let mut lines = BufReader::new(stdout).lines();
+        let said = lines.next_line().await.map_err(|error| wrong(&error))?;
         let said = said.ok_or_else(|| wrong(&"it ended; it said why above"))?;
         let port = port(&said).ok_or_else(|| wrong(&format!("it says {said:?}")))?;
-        Ok((Forward(child), port))
+        let tasks = Tasks::new();
+        // It says a line of each connection, and ends at the first if nobody reads that.
+        tasks.spawn("forward", async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok((Forward { _kubectl: child, _tasks: tasks }, port))
     }
 }
 

@@ -40,6 +40,7 @@ mod lists;
 mod neighbouring_names;
 mod neighbours;
 mod node_scope;
+mod pods;
 mod proxy_restart;
 mod readable;
 mod representations;

@@ -164,7 +164,8 @@ async fn a_watch_is_printed_as_it_comes() {
     assert!(refused.code == Some(2) && refused.stderr.contains("nonsense"), "{}", refused.stderr);
 }
 
-/// Two pods by a kubectl that leads to two proxies here.
+/// Two pods by a kubectl that leads to two proxies here. The first one's says more than a pipe holds before the second
+/// one's says anything: the real kubectl says a line of each connection, and ends if nobody reads it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_pods_of_a_daemon_set_are_asked() {
     let up = demo::upstream().pods(2).run().await;
@@ -174,11 +175,14 @@ async fn all_pods_of_a_daemon_set_are_asked() {
     }
     let ports = apps.each_ref().map(|app| app.admin_client().url().rsplit(':').next().unwrap_or_default().to_owned());
     let dir = Dir::new();
+    let pipe = dir.join("pipe");
     let script = format!(
-        "#!/bin/sh\ncase \"$*\" in\n*get*) printf 'pod/one\\npod/two\\n' ;;\n\
-         *pod/one*) echo 'Forwarding from 127.0.0.1:{} -> 9090'; exec sleep 60 ;;\n\
-         *pod/two*) echo 'Forwarding from 127.0.0.1:{} -> 9090'; exec sleep 60 ;;\nesac\n",
-        ports[0], ports[1]
+        "#!/bin/sh\ncase \"$*\" in\n*get*) mkfifo '{pipe}'; printf 'pod/one\\npod/two\\n' ;;\n\
+         *pod/one*) echo 'Forwarding from 127.0.0.1:{} -> 9090'; seq 20000 && echo done >'{pipe}' && exec sleep 60 ;;\n\
+         *pod/two*) read said <'{pipe}'; echo 'Forwarding from 127.0.0.1:{} -> 9090'; exec sleep 60 ;;\nesac\n",
+        ports[0],
+        ports[1],
+        pipe = pipe.display(),
     );
     let kubectl = dir.file("kubectl", &script);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);

@@ -12,6 +12,8 @@ require (
 	k8s.io/apiserver v0.35.4
 	k8s.io/client-go v0.35.4
 	k8s.io/component-base v0.35.4
+	k8s.io/cri-api v0.35.4
+	k8s.io/cri-streaming v0.0.0
 	k8s.io/kubectl v0.35.4
 	k8s.io/kubernetes v1.35.4
 )
@@ -187,7 +189,7 @@ replace (
 	k8s.io/controller-manager => k8s.io/controller-manager v0.35.4
 	k8s.io/cri-api => k8s.io/cri-api v0.35.4
 	k8s.io/cri-client => k8s.io/cri-client v0.35.4
-	k8s.io/cri-streaming => k8s.io/cri-streaming v0.35.4
+	k8s.io/cri-streaming => ./1.35/cri-streaming
 	k8s.io/csi-translation-lib => k8s.io/csi-translation-lib v0.35.4
 	k8s.io/dynamic-resource-allocation => k8s.io/dynamic-resource-allocation v0.35.4
 	k8s.io/endpointslice => k8s.io/endpointslice v0.35.4

@@ -11,6 +11,8 @@ require (
 	k8s.io/apiserver v0.37.1
 	k8s.io/client-go v0.37.1
 	k8s.io/component-base v0.37.1
+	k8s.io/cri-api v0.37.1
+	k8s.io/cri-streaming v0.37.1
 	k8s.io/kubectl v0.37.1
 	k8s.io/kubernetes v1.37.1
 )

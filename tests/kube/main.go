@@ -14,11 +14,12 @@ import (
 
 const usage = `usage: kube-testbed <command> [flags]
 
-  up         start etcd and kube-apiserver in a directory; run until SIGTERM
-  apiserver  start again the kube-apiserver of a directory that is up
-  kubectl    kubectl, unmodified
-  drive      the client-go driver (kube-testbed drive help)
-  etcd       the etcd of a directory; started by up
+  up           start etcd and kube-apiserver in a directory; run until SIGTERM
+  apiserver    start again the kube-apiserver of a directory that is up
+  kubectl      kubectl, unmodified
+  drive        the client-go driver (kube-testbed drive help)
+  portforward  what a kubelet has for kubectl port-forward
+  etcd         the etcd of a directory; started by up
 `
 
 func main() {
@@ -38,6 +39,8 @@ func main() {
 		exit(runAPIServer(args))
 	case "drive":
 		exit(runDrive(args))
+	case "portforward":
+		exit(runPortForward(args))
 	case "help", "-h", "--help":
 		fmt.Print(usage)
 	default:

@@ -50,16 +50,18 @@ func newAuthority() (*authority, error) {
 	return &authority{cert, key, pair}, nil
 }
 
-// issueServer makes the apiserver's certificate, valid for the names under which it
-// is reached on this machine and by which clients in a cluster would know it.
-func (a *authority) issueServer() (keyPair, error) {
-	template := certificateTemplate(pkix.Name{CommonName: "kube-apiserver"})
+// apiserverNames are those by which clients in a cluster know the apiserver.
+var apiserverNames = []string{
+	"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+}
+
+// issueServer makes a server's certificate, valid on this machine and for the names
+// given besides.
+func (a *authority) issueServer(commonName string, names ...string) (keyPair, error) {
+	template := certificateTemplate(pkix.Name{CommonName: commonName})
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
-	template.DNSNames = []string{
-		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
-		"kubernetes.default.svc.cluster.local",
-	}
+	template.DNSNames = append([]string{"localhost"}, names...)
 	return a.issue(template)
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/rand"
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -41,11 +42,7 @@ func writeCredentials(l layout, server string) error {
 	if err := l.writeKeyPair("ca", ca.pem); err != nil {
 		return err
 	}
-	serving, err := ca.issueServer()
-	if err != nil {
-		return err
-	}
-	if err := l.writeKeyPair("apiserver", serving); err != nil {
+	if err := writeServerPairs(l, ca); err != nil {
 		return err
 	}
 	accounts, err := newServiceAccountKey()
@@ -71,6 +68,28 @@ func writeCredentials(l layout, server string) error {
 	}
 	table.Flush()
 	return l.write(tokensFile, []byte(tokens.String()), 0o600)
+}
+
+// writeServerPairs writes what the apiserver shows its clients, what kubelets show the
+// apiserver, and what it shows kubelets.
+func writeServerPairs(l layout, ca *authority) error {
+	apiserver, err := ca.issueServer("kube-apiserver", apiserverNames...)
+	if err != nil {
+		return err
+	}
+	kubelet, err := ca.issueServer("kubelet")
+	if err != nil {
+		return err
+	}
+	client, err := ca.issueClient("kube-apiserver-kubelet-client", nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		l.writeKeyPair("apiserver", apiserver),
+		l.writeKeyPair("kubelet", kubelet),
+		l.writeKeyPair("kubelet-client", client),
+	)
 }
 
 // writeUser writes one user's files and returns its token, if it has one. A

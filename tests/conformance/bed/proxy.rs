@@ -187,6 +187,11 @@ impl Proxy {
         Http::new(self.admin.clone(), Protocol::H1)
     }
 
+    /// The host and the port of its admin address.
+    pub fn admin_address(&self) -> &str {
+        self.admin.host()
+    }
+
     pub async fn metrics(&self) -> Metrics {
         Metrics::new(self.admin().get("/metrics").await.text())
     }

@@ -1,0 +1,253 @@
+//! `kube-fanout fanout --pods`: the released kubectl forwards ports through the apiserver and a kubelet's own library
+//! (`kube-testbed portforward`) to two proxies that run here, as if each were in a pod.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::bed::{self, Bed, Plan, Plane, Process, Proxy, eventually, kube_fanout, rbac, say};
+
+const SELECTOR: &str = "app.kubernetes.io/name=kube-fanout";
+/// A kubelet of today unwraps what kubectl sends, if its node says so; otherwise the apiserver makes plain SPDY of it.
+const NODES: [(&str, &[&str]); 2] = [("tunnels", &["ExtendWebSocketsToKubelet"]), ("translated", &[])];
+const PODS: [&str; 2] = ["one", "two"];
+/// Runs the real kubectl.
+const REAL: &str = "exec \"$KUBECTL\" \"$@\"";
+/// Has kubectl use SPDY from the beginning, as it did before 1.31.
+const BY_SPDY: &str = "export KUBECTL_PORT_FORWARD_WEBSOCKETS=false";
+
+/// Two pods, each on a node of its own, whose ports lead to proxies.
+struct Stage {
+    bed: Bed<Box<Plane>>,
+    namespace: String,
+    proxies: [Proxy; 2],
+    kubelet_log: PathBuf,
+    _kubelet: Process,
+}
+
+/// What a command said, and how it ended.
+#[derive(Debug)]
+struct Said {
+    out: String,
+    errors: String,
+    code: Option<i32>,
+}
+
+impl Stage {
+    async fn new(name: &str) -> Option<Self> {
+        let bed = bed::own(name).await?;
+        let namespace = bed.namespace("fanout").await;
+        let proxies = [Plan::tls().start(&bed).await, Plan::tls().start(&bed).await];
+        let kubelet_log = bed.file("kubelet");
+        let mut command = Command::new(&bed.binary);
+        let log = || File::options().create(true).append(true).open(&kubelet_log).expect("a log");
+        command.args(["portforward", "--dir"]).arg(&bed.dir).stdout(log()).stderr(log());
+        for (pod, proxy) in PODS.iter().zip(&proxies) {
+            command.args(["--pod", &format!("{namespace}/{pod}:9090={}", proxy.admin_address())]);
+        }
+        let kubelet = Process::start("kube-testbed portforward", &mut command);
+        let port = eventually("the kubelet listens", async || {
+            let said = fs::read_to_string(&kubelet_log).ok()?;
+            let address = said.lines().find_map(|line| line.strip_prefix("serving on "))?;
+            address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok())
+        })
+        .await;
+        let direct = bed.direct();
+        for ((node, features), pod) in NODES.iter().zip(PODS) {
+            let status = json!({
+                "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}], "declaredFeatures": features,
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+            });
+            direct.create("/api/v1/nodes", json!({"metadata": {"name": node}, "status": status})).await;
+            let labels = json!({"app.kubernetes.io/name": "kube-fanout"});
+            let spec = json!({"nodeName": node, "containers": [{"name": "c", "image": "i"}]});
+            let pods = format!("/api/v1/namespaces/{namespace}/pods");
+            direct.create(&pods, json!({"metadata": {"name": pod, "labels": labels}, "spec": spec})).await;
+            direct.patch(&format!("{pods}/{pod}/status"), json!({"status": {"phase": "Running"}})).await;
+        }
+        Some(Self { bed, namespace, proxies, kubelet_log, _kubelet: kubelet })
+    }
+
+    /// A directory with a `kubectl` that runs this, `$KUBECTL` being the real one.
+    fn kubectl(&self, script: &str) -> PathBuf {
+        let dir = self.bed.file("bin");
+        fs::create_dir(&dir).expect("a directory");
+        let real = dir.join("real");
+        let write = |name: &str, text: String| {
+            fs::write(dir.join(name), text).expect("a file");
+            fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755)).expect("it is ours");
+        };
+        let cache = self.bed.dir.join("kubectl-cache");
+        let (binary, cache) = (self.bed.binary.display(), cache.display());
+        write("real", format!("#!/bin/sh\nexec '{binary}' kubectl --cache-dir '{cache}' \"$@\"\n"));
+        write("kubectl", format!("#!/bin/sh\nKUBECTL='{}'\n{script}\n", real.display()));
+        dir
+    }
+
+    /// `kube-fanout fanout` with this kubectl in the `PATH`, as a user of the test bed.
+    fn fanout(&self, user: &str, script: &str, arguments: &[&str]) -> Command {
+        let mut command = kube_fanout("fanout");
+        let path = std::env::var("PATH").expect("there is one");
+        command.env("PATH", format!("{}:{path}", self.kubectl(script).display()));
+        command.env("KUBECONFIG", self.bed.dir.join(format!("{user}.kubeconfig"))).env("HOME", &self.bed.dir);
+        command.args(arguments).args(["--pods", SELECTOR, "-n", &self.namespace]);
+        command
+    }
+
+    async fn status(&self, user: &str, script: &str) -> Said {
+        run(self.fanout(user, script, &["status", "-o", "json"])).await
+    }
+
+    /// How the kubelet has been asked for each pod so far.
+    fn upgrades(&self) -> BTreeSet<String> {
+        let log = fs::read_to_string(&self.kubelet_log).expect("a log");
+        let asked = log.lines().filter_map(|line| line.strip_prefix("port-forward to "));
+        asked.map(|asked| asked.replace(&format!("{}/", self.namespace), "")).collect()
+    }
+
+    /// Has a user get pods here, and list them, but not forward their ports.
+    async fn let_read_pods(&self, user: &str) {
+        let direct = self.bed.direct();
+        let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]);
+        let within = Some(self.namespace.as_str());
+        let role = json!({"metadata": {"name": "reads"}, "rules": rules});
+        direct.create(&rbac::collection(within, "roles"), role).await;
+        let binding = rbac::binding("reads", "Role", "reads", &rbac::subject("User", user));
+        direct.create(&rbac::collection(within, "rolebindings"), binding).await;
+        for verb in ["get", "list"] {
+            let asked = json!({"namespace": self.namespace, "verb": verb, "resource": "pods"});
+            rbac::may(&direct, json!({"user": user, "resourceAttributes": asked})).await;
+        }
+    }
+}
+
+async fn run(mut command: Command) -> Said {
+    let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("no panic");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Said { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
+}
+
+fn by_spdy() -> String {
+    format!("{BY_SPDY}; {REAL}")
+}
+
+#[tokio::test]
+async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
+    let Some(stage) = Stage::new("pods").await else { return };
+    // They differ in what has been read of them.
+    let read = ["configmaps", "services"];
+    for (proxy, resource) in stage.proxies.iter().zip(read) {
+        proxy.client().get(&format!("/api/v1/{resource}?resourceVersion=0")).await;
+        eventually("all of its feeds are live", async || {
+            let feeds = proxy.admin().json("/debug/feeds").await;
+            feeds.as_array()?.iter().all(|feed| feed["state"] == "live").then_some(())
+        })
+        .await;
+    }
+    for script in [REAL, &by_spdy()] {
+        let said = stage.status("admin", script).await;
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let told: Value = serde_json::from_str(&said.out).expect("JSON");
+        assert_eq!(told.as_array().map(Vec::len), Some(PODS.len()), "{told:#}");
+        for (at, pod) in PODS.iter().enumerate() {
+            let told = &told[at];
+            assert_eq!((&told["proxy"], &told["ready"]), (&format!("pod/{pod}").into(), &true.into()), "{told:#}");
+            let feeds = told["feeds"].as_array().expect("feeds");
+            let has = read.map(|resource| feeds.iter().any(|feed| feed["resource"] == format!("{resource}.v1")));
+            assert_eq!(has, [at == 0, at == 1], "{told:#}");
+        }
+        say(&format!("{:?}", stage.upgrades()));
+    }
+    let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
+    assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");
+
+    // The forwards last for more than a few connections.
+    let top = stage.fanout("admin", REAL, &["top", "--every", "1ms", "--times", "20"]);
+    let said = run(top).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(said.out.matches("pod/two: ready").count(), 20, "{}", said.out);
+}
+
+/// The same with a proxy between kubectl and the apiserver.
+#[tokio::test]
+async fn ports_are_forwarded_through_a_proxy_as_well() {
+    let Some(stage) = Stage::new("pods-through").await else { return };
+    let between = Plan::tls().config("execOnLoopback: true").start(&stage.bed).await;
+    let target = between.target();
+    let authority = target.ca.expect("it serves TLS");
+    let through = format!("--server '{}' --certificate-authority '{}'", target.url, authority.display());
+    for before in [":", BY_SPDY] {
+        let said = stage.status("admin", &format!("{before}; exec \"$KUBECTL\" {through} \"$@\"")).await;
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let told: Value = serde_json::from_str(&said.out).expect("JSON");
+        assert_eq!([&told[0]["proxy"], &told[1]["proxy"]], ["pod/one", "pod/two"], "{told:#}");
+    }
+    let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
+    assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");
+    let tunnels = between.metrics().await.sum("kube_fanout_forwarded_total", &[("reason", "subresource")]);
+    assert_eq!(tunnels, 2, "the WebSockets; what is posted is counted as that");
+    between.assert_sound();
+}
+
+#[tokio::test]
+async fn who_may_not_forward_ports_is_told_so() {
+    let Some(stage) = Stage::new("pods-refused").await else { return };
+    let nothing = stage.status("bob", REAL).await;
+    assert_eq!((nothing.code, nothing.out.as_str()), (Some(2), ""), "{nothing:?}");
+    let why = "kubectl get pods: Error from server (Forbidden): pods is forbidden: User \"bob\" cannot list resource";
+    assert!(nothing.errors.contains(why), "{}", nothing.errors);
+
+    stage.let_read_pods("bob").await;
+    for script in [REAL, &by_spdy()] {
+        let refused = stage.status("bob", script).await;
+        say(&refused.errors);
+        assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""), "{refused:?}");
+        for part in ["kubectl port-forward pod/one: ", "User \"bob\" cannot create resource \"pods/portforward\""] {
+            assert!(refused.errors.contains(part), "{part}: {}", refused.errors);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_goes_meanwhile_is_named() {
+    let Some(stage) = Stage::new("pods-gone").await else { return };
+    let top = stage.fanout("admin", REAL, &["top", "--every", "10ms"]);
+    let shown = stage.bed.file("top");
+    let errors = stage.bed.file("top");
+    let file = |path: &PathBuf| Stdio::from(File::create(path).expect("a file"));
+    let mut top = top;
+    let top = Process::start("kube-fanout fanout top", top.stdout(file(&shown)).stderr(file(&errors)));
+    eventually("both are shown", async || {
+        let shown = fs::read_to_string(&shown).expect("a file");
+        (shown.matches("pod/two: ready").count() > 1).then_some(())
+    })
+    .await;
+    // The pod runs, and what ran in it does not.
+    stage.proxies[1].kill();
+    let ended = top.wait(bed::PATIENCE).await;
+    let said = fs::read_to_string(&errors).expect("a file");
+    say(&said);
+    assert_eq!(ended.code(), Some(2), "{said}");
+    assert!(said.lines().any(|line| line.contains("pod/two: ")), "{said}");
+
+    let dead = stage.status("admin", REAL).await;
+    say(&dead.errors);
+    assert_eq!((dead.code, dead.out.as_str()), (Some(2), ""), "{dead:?}");
+    assert!(dead.errors.contains("pod/two: "), "{}", dead.errors);
+
+    // It is deleted between being found and being reached.
+    let delete = format!("delete pod two -n {} --force --grace-period=0 >/dev/null 2>&1", stage.namespace);
+    let script = format!("case \" $* \" in *' get '*) \"$KUBECTL\" \"$@\"; \"$KUBECTL\" {delete} ;; *) {REAL} ;; esac");
+    let gone = stage.status("admin", &script).await;
+    say(&gone.errors);
+    assert_eq!((gone.code, gone.out.as_str()), (Some(2), ""), "{gone:?}");
+    assert!(gone.errors.contains("kubectl port-forward pod/two: "), "{}", gone.errors);
+    assert!(gone.errors.contains("pods \"two\" not found"), "{}", gone.errors);
+
+    let left = run(stage.fanout("admin", REAL, &["status"])).await;
+    assert!(left.code == Some(0) && left.out.starts_with("pod/one: ready") && !left.out.contains("two"), "{left:?}");
+}
