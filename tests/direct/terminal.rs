@@ -28,6 +28,8 @@ struct Top {
 /// A process that ends with the test.
 struct KilledChild(Child);
 
+/// Columns and rows at the start.
+const SCREEN: (u16, u16) = (120, 30);
 const ENTER: &str = "\x1b[?1049h";
 const LEAVE: &str = "\x1b[?1049l";
 
@@ -37,7 +39,7 @@ impl Top {
         grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("a terminal");
         let name = ptsname(&ours, Vec::new()).expect("a terminal has a name");
         let theirs = File::from(open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("a terminal"));
-        resize(&theirs, 120, 30);
+        resize(&theirs, SCREEN);
         let end = || Stdio::from(theirs.try_clone().expect("a descriptor"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
         command.args(["fanout", "top"]).args(arguments).env_remove("NO_COLOR").env("TERM", "xterm-256color");
@@ -59,18 +61,14 @@ impl Top {
         self.ours.write_all(keys.as_bytes()).expect("it reads");
     }
 
-    /// What was written since `from`.
-    fn said_since(&self, from: usize) -> String {
-        String::from_utf8_lossy(&self.said.lock().expect("no panic")[from..]).into_owned()
+    /// What was written so far.
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&self.said.lock().expect("no panic")).into_owned()
     }
 
-    /// How much was written.
-    fn mark(&self) -> usize {
-        self.said.lock().expect("no panic").len()
-    }
-
-    async fn says(&self, from: usize, part: &str) {
-        eventually(part, || async { self.said_since(from).contains(part) }).await;
+    /// Waits until the screen has this.
+    async fn shows(&self, part: &str) {
+        eventually(part, || async { screen(&self.said()).contains(part) }).await;
     }
 
     fn signal(&self, name: &str) {
@@ -106,7 +104,44 @@ impl Drop for KilledChild {
     }
 }
 
-fn resize(terminal: &File, columns: u16, rows: u16) {
+/// What a terminal shows to which this was written: lines of letters, without how they look.
+fn screen(said: &str) -> String {
+    let mut lines: Vec<Vec<char>> = vec![vec![' '; SCREEN.0.into()]; SCREEN.1.into()];
+    let (mut row, mut column) = (0, 0);
+    let mut rest = said.chars();
+    while let Some(letter) = rest.next() {
+        match letter {
+            '\x1b' if rest.next() == Some('[') => {
+                let mut order = String::new();
+                while !order.ends_with(|letter: char| letter.is_ascii_alphabetic()) {
+                    let Some(letter) = rest.next() else { break };
+                    order.push(letter);
+                }
+                if order == "2J" {
+                    lines.iter_mut().for_each(|line| line.fill(' '));
+                }
+                let place = order.strip_suffix('H').and_then(|place| place.split_once(';'));
+                if let Some((Ok(to_row), Ok(to_column))) = place.map(|(a, b)| (a.parse::<usize>(), b.parse::<usize>()))
+                {
+                    (row, column) = (to_row - 1, to_column - 1);
+                }
+            }
+            '\x1b' => {}
+            '\r' => column = 0,
+            '\n' => row += 1,
+            _ => {
+                if let Some(cell) = lines.get_mut(row).and_then(|line| line.get_mut(column)) {
+                    *cell = letter;
+                }
+                column += 1;
+            }
+        }
+    }
+    let lines = lines.into_iter().map(|line| line.into_iter().collect::<String>().trim_end().to_owned());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn resize(terminal: &File, (columns, rows): (u16, u16)) {
     let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(terminal, size).expect("a terminal");
 }
@@ -130,23 +165,23 @@ async fn a_screen_is_shown_obeys_keys_and_is_left_as_it_was() {
     watch.reached(up.churn(10).await).await;
 
     let mut top = Top::start(&["--address", &admin, "--every", "50ms"], &[]);
-    top.says(0, "pods.v1").await;
+    top.shows("pods.v1").await;
     assert!(!top.is_ordinary(), "keys are read as they are pressed");
-    assert!(top.said_since(0).starts_with(ENTER), "{:?}", top.said_since(0));
+    assert!(top.said().starts_with(ENTER), "{:?}", top.said());
     top.press("\t");
-    top.says(0, "AGENT").await;
+    top.shows("AGENT").await;
     top.press("?");
-    top.says(0, "Keys; any of them closes this").await;
+    top.shows("Keys; any of them closes this").await;
     top.press("x/nobody\r");
-    top.says(0, "with \"nobody\"").await;
-    top.says(0, "Nothing has that text.").await;
-    // A terminal that becomes narrow is drawn anew.
-    let from = top.mark();
-    resize(&top.theirs, 60, 20);
+    top.shows("with \"nobody\"").await;
+    top.shows("Nothing has that text.").await;
+    // A terminal that becomes lower is drawn anew: the keys are in its last line.
+    resize(&top.theirs, (60, 20));
     top.signal("WINCH");
-    top.says(from, "\x1b[20;").await;
+    eventually("the keys", || async { screen(&top.said()).lines().nth(19).is_some_and(|l| l.starts_with(" q quit")) })
+        .await;
     top.press("\x1b");
-    top.says(from, "pods.v1").await;
+    top.shows(" pods.v1").await;
     top.press("q");
     let (code, said) = top.ended().await;
     assert_eq!(code, Some(0), "{said:?}");
@@ -161,7 +196,7 @@ async fn it_ends_by_signals_and_in_black_and_white_too() {
     let admin = app.admin_client().url();
     for (end, environment) in [("TERM", [("NO_COLOR", "1")]), ("INT", [("NO_COLOR", "")]), ("HUP", [("X", "")])] {
         let top = Top::start(&["--address", &admin], &environment);
-        top.says(0, "Space").await;
+        top.shows("Space").await;
         top.signal(end);
         let (code, said) = top.ended().await;
         assert_eq!(code, Some(0), "{end}: {said:?}");
@@ -170,7 +205,7 @@ async fn it_ends_by_signals_and_in_black_and_white_too() {
         assert_eq!(is_coloured, environment[0] != ("NO_COLOR", "1"), "{said:?}");
     }
     let mut top = Top::start(&["--address", &admin], &[]);
-    top.says(0, "Space").await;
+    top.shows("Space").await;
     top.press("\x03");
     let (code, said) = top.ended().await;
     assert_eq!(code, Some(0), "{said:?}");
@@ -188,7 +223,7 @@ async fn there_is_no_screen_where_it_would_be_in_the_way() {
     let (code, said) = Top::start(&["--address", &admin, "--times", "1"], &[]).ended().await;
     assert!(code == Some(0) && !said.contains('\x1b') && said.contains("is not shown here"), "{said:?}");
     let dumb = Top::start(&["--address", &admin, "--every", "50ms"], &[("TERM", "dumb")]);
-    dumb.says(0, "is not shown here").await;
+    dumb.shows("is not shown here").await;
     dumb.signal("TERM");
     assert!(!dumb.ended().await.1.contains('\x1b'));
 }

@@ -79,10 +79,10 @@ class Screen:
             number = numbers.pop(0)
             if number == 0:
                 ink, paper, marks = PLAIN
-            elif number in (1, 7):
+            elif number in (1, 4, 7):
                 marks |= {number}
-            elif number in (22, 27):
-                marks -= {number - 20 if number == 27 else 1}
+            elif number in (22, 24, 27):
+                marks -= {1 if number == 22 else number - 20}
             elif number in (38, 48) and numbers[:1] == [5]:
                 colour = COLOURS[numbers[1] % 8]
                 ink, paper = (colour, paper) if number == 38 else (ink, colour)
@@ -109,8 +109,9 @@ class Screen:
             if 7 in marks:
                 ink, paper = paper, ink
             bold = ";font-weight:bold" if 1 in marks else ""
+            line_under = ";text-decoration:underline" if 4 in marks else ""
             text = html.escape("".join(letter for letter, _ in line[at:end]))
-            yield f'<span style="color:{ink};background:{paper}{bold}">{text}</span>'
+            yield f'<span style="color:{ink};background:{paper}{bold}{line_under}">{text}</span>'
             at = end
 
 

@@ -61,7 +61,7 @@ pub(super) const FEED_COLUMNS: [Column; 8] = [
 
 pub(super) const WATCH_COLUMNS: [Column; 9] = [
     Column::text("WATCH", "resource", 0, place),
-    Column::text("USER", "user", 2, |watch| text(watch, "user")),
+    Column::text("USER", "user", 2, user),
     Column::text("AGENT", "agent", 1, |watch| text(watch, "userAgent")),
     Column::number("BEHIND", "behind", 0, behind),
     Column::text("STATE", "", 1, |watch| text(watch, "state")).toned(watch_tone),
@@ -97,6 +97,12 @@ pub(super) fn place(watch: &Value) -> String {
     }
 }
 
+/// A user; most are service accounts, whose long common beginning would leave no room for their names.
+fn user(watch: &Value) -> String {
+    let user = text(watch, "user");
+    user.strip_prefix("system:serviceaccount:").map(|account| format!("sa:{account}")).unwrap_or(user)
+}
+
 fn feed_state(feed: &Value) -> String {
     match feed["staleSeconds"].as_u64() {
         Some(stale) => format!("{} for {}", text(feed, "state"), seconds(stale)),
@@ -119,8 +125,7 @@ fn behind(watch: &Value) -> String {
 
 fn watch_tone(watch: &Value) -> Tone {
     match watch["state"].as_str() {
-        Some("parked") => Tone::Good,
-        Some("sending") => Tone::Plain,
+        Some("parked" | "sending") => Tone::Plain,
         _ => Tone::Warning,
     }
 }
@@ -161,11 +166,14 @@ mod tests {
             "ringEvents": 9, "memoryBytes": 1536});
         let cells = FEED_COLUMNS.map(|column| (column.cell)(&feed));
         assert_eq!(cells, ["pods.v1 a", "json", "stale for 2 min", "1,200", "77", "3", "9", "1.5 KiB"]);
-        let watch = json!({"resource": "pods.v1", "namespace": "a", "selectors": "labels", "user": null,
+        let watch = json!({"resource": "pods.v1", "namespace": "a", "selectors": "labels", "user": "system:serviceaccount:x:y",
             "userAgent": "kubelet", "eventsBehind": 5, "eventsBehindAtLeast": true, "state": "stalled",
             "stateSeconds": 7, "bytesSent": 10, "openSeconds": 9, "protocol": "h2"});
         let cells = WATCH_COLUMNS.map(|column| (column.cell)(&watch));
-        assert_eq!(cells, ["pods.v1 in a by labels", "", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"]);
+        assert_eq!(
+            cells,
+            ["pods.v1 in a by labels", "sa:x:y", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"]
+        );
         let tones = [("live", Tone::Good), ("stale", Tone::Warning), ("forbidden", Tone::Bad)];
         for (state, tone) in tones {
             assert_eq!(feed_tone(&json!({"state": state})), tone);

@@ -27,10 +27,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
         (_, true) | (14..22, false) => 4,
         (_, false) => 7,
     };
+    // A blank line, where there is room for it.
+    let blank = usize::from(area.height >= 20 && numbers > 0);
     let lines = |count: usize| Constraint::Length(u16::try_from(count).unwrap_or(u16::MAX));
-    let heights =
-        [lines(1), lines(troubles.len()), lines(proxies), lines(numbers), lines(1), Constraint::Min(1), lines(1)];
-    let [title, trouble, list, summary, tabs, table, foot] = Layout::vertical(heights).areas(area);
+    let heights = [1, troubles.len(), proxies, numbers, blank, 1].map(lines).into_iter();
+    let heights = heights.chain([Constraint::Min(1), lines(1)]);
+    let [title, trouble, list, summary, _, tabs, table, foot] = Layout::vertical(heights).areas(area);
     head::title(frame, title, screen, palette);
     for (line, at) in troubles.iter().zip(trouble.rows()) {
         frame.render_widget(Line::styled(fit(line, usize::from(at.width), false), palette.bad()), at);
@@ -63,7 +65,7 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &Screen, counted: &str, 
     let filter =
         if view.filter.is_empty() { String::new() } else { format!(" · with \"{}\"", style::clean(&view.filter)) };
     let left = Line::from(vec![tab(Tab::Feeds, "Feeds", feeds), tab(Tab::Watches, "Watches", watches)]);
-    let right = format!("by {}{arrow}{filter} · {counted} ", view.order().name);
+    let right = format!("by {} {arrow}{filter} · {counted} ", view.order().name);
     let room = usize::from(area.width).saturating_sub(left.width() + 1);
     frame.render_widget(left, area);
     frame.render_widget(Paragraph::new(fit(&right, room.min(width(&right)), false)).alignment(Alignment::Right), area);

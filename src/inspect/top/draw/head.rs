@@ -71,16 +71,25 @@ pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
         let mark = if is_selected { "▸" } else { " " };
         let name = format!(" {mark} {}  ", fit(&proxy.name, names, false));
         let name_style = if is_selected { palette.strong() } else { Style::new() };
-        let numbers = proxy.look.as_ref().map_or(String::new(), |look| {
-            let status = &look.status;
-            let rate = proxy.rates.map_or(String::new(), |rates| format!("{} events/s", grouped(rates.delivered)));
-            let watches = format!("{} watches", grouped(status.watches));
-            let held = format!("{} held", bytes(status.held_bytes));
-            format!("  {}  {}  {}", fit(&watches, 15, true), fit(&held, 13, true), fit(&rate, 16, true))
-        });
-        let spans = vec![Span::styled(name, name_style), Span::styled(fit(state, 15, false), style), numbers.into()];
+        let mut spans = vec![Span::styled(name, name_style), Span::styled(fit(state, 15, false), style)];
+        // As much as there is room for.
+        let mut room = usize::from(at.width).saturating_sub(spans.iter().map(Span::width).sum());
+        for text in numbers(proxy) {
+            let Some(left) = room.checked_sub(width(&text)) else { break };
+            spans.push(text.into());
+            room = left;
+        }
         frame.render_widget(Line::from(spans), at);
     }
+}
+
+/// The numbers of a proxy in the list, what matters most first.
+fn numbers(proxy: &SeenProxy) -> Vec<String> {
+    let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
+    let watches = format!("{} watches", grouped(status.watches));
+    let rate = proxy.rates.map_or(String::new(), |rates| format!("{} events/s", grouped(rates.delivered)));
+    let held = format!("{} held", bytes(status.held_bytes));
+    vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&held, 15, true)]
 }
 
 fn state(proxy: &SeenProxy, palette: Palette) -> (&'static str, Style) {

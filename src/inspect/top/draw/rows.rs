@@ -62,7 +62,7 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
     let heads = shown.iter().map(|(at, width)| fit(&head(&columns[*at]), *width, columns[*at].is_number));
     if let Some(at) = places.next() {
         let text = format!(" {}", heads.collect::<Vec<_>>().join(&gap));
-        frame.render_widget(Line::styled(fit(&text, usize::from(at.width), false), palette.bar()), at);
+        frame.render_widget(Line::styled(fit(&text, usize::from(at.width), false), palette.head()), at);
     }
     for ((row, cells), at) in rows.iter().zip(&cells).zip(places) {
         let mut spans = vec![Span::raw(" ")];

@@ -13,9 +13,14 @@ pub(super) struct Palette {
 }
 
 impl Palette {
-    /// The title, and the heads of tables.
+    /// The title.
     pub(super) fn bar(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
+    }
+
+    /// The heads of tables.
+    pub(super) fn head(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)
     }
 
     pub(super) fn strong(self) -> Style {
@@ -101,7 +106,14 @@ mod tests {
     #[test]
     fn without_colours_there_are_none() {
         let palette = Palette { has_colours: false };
-        let styles = [palette.bar(), palette.strong(), palette.bad(), palette.picture(), palette.tone(Tone::Warning)];
+        let styles = [
+            palette.bar(),
+            palette.head(),
+            palette.strong(),
+            palette.bad(),
+            palette.picture(),
+            palette.tone(Tone::Warning),
+        ];
         assert!(styles.iter().all(|style| style.fg.is_none() && style.bg.is_none()));
     }
 }

@@ -53,11 +53,11 @@ fn a_proxy_is_shown_with_its_numbers_its_feeds_and_its_keys() {
     assert!(lines[0].ends_with("every 2 s"), "{}", lines[0]);
     assert!(lines[1].contains(" Delivered 12,500 events/s, 3.6 MiB/s; at most 12,500"), "{}", lines[1]);
     assert!(lines[4].ends_with('█'), "the latest is at the right: {}", lines[4]);
-    assert!(lines[5].starts_with("[ Feeds 2 ]  Watches 5,000"), "{}", lines[5]);
-    assert!(lines[5].ends_with("by readers▼ · 1–2 of 2"), "{}", lines[5]);
+    assert!(lines[6].starts_with("[ Feeds 2 ]  Watches 5,000"), "{}", lines[6]);
+    assert!(lines[6].ends_with("by readers ▼ · 1–2 of 2"), "{}", lines[6]);
     let head = " FEED      HELD IN   STATE           OBJECTS  VERSION  READERS▼  EVENTS   MEMORY";
     let stale = " nodes.v1  protobuf  stale for 12 s    1,000   184000         1     900  2.9 MiB";
-    assert_eq!((lines[6].as_str(), lines[8].as_str()), (head, stale));
+    assert_eq!((lines[7].as_str(), lines[9].as_str()), (head, stale));
     assert_eq!(lines[23], " q quit  Tab watches  s sort  / filter  Space pause  ? help");
 }
 
@@ -67,9 +67,9 @@ fn watches_are_shown_or_why_they_are_not() {
     let mut screen = screen(&["a"], now);
     screen.tab = Tab::Watches;
     let lines = drawn(&mut screen, (120, 24), now);
-    assert!(lines[5].ends_with("by behind▼ · 1–3 of 3 of 5,000, a filter finds others"), "{}", lines[5]);
+    assert!(lines[6].ends_with("by behind ▼ · 1–3 of 3 of 5,000, a filter finds others"), "{}", lines[6]);
     let row = " pods.v1 by fields  a      Zeta/1                               7  stalled     5 s  4.0 KiB    90 s  h2";
-    assert_eq!(lines[7], row);
+    assert_eq!(lines[8], row);
     for (watches, why) in [
         (WatchesLook::NotAsked, "It is asked who watches."),
         (WatchesLook::Hidden(http::StatusCode::FORBIDDEN), "not shown here (403):"),
@@ -162,7 +162,7 @@ fn help_and_the_filter_are_drawn() {
     screen.feeds.filter = "nodes".to_owned();
     let lines = drawn(&mut screen, (100, 24), now);
     assert!(lines[0].ends_with("PAUSED") && lines[23].starts_with(" /nodes_   Enter keeps it"), "{lines:#?}");
-    assert!(shows(&lines, "by readers▼ · with \"nodes\" · 1–1 of 1") && !shows(&lines, "pods.v1"), "{lines:#?}");
+    assert!(shows(&lines, "by readers ▼ · with \"nodes\" · 1–1 of 1") && !shows(&lines, "pods.v1"), "{lines:#?}");
     screen.feeds.filter = "nothing".to_owned();
     assert!(shows(&drawn(&mut screen, (100, 24), now), "Nothing has that text."));
 }
