@@ -166,14 +166,12 @@ mod tests {
             "ringEvents": 9, "memoryBytes": 1536});
         let cells = FEED_COLUMNS.map(|column| (column.cell)(&feed));
         assert_eq!(cells, ["pods.v1 a", "json", "stale for 2 min", "1,200", "77", "3", "9", "1.5 KiB"]);
-        let watch = json!({"resource": "pods.v1", "namespace": "a", "selectors": "labels", "user": "system:serviceaccount:x:y",
-            "userAgent": "kubelet", "eventsBehind": 5, "eventsBehindAtLeast": true, "state": "stalled",
-            "stateSeconds": 7, "bytesSent": 10, "openSeconds": 9, "protocol": "h2"});
+        let watch = json!({"resource": "pods.v1", "namespace": "a", "selectors": "labels",
+            "user": "system:serviceaccount:x:y", "userAgent": "kubelet", "eventsBehind": 5, "eventsBehindAtLeast": true,
+            "state": "stalled", "stateSeconds": 7, "bytesSent": 10, "openSeconds": 9, "protocol": "h2"});
         let cells = WATCH_COLUMNS.map(|column| (column.cell)(&watch));
-        assert_eq!(
-            cells,
-            ["pods.v1 in a by labels", "sa:x:y", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"]
-        );
+        let expected = ["pods.v1 in a by labels", "sa:x:y", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"];
+        assert_eq!(cells, expected);
         let tones = [("live", Tone::Good), ("stale", Tone::Warning), ("forbidden", Tone::Bad)];
         for (state, tone) in tones {
             assert_eq!(feed_tone(&json!({"state": state})), tone);

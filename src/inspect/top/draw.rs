@@ -33,7 +33,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
     let heights = [1, troubles.len(), proxies, numbers, blank, 1].map(lines).into_iter();
     let heights = heights.chain([Constraint::Min(1), lines(1)]);
     let [title, trouble, list, summary, _, tabs, table, foot] = Layout::vertical(heights).areas(area);
-    head::title(frame, title, screen, palette);
+    head::title(frame, title, screen);
     for (line, at) in troubles.iter().zip(trouble.rows()) {
         frame.render_widget(Line::styled(fit(line, usize::from(at.width), false), palette.bad()), at);
     }

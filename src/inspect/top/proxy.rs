@@ -86,12 +86,12 @@ mod tests {
         let (at, every) = (Instant::now(), Duration::from_secs(2));
         let mut proxy = SeenProxy::new("a".to_owned(), every);
         let (mut delivered, mut seen) = (0, Vec::new());
-        // Seconds, and whether it answers; it delivers a hundred in each second.
-        for (seconds, answers) in
-            [(0.0, true), (2.0, true), (2.1, true), (4.0, true), (6.0, false), (8.0, false), (10.0, true), (12.0, true)]
+        // Tenths of seconds, and whether it answers; it delivers ten in each of them.
+        for (tenths, answers) in
+            [(0, true), (20, true), (21, true), (40, true), (60, false), (80, false), (100, true), (120, true)]
         {
-            let now = at + Duration::from_secs_f64(seconds);
-            delivered = if answers { (seconds * 100.0) as u64 } else { delivered };
+            let now = at + Duration::from_millis(100 * tenths);
+            delivered = if answers { 10 * tenths } else { delivered };
             let look = samples::look(samples::counters(now, delivered));
             proxy.saw(if answers { Ok(look) } else { Err(InspectError::of("a", "refused")) }, now);
             seen.push((proxy.rates.map(|rates| rates.delivered), proxy.silence.as_ref().map(|s| s.since - at)));

@@ -6,7 +6,7 @@ use ratatui::widgets::{RenderDirection, Sparkline};
 use tokio::time::Instant;
 
 use super::pace;
-use super::style::{Palette, fit, width};
+use super::style::{BAR, Palette, fit, width};
 use crate::inspect::table::{bytes, grouped, seconds};
 use crate::inspect::top::proxy::SeenProxy;
 use crate::inspect::top::screen::Screen;
@@ -20,7 +20,7 @@ const LABEL: usize = 9;
 const NUMBERS: u16 = 66;
 
 /// Draws who is looked at, and how it is.
-pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
+pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
     let proxy = screen.proxy();
     let how = match (&proxy.silence, &proxy.look) {
         (Some(_), _) => format!("{}: does not answer", proxy.name),
@@ -29,7 +29,7 @@ pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette:
     };
     let pace = format!(" {} ", pace(screen));
     let room = usize::from(area.width).saturating_sub(width(&pace));
-    frame.render_widget(Line::styled(fit(&format!(" {how}"), room, false) + &pace, palette.bar()), area);
+    frame.render_widget(Line::styled(fit(&format!(" {how}"), room, false) + &pace, BAR), area);
 }
 
 /// What is wrong with the selected proxy, a line for each.

@@ -4,7 +4,7 @@ use ratatui::text::{Line, Span};
 use serde_json::Value;
 
 use super::left_out;
-use super::style::{Palette, clean, fit, width};
+use super::style::{HEAD, Palette, clean, fit, width};
 use crate::inspect::table::grouped;
 use crate::inspect::top::columns::{self, Column, FEED_COLUMNS, GAP, WATCH_COLUMNS};
 use crate::inspect::top::look::WatchesLook;
@@ -62,7 +62,7 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
     let heads = shown.iter().map(|(at, width)| fit(&head(&columns[*at]), *width, columns[*at].is_number));
     if let Some(at) = places.next() {
         let text = format!(" {}", heads.collect::<Vec<_>>().join(&gap));
-        frame.render_widget(Line::styled(fit(&text, usize::from(at.width), false), palette.head()), at);
+        frame.render_widget(Line::styled(fit(&text, usize::from(at.width), false), HEAD), at);
     }
     for ((row, cells), at) in rows.iter().zip(&cells).zip(places) {
         let mut spans = vec![Span::raw(" ")];

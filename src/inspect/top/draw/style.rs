@@ -12,17 +12,12 @@ pub(super) struct Palette {
     pub(super) has_colours: bool,
 }
 
+/// The title.
+pub(super) const BAR: Style = Style::new().add_modifier(Modifier::REVERSED);
+/// The heads of tables.
+pub(super) const HEAD: Style = Style::new().add_modifier(Modifier::BOLD.union(Modifier::UNDERLINED));
+
 impl Palette {
-    /// The title.
-    pub(super) fn bar(self) -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
-    }
-
-    /// The heads of tables.
-    pub(super) fn head(self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)
-    }
-
     pub(super) fn strong(self) -> Style {
         self.coloured(Color::Cyan).add_modifier(Modifier::BOLD)
     }
@@ -106,14 +101,7 @@ mod tests {
     #[test]
     fn without_colours_there_are_none() {
         let palette = Palette { has_colours: false };
-        let styles = [
-            palette.bar(),
-            palette.head(),
-            palette.strong(),
-            palette.bad(),
-            palette.picture(),
-            palette.tone(Tone::Warning),
-        ];
+        let styles = [palette.strong(), palette.bad(), palette.picture(), palette.tone(Tone::Warning)];
         assert!(styles.iter().all(|style| style.fg.is_none() && style.bg.is_none()));
     }
 }
