@@ -43,7 +43,7 @@ pub use credentials::CredentialArguments;
 pub use delegated::DelegatedKeys;
 pub use estimate::EstimateArguments;
 #[cfg(feature = "inspect")]
-pub use fanout::{AdminArguments, FanoutVerb, OutputForm, ServerArguments};
+pub use fanout::{AdminArguments, FanoutVerb, OutputForm, ServerArguments, terminal_colours};
 pub use health::{HealthArguments, HealthQuestion};
 pub use manual::{ManualPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;

@@ -23,7 +23,7 @@ pub use forwards::{Forward, PodsOrder, forward};
 pub use server::ServerReach;
 pub use status::status;
 pub use tail::{TailOrder, tail};
-pub use top::{TopOrder, top};
+pub use top::{TopForm, TopOrder, top};
 
 use serde_json::Value;
 
@@ -43,6 +43,8 @@ pub struct InspectError(String);
 
 impl InspectError {
     fn of(what: &str, why: impl std::fmt::Display) -> Self {
-        Self(format!("{what}: {why}"))
+        // A server may have chosen the words.
+        let lines: Vec<_> = format!("{what}: {why}").lines().map(|line| table::printable(line).into_owned()).collect();
+        Self(lines.join("\n"))
     }
 }

@@ -4,10 +4,10 @@ use std::io::IsTerminal as _;
 
 use futures_util::future::LocalBoxFuture;
 
-use crate::config::{AdminArguments, FanoutVerb, OutputForm, ServerArguments};
+use crate::config::{AdminArguments, FanoutVerb, OutputForm, ServerArguments, terminal_colours};
 use crate::inspect::{
-    AskedProxy, DiffOrder, ExplainOrder, Findings, Forward, InspectError, PodsOrder, ServerReach, TailOrder, TopOrder,
-    diff, explain, forward, status, tail, top,
+    AskedProxy, DiffOrder, ExplainOrder, Findings, Forward, InspectError, PodsOrder, ServerReach, TailOrder, TopForm,
+    TopOrder, diff, explain, forward, status, tail, top,
 };
 
 /// What is printed, and whether all is well.
@@ -33,7 +33,14 @@ async fn asked(verb: FanoutVerb) -> Result<Printed, String> {
             Ok(told(status(&proxies).await.map_err(wrong)?, admin.output))
         }
         FanoutVerb::Top { admin, every, times } => {
-            let order = TopOrder { every, times, clears: std::io::stdout().is_terminal() };
+            let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+            let form = match terminal_colours() {
+                Some(has_colours) if is_terminal && times.is_none() && admin.output == OutputForm::Text => {
+                    TopForm::Screen { has_colours }
+                }
+                _ => TopForm::Text,
+            };
+            let order = TopOrder { every, times, form };
             let (proxies, _held) = proxies(&admin).await?;
             top(&proxies, &order).await.map_err(wrong)?;
             Ok(Printed { text: String::new(), is_well: true })

@@ -29,14 +29,15 @@ pub enum FanoutVerb {
     /// Whether a proxy is ready, what it holds, and how far its feeds are
     #[command(name = "status", after_help = STATUS_EXAMPLES)]
     State(AdminArguments),
-    /// Feeds, rates and the watches that are furthest behind, again and again
+    /// Feeds, watches and rates, live: a screen with keys on a terminal, and text elsewhere
+    #[command(after_help = TOP_KEYS)]
     Top {
         #[command(flatten)]
         admin: AdminArguments,
         /// The time between two looks
         #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
         every: Duration,
-        /// Look so many times and end [default: until Ctrl-C]
+        /// Print text so many times and end [default: go on until q or Ctrl-C]
         #[arg(long, value_name = "N")]
         times: Option<u64>,
     },
@@ -164,6 +165,15 @@ impl AdminArguments {
     }
 }
 
+/// Whether there can be a screen in colours, or one without; `None` if the terminal can only print lines.
+#[allow(clippy::disallowed_methods, reason = "what every program is told about its terminal is no setting")]
+pub fn terminal_colours() -> Option<bool> {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    // https://no-color.org
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    (!is_dumb).then_some(!is_plain)
+}
+
 const STATUS_EXAMPLES: &str = "\
 Examples:
   The proxy of this machine:
@@ -172,6 +182,31 @@ Examples:
     kubectl fanout status --pods app.kubernetes.io/name=kube-fanout -n kube-fanout
 
 Exit codes: 0 all is well, 1 something is not, 2 nothing can be said, 64 wrong usage.";
+
+const TOP_KEYS: &str = "\
+Keys:
+  Tab             feeds, or watches
+  Up Down, k j    scroll by a row; PgUp PgDn by a page; Home End, g G to the first and the last
+  Left Right      another proxy, where there are several (--address again, or --pods)
+  s, r            sort by something else, reverse: feeds by readers, memory, name; watches by
+                  behind, since, sent, open, agent, user, resource, among all that are open
+  /               only rows with a text: Enter keeps it, Esc drops it
+  Space           pause, and go on
+  ?               help
+  q, Esc, Ctrl-C  quit
+
+Examples:
+  The proxy of this machine, with who watches:
+    kubectl fanout top --address unix:/run/kube-fanout/admin.sock
+  All of a DaemonSet:
+    kubectl fanout top --pods app.kubernetes.io/name=kube-fanout -n kube-fanout
+  For a script:
+    kubectl fanout top --times 1
+
+With --times, where there is no terminal, and with TERM=dumb it prints text. NO_COLOR is
+honoured. A proxy that dies is said not to answer, and is shown again when it is back.
+
+Exit codes: 0 told to end, 2 no proxy answers at first, 64 wrong usage.";
 
 const EXPLAIN_EXAMPLES: &str = "\
 Examples:

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::explain::escaped;
 use super::reasons::meaning;
 use super::server::{ReachedServer, ServerReach};
-use super::table::grouped;
+use super::table::{grouped, printable};
 use super::{Findings, InspectError, resource};
 
 /// What is compared, and where.
@@ -128,7 +128,7 @@ async fn list(
 fn compared(order: &DiffOrder, ours: &Collection, theirs: &Collection) -> Findings {
     let (mut lines, mut found) = (Vec::new(), Vec::new());
     let mut differs = |key: &str, what: &str, text: String| {
-        lines.push(format!("  {key}: {text}"));
+        lines.push(format!("  {}: {text}", printable(key)));
         found.push(json!({"key": key, "difference": what}));
     };
     for (key, theirs) in &theirs.objects {

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::reasons::{meaning, refusal};
-use super::table::{bytes, grouped, seconds};
+use super::table::{bytes, grouped, printable, seconds};
 use super::{AskedProxy, Findings, InspectError};
 
 /// Whose fate is to be explained: a part of a name, or everybody's.
@@ -75,14 +75,14 @@ fn write(text: &mut String, watches: &Value, recent: &Value) {
     let more = if left_out == 0 { String::new() } else { format!(", {} more are not shown", grouped(left_out)) };
     let _ = writeln!(text, "  open watches: {}{more}", grouped(number("total")));
     for row in rows {
-        let _ = writeln!(text, "    {}", open(row));
+        let _ = writeln!(text, "    {}", printable(&open(row)));
     }
     let kinds = [("watches that ended", "ended"), ("refused", "refused"), ("passed through", "passedThrough")];
     for (title, key) in kinds {
         let rows = recent[key].as_array().map(Vec::as_slice).unwrap_or_default();
         let _ = writeln!(text, "  {title}, the latest first: {}", if rows.is_empty() { "none" } else { "" }.trim_end());
         for row in rows {
-            let _ = writeln!(text, "    {}", happened(row, key));
+            let _ = writeln!(text, "    {}", printable(&happened(row, key)));
         }
     }
 }

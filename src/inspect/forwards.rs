@@ -1,11 +1,13 @@
 //! Reaches proxies in pods through kubectl, with whatever credentials that has.
 
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
-use tokio::time::timeout;
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, copy, sink};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
 
 use super::{AskedProxy, InspectError};
 use crate::base::Tasks;
@@ -21,19 +23,27 @@ pub struct PodsOrder {
     pub token: Option<String>,
 }
 
-/// A port of this machine that leads to a pod, for as long as this is held.
+/// A port of this machine that leads to a pod, for as long as this is held. A kubectl that ends, as when the pod starts
+/// again, is followed by another one with the same port.
 #[derive(Debug)]
 pub struct Forward {
-    /// It runs until it is dropped.
-    _kubectl: Child,
+    running: RunningKubectl,
     _tasks: Tasks,
 }
+
+/// The kubectl that forwards; `None` once nobody needs one.
+type RunningKubectl = Arc<Mutex<Option<Child>>>;
+
+/// What kubectl writes: a line for each connection, and nothing goes on unless that is read.
+struct KubectlOutput(BufReader<ChildStdout>, ChildStderr);
 
 const KUBECTL: &str = "kubectl";
 /// Each pod takes a process here and a stream of the apiserver.
 const PODS_MAX: usize = 64;
 /// How long one of them may take.
 const FORWARD_MAX: Duration = Duration::from_secs(20);
+/// The time between the end of a kubectl and the next one.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// Finds the pods that run, and forwards a port to each.
 ///
@@ -75,19 +85,66 @@ impl PodsOrder {
 
     /// The forward to a pod, and the port that it has here.
     async fn to(&self, pod: &str) -> Result<(Forward, u16), InspectError> {
+        let (child, output, port) = self.start(pod, None).await?;
+        let (running, tasks) = (Arc::new(Mutex::new(Some(child))), Tasks::new());
+        tasks.spawn("forward", self.clone().go_on(pod.to_owned(), port, output, running.clone()));
+        Ok((Forward { running, _tasks: tasks }, port))
+    }
+
+    /// Starts a kubectl, at a port that is free or at one that was used before.
+    async fn start(&self, pod: &str, port: Option<u16>) -> Result<(Child, KubectlOutput, u16), InspectError> {
         let wrong = |why: &dyn std::fmt::Display| InspectError::of(&format!("kubectl port-forward {pod}"), why);
+        let local = port.map(|port| port.to_string()).unwrap_or_default();
         let mut command = self.kubectl();
-        command.args(["port-forward", "--address", "127.0.0.1", pod, &format!(":{}", self.port)]);
-        let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| wrong(&error))?;
-        let stdout = child.stdout.take().ok_or_else(|| wrong(&"it says nothing"))?;
-        let mut lines = BufReader::new(stdout).lines();
-        let said = lines.next_line().await.map_err(|error| wrong(&error))?;
-        let said = said.ok_or_else(|| wrong(&"it ended; it said why above"))?;
-        let port = port(&said).ok_or_else(|| wrong(&format!("it says {said:?}")))?;
-        let tasks = Tasks::new();
-        // It says a line of each connection, and ends at the first if nobody reads that.
-        tasks.spawn("forward", async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok((Forward { _kubectl: child, _tasks: tasks }, port))
+        command.args(["port-forward", "--address", "127.0.0.1", pod, &format!("{local}:{}", self.port)]);
+        // What it says on a terminal would be in the way of what is shown there.
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| wrong(&error))?;
+        let (stdout, stderr) =
+            child.stdout.take().zip(child.stderr.take()).ok_or_else(|| wrong(&"it has no output"))?;
+        let (mut stdout, mut stderr) = (BufReader::new(stdout), stderr);
+        let mut said = String::new();
+        stdout.read_line(&mut said).await.map_err(|error| wrong(&error))?;
+        if said.is_empty() {
+            let mut why = String::new();
+            let _ = stderr.read_to_string(&mut why).await;
+            return Err(wrong(&format!("it ended: {}", why.trim())));
+        }
+        let port = self::port(said.trim_end()).ok_or_else(|| wrong(&format!("it says {said:?}")))?;
+        Ok((child, KubectlOutput(stdout, stderr), port))
+    }
+
+    /// Starts a kubectl whenever one has ended, until nobody needs it.
+    async fn go_on(self, pod: String, port: u16, mut output: KubectlOutput, running: RunningKubectl) {
+        loop {
+            output.drain().await;
+            sleep(AGAIN).await;
+            let started = timeout(FORWARD_MAX, self.start(&pod, Some(port))).await;
+            let mut running = running.lock();
+            if running.is_none() {
+                return;
+            }
+            // A pod that does not run yet is tried again.
+            if let Ok(Ok((child, said, _))) = started {
+                (*running, output) = (Some(child), said);
+            }
+        }
+    }
+}
+
+impl KubectlOutput {
+    /// Reads until kubectl has ended.
+    async fn drain(&mut self) {
+        let (mut stdout_sink, mut stderr_sink) = (sink(), sink());
+        // Whatever else happens to a pipe is its end.
+        let _ = tokio::join!(copy(&mut self.0, &mut stdout_sink), copy(&mut self.1, &mut stderr_sink));
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        // It is killed.
+        drop(self.running.lock().take());
     }
 }
 

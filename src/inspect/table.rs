@@ -1,5 +1,20 @@
+use std::borrow::Cow;
+
+/// A text of somebody else as a terminal may have it: in place of each character that a terminal obeys, that turns the
+/// direction of writing or that cannot be seen is a mark.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_mischief = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+            || matches!(letter, '\u{e0000}'..='\u{e007f}')
+    };
+    if text.contains(is_mischief) { text.replace(is_mischief, "\u{fffd}").into() } else { text.into() }
+}
+
 /// Rows of cells as lines in which they stand below each other.
 pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
         cells.chain(head.get(column).map(|cell| cell.len())).max().unwrap_or_default()
@@ -10,7 +25,7 @@ pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
     let mut text = line(head.to_vec());
-    rows.iter().for_each(|row| text.push_str(&line(row.iter().map(String::as_str).collect())));
+    rows.iter().for_each(|row| text.push_str(&line(row.iter().map(AsRef::as_ref).collect())));
     text
 }
 
@@ -52,6 +67,16 @@ mod tests {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0, 1_023, 1_536, 20 << 20].map(bytes), ["0 B", "1023 B", "1.5 KiB", "20 MiB"]);
         assert_eq!([0, 119, 120, 7_200, 200_000].map(seconds), ["0 s", "119 s", "2 min", "2 h", "2 d"]);
+    }
+
+    #[test]
+    fn what_others_write_gives_a_terminal_no_orders() {
+        assert_eq!(printable("kubelet/v1 (ä 日本) ≥"), "kubelet/v1 (ä 日本) ≥");
+        let texts = ["\x1b[2J", "\u{9b}2J", "a\nb", "a\u{202e}b", "\u{200b}", "\u{7f}", "\u{2066}x"];
+        let said = texts.map(|text| printable(text).into_owned());
+        assert_eq!(said, ["�[2J", "�2J", "a�b", "a�b", "�", "�", "�x"]);
+        let rows = [vec!["\x1b]0;owned\x07".to_owned(), "x".to_owned()]];
+        assert_eq!(lines(&["N", "W"], &rows), "N           W\n�]0;owned�  x\n");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::explain::escaped;
 use super::server::{ReachedServer, ServerReach, refused};
+use super::table::printable;
 use super::{InspectError, resource};
 use crate::probe::{Frames, Framing};
 
@@ -115,7 +116,8 @@ fn line(frame: &[u8], json: bool) -> String {
         Ok(Frame { kind, object: Object { metadata, message } }) => {
             let Metadata { namespace, name, resource_version } = metadata;
             let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
-            format!("{kind:<9} {resource_version:<12} {key}{message}").trim_end().to_owned() + "\n"
+            let text = format!("{kind:<9} {resource_version:<12} {key}{message}");
+            printable(&text).trim_end().to_owned() + "\n"
         }
         Err(error) => format!("unreadable: {error}\n"),
     }
@@ -130,6 +132,8 @@ mod tests {
         let added =
             br#"{"type":"ADDED","object":{"metadata":{"namespace":"a","name":"b","resourceVersion":"7"},"spec":{}}}"#;
         assert_eq!(line(added, false), "ADDED     7            a/b\n");
+        let hostile = br#"{"type":"ADDED","object":{"metadata":{"name":"\u001b[2J","resourceVersion":"7"}}}"#;
+        assert_eq!(line(hostile, false), "ADDED     7            \u{fffd}[2J\n");
         let gone = br#"{"type":"ERROR","object":{"kind":"Status","message":"too old","code":410}}"#;
         assert_eq!(line(gone, false), "ERROR                  too old\n");
         assert_eq!(line(gone, true).as_bytes().last(), Some(&b'\n'));

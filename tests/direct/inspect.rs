@@ -200,3 +200,58 @@ async fn all_pods_of_a_daemon_set_are_asked() {
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&json[0]["proxy"], &json[1]["proxy"]), (&"pod/one".into(), &"pod/two".into()));
 }
+
+/// A kubectl that ends is followed by another one at the same port, and what it writes is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_forward_that_ends_begins_again() {
+    let up = demo::upstream().pods(2).run().await;
+    let app = direct::app(&up).run().await;
+    let port = app.admin_client().url().rsplit(':').next().unwrap_or_default().to_owned();
+    let dir = Dir::new();
+    let calls = dir.join("calls");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*get*) echo pod/one ;;\n\
+         *) echo 'Forwarding from 127.0.0.1:{port} -> 9090'; seq 20000; echo \"$*\" >> '{}' ;;\nesac\n",
+        calls.display()
+    );
+    let kubectl = dir.file("kubectl", &script);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(kubectl, mode).expect("it is ours");
+    let path = format!("{}:{}", dir.join("").display(), std::env::var("PATH").expect("there is one"));
+    let mut top = tokio::process::Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+    top.args(["fanout", "top", "--pods", "app=kube-fanout", "--every", "50ms"]).env("PATH", path);
+    let _top = top.stdout(std::process::Stdio::null()).kill_on_drop(true).spawn().expect("it runs");
+    let again = format!("port-forward --address 127.0.0.1 pod/one {port}:9090\n");
+    let called = || async { std::fs::read_to_string(&calls).is_ok_and(|calls| calls.ends_with(&again)) };
+    eventually("there is another one", called).await;
+    let first = std::fs::read_to_string(&calls).unwrap_or_default();
+    assert!(first.starts_with("port-forward --address 127.0.0.1 pod/one :9090\n"), "{first}");
+}
+
+/// A proxy that dies is said not to answer, and is shown again when it is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_dies_is_shown_again_when_it_is_back() {
+    let up = demo::upstream().pods(2).run().await;
+    let dir = Dir::new();
+    let socket = dir.join("admin.sock");
+    let admin = format!("unix:{}", socket.display());
+    let start = || {
+        let socket = Address::Unix(socket.clone());
+        direct::app(&up).with(move |config| config.admin = Some(socket)).run()
+    };
+    let app = start().await;
+    let out = dir.join("out");
+    let mut top = tokio::process::Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+    top.args(["fanout", "top", "--address", &admin, "--every", "20ms"]);
+    let file = std::fs::File::create(&out).expect("a file");
+    let _top = top.stdout(file).kill_on_drop(true).spawn().expect("it runs");
+    let text = || std::fs::read_to_string(&out).unwrap_or_default();
+    let ready = format!("{admin}: ready");
+    eventually("it is shown", || async { text().contains(&ready) }).await;
+    app.stop().await;
+    let silent = format!("{admin}: does not answer\n");
+    eventually("it is said to be gone", || async { text().contains(&silent) }).await;
+    let _app = start().await;
+    let is_back = || async { text().rfind(&ready) > text().rfind(&silent) };
+    eventually("it is back", is_back).await;
+}

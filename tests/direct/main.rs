@@ -73,6 +73,7 @@ mod sockets;
 mod stuck;
 mod syncing;
 mod tables;
+mod terminal;
 mod tiers;
 mod tls;
 mod transactions;

@@ -95,7 +95,9 @@ async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
         (&one["total"], &one["leftOut"], one["watches"].as_array().map(Vec::len)),
         (&2.into(), &1.into(), Some(1))
     );
-    assert_eq!(page("?resource=nodes").await["total"], 0);
+    for (query, total) in [("?resource=nodes", 0), ("?text=PODS.v1", 2), ("?text=nobody", 0), ("?text=", 2)] {
+        assert_eq!(page(query).await["total"], total, "{query}");
+    }
 
     // What has ended, and what passed through.
     up.churn(2_000).await;

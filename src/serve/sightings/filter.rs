@@ -3,13 +3,14 @@ use super::order::SortBy;
 use super::recent::RecentRow;
 use crate::kube::Query;
 
-/// What of a page is asked for: `user`, `agent` and `resource` hold a part of the text, `limit` says how much, and of
-/// watches `sort` and `order` say which come first.
+/// What of a page is asked for: `user`, `agent` and `resource` hold a part of the text, and `text` one of any of them,
+/// in small or capital letters; `limit` says how much, and of watches `sort` and `order` say which come first.
 #[derive(Debug, Clone)]
 pub(super) struct Filter {
     user: Option<String>,
     agent: Option<String>,
     resource: Option<String>,
+    text: Option<String>,
     pub(super) limit: usize,
     pub(super) sort: SortBy,
     /// What is least, or first in the alphabet, comes first.
@@ -25,16 +26,17 @@ impl Filter {
         let limit = query.first("limit").and_then(|limit| limit.parse().ok()).unwrap_or(LIMIT_DEFAULT);
         let sort = query.first("sort").map(SortBy::of).unwrap_or_default();
         let is_up = query.first("order").is_some_and(|order| order == "up");
-        let [user, agent, resource] = ["user", "agent", "resource"].map(text);
-        Self { user, agent, resource, limit: limit.min(LIMIT_MAX), sort, is_up }
+        let [user, agent, resource, text] = ["user", "agent", "resource", "text"].map(text);
+        let text = text.map(|text| text.to_lowercase());
+        Self { user, agent, resource, text, limit: limit.min(LIMIT_MAX), sort, is_up }
     }
 
     pub(super) fn takes_watch(&self, watch: &SeenWatch) -> bool {
-        if self.user.is_none() && self.agent.is_none() && self.resource.is_none() {
+        if [&self.user, &self.agent, &self.resource, &self.text].iter().all(|part| part.is_none()) {
             return true;
         }
         let (user, agent) = watch.who().names();
-        self.takes(user, agent, &watch.resource())
+        self.takes(user, agent, &watch.place())
     }
 
     pub(super) fn takes_recent(&self, row: &RecentRow) -> bool {
@@ -43,8 +45,13 @@ impl Filter {
 
     fn takes(&self, user: Option<&str>, agent: Option<&str>, resource: &str) -> bool {
         let holds = |part: &Option<String>, text: &str| part.as_deref().is_none_or(|part| text.contains(part));
-        holds(&self.user, user.unwrap_or_default())
-            && holds(&self.agent, agent.unwrap_or_default())
+        let (user, agent) = (user.unwrap_or_default(), agent.unwrap_or_default());
+        holds(&self.user, user)
+            && holds(&self.agent, agent)
             && holds(&self.resource, resource)
+            && self
+                .text
+                .as_ref()
+                .is_none_or(|part| [user, agent, resource].iter().any(|text| text.to_lowercase().contains(part)))
     }
 }

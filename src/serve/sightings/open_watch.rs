@@ -109,10 +109,6 @@ impl SeenWatch {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn resource(&self) -> String {
-        self.what.follower.resource()
-    }
-
     /// What puts a watch before others. Of those that are equally far behind it is how long they have asked for
     /// nothing.
     pub(super) fn rank(&self, by: SortBy, now: Instant) -> WatchRank {

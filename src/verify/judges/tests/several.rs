@@ -79,7 +79,7 @@ fn whoever_is_refused_begins_again_only_where_no_server_remembers() {
     let of = |windows: &[String]| {
         let run = r#"{"run":{"begins_once":true,"also":["https://zone"]}}"#.to_owned();
         let records = [run, first.clone(), goes_on.clone(), refused.to_owned(), list_at(200, 3, "", NOTHING)];
-        records.iter().chain(windows).map(|record| format!("{}\n", record.trim_end())).collect::<String>()
+        records.iter().chain(windows).map(|record| record.trim_end()).collect::<Vec<_>>().join("\n")
     };
     let all = [window(r#""subject""#, 110), window(r#"{"also":0}"#, 110)];
     kept(BeginsOnce, 1, &[&of(&all)]);

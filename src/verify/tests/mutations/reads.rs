@@ -289,7 +289,10 @@ fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
         _ => None,
     };
     let ops: Vec<_> = it.records.iter().filter_map(its_op).collect();
-    let is_refusal = |record: &Record| matches!(record, Record::Event(told) if told.kind == EventKind::Error && ops.contains(&told.op));
+    let is_refusal = |record: &Record| match record {
+        Record::Event(told) => told.kind == EventKind::Error && ops.contains(&told.op),
+        _ => false,
+    };
     if it.records.iter().any(is_refusal) {
         return None;
     }

@@ -1,0 +1,197 @@
+//! The columns of the two tables: what a cell says, and which of them there is room for.
+
+use serde_json::Value;
+
+use crate::inspect::table::{bytes, grouped, seconds};
+
+/// A column of a table.
+#[derive(Clone, Copy)]
+pub(super) struct Column {
+    pub(super) head: &'static str,
+    /// The name of the order that goes by it.
+    pub(super) sort: &'static str,
+    pub(super) is_number: bool,
+    /// A column with a higher number goes first, where there is no room for all.
+    leaves: u8,
+    pub(super) cell: fn(&Value) -> String,
+    /// How much what it says matters.
+    pub(super) tone: fn(&Value) -> Tone,
+}
+
+/// How a text is to be noticed; whatever it is, the text says so, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tone {
+    Plain,
+    Good,
+    Warning,
+    Bad,
+}
+
+/// Blanks between two columns.
+pub(super) const GAP: usize = 2;
+/// Texts are cut to no less.
+const TEXT_MIN: usize = 12;
+/// Numbers have this much room even where they are small, so that columns do not jump.
+const NUMBER_MIN: usize = 6;
+
+impl Column {
+    const fn text(head: &'static str, sort: &'static str, leaves: u8, cell: fn(&Value) -> String) -> Self {
+        Self { head, sort, is_number: false, leaves, cell, tone: |_| Tone::Plain }
+    }
+
+    const fn number(head: &'static str, sort: &'static str, leaves: u8, cell: fn(&Value) -> String) -> Self {
+        Self { head, sort, is_number: true, leaves, cell, tone: |_| Tone::Plain }
+    }
+
+    const fn toned(self, tone: fn(&Value) -> Tone) -> Self {
+        Self { tone, ..self }
+    }
+}
+
+pub(super) const FEED_COLUMNS: [Column; 8] = [
+    Column::text("FEED", "name", 0, feed_name),
+    Column::text("HELD IN", "", 5, |feed| text(feed, "encoding")),
+    Column::text("STATE", "", 1, feed_state).toned(feed_tone),
+    Column::number("OBJECTS", "", 3, |feed| grouped(number(feed, "objects"))),
+    Column::number("VERSION", "", 6, |feed| text(feed, "resourceVersion")),
+    Column::number("READERS", "readers", 1, |feed| grouped(number(feed, "readers"))),
+    Column::number("EVENTS", "", 4, |feed| grouped(number(feed, "ringEvents"))),
+    Column::number("MEMORY", "memory", 2, |feed| bytes(number(feed, "memoryBytes"))),
+];
+
+pub(super) const WATCH_COLUMNS: [Column; 9] = [
+    Column::text("WATCH", "resource", 0, place),
+    Column::text("USER", "user", 2, user),
+    Column::text("AGENT", "agent", 1, |watch| text(watch, "userAgent")),
+    Column::number("BEHIND", "behind", 0, behind),
+    Column::text("STATE", "", 1, |watch| text(watch, "state")).toned(watch_tone),
+    Column::number("SINCE", "since", 1, |watch| seconds(number(watch, "stateSeconds"))),
+    Column::number("SENT", "sent", 3, |watch| bytes(number(watch, "bytesSent"))),
+    Column::number("OPEN", "open", 4, |watch| seconds(number(watch, "openSeconds"))),
+    Column::text("OVER", "", 5, |watch| text(watch, "protocol")),
+];
+
+/// A text of a row; nothing if there is none.
+pub(super) fn text(row: &Value, key: &str) -> String {
+    row[key].as_str().unwrap_or_default().to_owned()
+}
+
+/// A number of a row.
+pub(super) fn number(row: &Value, key: &str) -> u64 {
+    row[key].as_u64().unwrap_or_default()
+}
+
+/// What a feed is of.
+pub(super) fn feed_name(feed: &Value) -> String {
+    let parts = ["resource", "namespace", "selector"].map(|key| text(feed, key));
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// What is watched, and where.
+pub(super) fn place(watch: &Value) -> String {
+    let [resource, namespace] = ["resource", "namespace"].map(|key| text(watch, key));
+    let place = if namespace.is_empty() { resource } else { format!("{resource} in {namespace}") };
+    match watch["selectors"].as_str() {
+        None | Some("none") => place,
+        Some(selectors) => format!("{place} by {selectors}"),
+    }
+}
+
+/// A user; most are service accounts, whose long common beginning would leave no room for their names.
+fn user(watch: &Value) -> String {
+    let user = text(watch, "user");
+    user.strip_prefix("system:serviceaccount:").map(|account| format!("sa:{account}")).unwrap_or(user)
+}
+
+fn feed_state(feed: &Value) -> String {
+    match feed["staleSeconds"].as_u64() {
+        Some(stale) => format!("{} for {}", text(feed, "state"), seconds(stale)),
+        None => text(feed, "state"),
+    }
+}
+
+fn feed_tone(feed: &Value) -> Tone {
+    match feed["state"].as_str() {
+        Some("live") => Tone::Good,
+        Some("syncing" | "stale") => Tone::Warning,
+        _ => Tone::Bad,
+    }
+}
+
+fn behind(watch: &Value) -> String {
+    let least = if watch["eventsBehindAtLeast"] == true { "≥ " } else { "" };
+    format!("{least}{}", grouped(number(watch, "eventsBehind")))
+}
+
+fn watch_tone(watch: &Value) -> Tone {
+    match watch["state"].as_str() {
+        Some("parked" | "sending") => Tone::Plain,
+        _ => Tone::Warning,
+    }
+}
+
+/// The columns that there is room for, by what they would take: each one's place, and the width that it gets. The
+/// widest texts are cut first.
+pub(super) fn fitted(columns: &[Column], needs: &[usize], room: usize) -> Vec<(usize, usize)> {
+    let need = |at: usize| if columns[at].is_number { needs[at].max(NUMBER_MIN) } else { needs[at] };
+    let least = |at: usize| if columns[at].is_number { need(at) } else { need(at).min(TEXT_MIN) };
+    let mut shown: Vec<_> = (0..columns.len()).collect();
+    let taken = |shown: &[usize], width: &dyn Fn(usize) -> usize| {
+        shown.iter().map(|at| width(*at)).sum::<usize>() + GAP * shown.len().saturating_sub(1)
+    };
+    while shown.len() > 1 && taken(&shown, &least) > room {
+        let last = (0..shown.len()).max_by_key(|nth| columns[shown[*nth]].leaves).unwrap_or_default();
+        shown.remove(last);
+    }
+    let mut over = taken(&shown, &need).saturating_sub(room);
+    let mut widths: Vec<_> = shown.into_iter().map(|at| (at, need(at))).collect();
+    while over > 0 {
+        let texts = widths.iter_mut().filter(|(at, width)| *width > least(*at));
+        let Some((_, widest)) = texts.max_by_key(|(_, width)| *width) else { break };
+        (*widest, over) = (*widest - 1, over - 1);
+    }
+    widths
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn cells_say_what_a_row_says() {
+        let feed = json!({"resource": "pods.v1", "namespace": "a", "selector": null, "encoding": "json",
+            "state": "stale", "staleSeconds": 130, "objects": 1200, "resourceVersion": "77", "readers": 3,
+            "ringEvents": 9, "memoryBytes": 1536});
+        let cells = FEED_COLUMNS.map(|column| (column.cell)(&feed));
+        assert_eq!(cells, ["pods.v1 a", "json", "stale for 2 min", "1,200", "77", "3", "9", "1.5 KiB"]);
+        let watch = json!({"resource": "pods.v1", "namespace": "a", "selectors": "labels",
+            "user": "system:serviceaccount:x:y", "userAgent": "kubelet", "eventsBehind": 5, "eventsBehindAtLeast": true,
+            "state": "stalled", "stateSeconds": 7, "bytesSent": 10, "openSeconds": 9, "protocol": "h2"});
+        let cells = WATCH_COLUMNS.map(|column| (column.cell)(&watch));
+        let expected = ["pods.v1 in a by labels", "sa:x:y", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"];
+        assert_eq!(cells, expected);
+        let tones = [("live", Tone::Good), ("stale", Tone::Warning), ("forbidden", Tone::Bad)];
+        for (state, tone) in tones {
+            assert_eq!(feed_tone(&json!({"state": state})), tone);
+        }
+    }
+
+    #[test]
+    fn columns_leave_and_texts_are_cut_until_there_is_room() {
+        let needs = [20, 30, 60, 6, 7, 5, 8, 5, 4];
+        let heads = |room: usize| {
+            let shown = fitted(&WATCH_COLUMNS, &needs, room);
+            let heads: Vec<_> = shown.iter().map(|(at, _)| WATCH_COLUMNS[*at].head).collect();
+            let taken = shown.iter().map(|(_, width)| width).sum::<usize>() + GAP * (shown.len() - 1);
+            (heads.join(" "), taken)
+        };
+        let all = "WATCH USER AGENT BEHIND STATE SINCE SENT OPEN OVER";
+        assert_eq!(heads(200), (all.to_owned(), 163));
+        assert_eq!(heads(120), (all.to_owned(), 120));
+        assert_eq!(heads(80), ("WATCH USER AGENT BEHIND STATE SINCE SENT".to_owned(), 80));
+        assert_eq!(heads(50).0, "WATCH AGENT BEHIND STATE");
+        assert_eq!(heads(1).0.split(' ').count(), 1);
+    }
+}

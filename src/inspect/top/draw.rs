@@ -1,0 +1,113 @@
+//! Draws a screen: which part is where. What the parts say is in the files below.
+
+mod head;
+mod help;
+mod rows;
+mod style;
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+use tokio::time::Instant;
+
+use super::look::WatchesLook;
+use super::screen::{Mode, Screen, Tab, WATCHES_MAX};
+use crate::inspect::table::{grouped, seconds};
+use style::{Palette, fit, width};
+
+/// Draws all of it. Terminals may be as small as they like: what there is no room for is left out.
+pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
+    let palette = Palette { has_colours: screen.has_colours };
+    let area = frame.area();
+    let (troubles, is_wide) = (head::troubles(screen, now), area.width >= head::WIDE);
+    let proxies = head::proxy_lines(screen, area.height);
+    let numbers = match (area.height, is_wide) {
+        (0..14, _) => 0,
+        (_, true) | (14..22, false) => 4,
+        (_, false) => 7,
+    };
+    // A blank line, where there is room for it.
+    let blank = usize::from(area.height >= 20 && numbers > 0);
+    let lines = |count: usize| Constraint::Length(u16::try_from(count).unwrap_or(u16::MAX));
+    let heights = [1, troubles.len(), proxies, numbers, blank, 1].map(lines).into_iter();
+    let heights = heights.chain([Constraint::Min(1), lines(1)]);
+    let [title, trouble, list, summary, _, tabs, table, foot] = Layout::vertical(heights).areas(area);
+    head::title(frame, title, screen);
+    for (line, at) in troubles.iter().zip(trouble.rows()) {
+        frame.render_widget(Line::styled(fit(line, usize::from(at.width), false), palette.bad()), at);
+    }
+    head::proxies(frame, list, screen, palette);
+    head::summary(frame, summary, screen, palette);
+    // The table says how many rows there are, and the line above it which are seen.
+    let counted = rows::table(frame, table, screen, palette);
+    draw_tabs(frame, tabs, screen, &counted, palette);
+    draw_foot(frame, foot, screen, palette);
+    if screen.mode == Mode::Help {
+        help::help(frame, palette);
+    }
+}
+
+fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &Screen, counted: &str, palette: Palette) {
+    let look = screen.proxy().look.as_ref();
+    let feeds = look.map_or(0, |look| look.status.feeds.len() as u64);
+    let watches = match look.map(|look| &look.watches) {
+        Some(WatchesLook::Shown { total, .. }) if screen.watches.filter.is_empty() => *total,
+        _ => look.map_or(0, |look| look.status.watches),
+    };
+    let tab = |tab: Tab, name: &str, count: u64| {
+        let text = format!(" {name} {} ", grouped(count));
+        // Which is shown is said without colours, too.
+        if screen.tab == tab { Span::styled(format!("[{text}]"), palette.strong()) } else { format!(" {text} ").into() }
+    };
+    let view = screen.view();
+    let arrow = if view.is_up() { "▲" } else { "▼" };
+    let filter =
+        if view.filter.is_empty() { String::new() } else { format!(" · with \"{}\"", style::clean(&view.filter)) };
+    let left = Line::from(vec![tab(Tab::Feeds, "Feeds", feeds), tab(Tab::Watches, "Watches", watches)]);
+    let right = format!("by {} {arrow}{filter} · {counted} ", view.order().name);
+    let room = usize::from(area.width).saturating_sub(left.width() + 1);
+    frame.render_widget(left, area);
+    frame.render_widget(Paragraph::new(fit(&right, room.min(width(&right)), false)).alignment(Alignment::Right), area);
+}
+
+fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
+    if screen.mode == Mode::Filter {
+        let filter = style::clean(&screen.view().filter).into_owned();
+        let typed = vec![
+            Span::styled(" /", palette.strong()),
+            filter.into(),
+            Span::styled("_", palette.strong()),
+            "   Enter keeps it, Esc drops it".into(),
+        ];
+        return frame.render_widget(Line::from(typed), area);
+    }
+    let other = if screen.tab == Tab::Feeds { "watches" } else { "feeds" };
+    let pause = if screen.is_paused { "go on" } else { "pause" };
+    let mut keys = vec![("q", "quit"), ("Tab", other), ("s", "sort"), ("/", "filter"), ("Space", pause), ("?", "help")];
+    if screen.proxies.len() > 1 {
+        keys.insert(2, ("← →", "proxy"));
+    }
+    let spans = keys
+        .iter()
+        .flat_map(|(key, what)| [Span::styled(format!(" {key}"), palette.strong()), format!(" {what} ").into()]);
+    frame.render_widget(Line::from(spans.collect::<Vec<_>>()), area);
+}
+
+/// How often the proxies are looked at, as the title says it.
+fn pace(screen: &Screen) -> String {
+    match screen.every.as_secs() {
+        _ if screen.is_paused => "PAUSED".to_owned(),
+        0 => format!("every {} ms", screen.every.as_millis()),
+        whole => format!("every {}", seconds(whole)),
+    }
+}
+
+/// That more watches are open than are shown, if it is so.
+fn left_out(total: u64) -> String {
+    let limit = WATCHES_MAX as u64;
+    if total > limit { format!(" of {}, a filter finds others", grouped(total)) } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{RenderDirection, Sparkline};
+use tokio::time::Instant;
+
+use super::pace;
+use super::style::{BAR, Palette, fit, width};
+use crate::inspect::table::{bytes, grouped, seconds};
+use crate::inspect::top::proxy::SeenProxy;
+use crate::inspect::top::screen::Screen;
+
+/// Screens that are so wide have the picture beside the numbers, and others below.
+pub(super) const WIDE: u16 = 100;
+/// Proxies that are listed at once.
+const LISTED_MAX: usize = 6;
+const LABEL: usize = 9;
+/// The numbers, where the picture is beside them.
+const NUMBERS: u16 = 66;
+
+/// Draws who is looked at, and how it is.
+pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
+    let proxy = screen.proxy();
+    let how = match (&proxy.silence, &proxy.look) {
+        (Some(_), _) => format!("{}: does not answer", proxy.name),
+        (None, Some(look)) => look.status.headline(),
+        (None, None) => format!("{}: is asked", proxy.name),
+    };
+    let pace = format!(" {} ", pace(screen));
+    let room = usize::from(area.width).saturating_sub(width(&pace));
+    frame.render_widget(Line::styled(fit(&format!(" {how}"), room, false) + &pace, BAR), area);
+}
+
+/// What is wrong with the selected proxy, a line for each.
+pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
+    let proxy = screen.proxy();
+    let mut lines = Vec::new();
+    if let Some(silence) = &proxy.silence {
+        let since = seconds(now.saturating_duration_since(silence.since).as_secs());
+        // Its name is in the line above.
+        let why = silence.why.strip_prefix(&format!("{}: ", proxy.name)).unwrap_or(&silence.why);
+        let kept = if proxy.look.is_some() { "; below is what it said last" } else { "" };
+        lines.push(format!(" No answer for {since}{kept}. {why}"));
+    }
+    if let Some(status) = proxy.look.as_ref().map(|look| &look.status) {
+        let trouble = status.trouble.as_ref();
+        lines.extend(trouble.map(|trouble| format!(" The configuration file cannot be used: {trouble}")));
+        if !status.restart.is_empty() {
+            lines.push(format!(" Takes a restart: {}", status.restart.join(", ")));
+        }
+    }
+    lines
+}
+
+/// How many lines the list of proxies takes, on a screen that is so high.
+pub(super) fn proxy_lines(screen: &Screen, height: u16) -> usize {
+    let room = usize::from(height / 4).min(LISTED_MAX);
+    if screen.proxies.len() > 1 { screen.proxies.len().min(room) } else { 0 }
+}
+
+/// Draws the proxies, if there are several; those next to the selected one, if there are too many.
+pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
+    let room = usize::from(area.height);
+    let last = screen.proxies.len().saturating_sub(room);
+    let first = screen.selected.saturating_sub(room / 2).min(last);
+    let names = screen.proxies.iter().map(|proxy| width(&proxy.name)).max().unwrap_or_default().min(48);
+    for (nth, at) in (first..screen.proxies.len()).zip(area.rows()) {
+        let (proxy, is_selected) = (&screen.proxies[nth], nth == screen.selected);
+        let (state, style) = state(proxy, palette);
+        let mark = if is_selected { "▸" } else { " " };
+        let name = format!(" {mark} {}  ", fit(&proxy.name, names, false));
+        let name_style = if is_selected { palette.strong() } else { Style::new() };
+        let mut spans = vec![Span::styled(name, name_style), Span::styled(fit(state, 15, false), style)];
+        // As much as there is room for.
+        let mut room = usize::from(at.width).saturating_sub(spans.iter().map(Span::width).sum());
+        for text in numbers(proxy) {
+            let Some(left) = room.checked_sub(width(&text)) else { break };
+            spans.push(text.into());
+            room = left;
+        }
+        frame.render_widget(Line::from(spans), at);
+    }
+}
+
+/// The numbers of a proxy in the list, what matters most first.
+fn numbers(proxy: &SeenProxy) -> Vec<String> {
+    let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
+    let watches = format!("{} watches", grouped(status.watches));
+    let rate = proxy.rates.map_or(String::new(), |rates| format!("{} events/s", grouped(rates.delivered)));
+    let held = format!("{} held", bytes(status.held_bytes));
+    vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&held, 15, true)]
+}
+
+fn state(proxy: &SeenProxy, palette: Palette) -> (&'static str, Style) {
+    match (&proxy.silence, &proxy.look) {
+        (Some(_), _) => ("does not answer", palette.bad()),
+        (None, None) => ("is asked", Style::new()),
+        (None, Some(look)) if look.status.pending.is_empty() => ("ready", palette.picture()),
+        (None, Some(_)) => ("not ready", palette.bad()),
+    }
+}
+
+/// Draws what it does in numbers, and what it delivers as a picture.
+pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
+    let proxy = screen.proxy();
+    let (numbers, picture) = if area.width >= WIDE {
+        let [numbers, picture] = Layout::horizontal([Constraint::Length(NUMBERS), Constraint::Fill(1)]).areas(area);
+        (numbers, picture)
+    } else {
+        let [numbers, picture] = Layout::vertical([Constraint::Length(4), Constraint::Fill(1)]).areas(area);
+        (numbers, picture)
+    };
+    for ((label, text), at) in said(proxy).into_iter().zip(numbers.rows()) {
+        let label = Span::styled(format!(" {} ", fit(label, LABEL, false)), palette.strong());
+        let room = usize::from(at.width).saturating_sub(LABEL + 2);
+        frame.render_widget(Line::from(vec![label, fit(&text, room, false).into()]), at);
+    }
+    let [text, bars] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(picture);
+    let room = usize::from(text.width).saturating_sub(2);
+    let seen: Vec<_> = proxy.delivered.iter().rev().take(room).copied().collect();
+    let most = seen.iter().flatten().copied().max().unwrap_or_default();
+    let now = proxy.rates.map_or_else(
+        || "not known yet".to_owned(),
+        |rates| {
+            let (events, sent) = (grouped(rates.delivered), bytes(rates.delivered_bytes));
+            format!("{events} events/s, {sent}/s; at most {}", grouped(most))
+        },
+    );
+    let label = Span::styled(format!(" {} ", fit("Delivered", LABEL, false)), palette.strong());
+    frame.render_widget(Line::from(vec![label, fit(&now, room.saturating_sub(LABEL), false).into()]), text);
+    let bars = Rect { x: bars.x + 1, width: bars.width.saturating_sub(2), ..bars };
+    let sparkline = Sparkline::default().data(seen).max(most.max(1)).direction(RenderDirection::RightToLeft);
+    frame.render_widget(sparkline.style(palette.picture()).absent_value_symbol("·"), bars);
+}
+
+fn said(proxy: &SeenProxy) -> Vec<(&'static str, String)> {
+    let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
+    let (held, budget) = (bytes(status.held_bytes), bytes(status.budget_bytes));
+    let rates = proxy.rates.map(|rates| {
+        let [upstream, memory, passed, refused] =
+            [rates.upstream, rates.from_memory, rates.passed_through, rates.refused].map(grouped);
+        let answered = format!("{memory}/s from memory, {passed}/s passed through, {refused}/s refused");
+        (format!("{upstream} events/s"), answered)
+    });
+    let (upstream, requests) = rates.unwrap_or_else(|| ("not known yet".to_owned(), "not known yet".to_owned()));
+    vec![
+        ("Watches", format!("{} of clients, {} streams upstream", grouped(status.watches), grouped(status.streams))),
+        ("Memory", format!("{held} of {budget} held, {} resident", bytes(status.resident_bytes))),
+        ("Upstream", upstream),
+        ("Requests", requests),
+    ]
+}

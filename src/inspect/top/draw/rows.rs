@@ -1,0 +1,93 @@
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use serde_json::Value;
+
+use super::left_out;
+use super::style::{HEAD, Palette, clean, fit, width};
+use crate::inspect::table::grouped;
+use crate::inspect::top::columns::{self, Column, FEED_COLUMNS, GAP, WATCH_COLUMNS};
+use crate::inspect::top::look::WatchesLook;
+use crate::inspect::top::screen::{Screen, Tab};
+
+/// Draws the table that is chosen, and returns which of its rows are seen.
+pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, palette: Palette) -> String {
+    let page = usize::from(area.height).saturating_sub(1);
+    let rows = screen.view().rows(screen.rows()).len();
+    screen.view_mut().fit(rows, page);
+    let first = screen.view().first;
+    let last = (first + page).min(rows);
+    let total = match screen.proxy().look.as_ref().map(|look| &look.watches) {
+        Some(WatchesLook::Shown { total, .. }) if screen.tab == Tab::Watches => *total,
+        _ => 0,
+    };
+    let rows = screen.view().rows(screen.rows());
+    if rows.is_empty() {
+        let why = nothing(screen);
+        for (line, at) in why.iter().zip(area.rows()) {
+            frame.render_widget(Line::raw(fit(line, usize::from(at.width), false)), at);
+        }
+        return "nothing".to_owned();
+    }
+    let columns: &[Column] = if screen.tab == Tab::Feeds { &FEED_COLUMNS } else { &WATCH_COLUMNS };
+    lines(frame, area, (screen, columns), &rows[first..last], palette);
+    format!(
+        "{}–{} of {}{}",
+        grouped(first as u64 + 1),
+        grouped(last as u64),
+        grouped(rows.len() as u64),
+        left_out(total)
+    )
+}
+
+fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&Value], palette: Palette) {
+    let (screen, columns) = of;
+    let (view, room) = (screen.view(), usize::from(area.width).saturating_sub(2));
+    let head = |column: &Column| match (column.sort == view.order().name, view.is_up()) {
+        (true, true) => format!("{}▲", column.head),
+        (true, false) => format!("{}▼", column.head),
+        (false, _) => column.head.to_owned(),
+    };
+    let cell = |row: &Value, column: &Column| clean(&(column.cell)(row)).into_owned();
+    let cells: Vec<Vec<_>> = rows.iter().map(|row| columns.iter().map(|column| cell(row, column)).collect()).collect();
+    let need = |at: usize| {
+        let widest = cells.iter().map(|cells| width(&cells[at])).max().unwrap_or_default();
+        // One more for the mark of the order, whichever column has it.
+        widest.max(width(columns[at].head) + usize::from(!columns[at].sort.is_empty()))
+    };
+    let needs: Vec<_> = (0..columns.len()).map(need).collect();
+    let shown = columns::fitted(columns, &needs, room);
+    let gap = " ".repeat(GAP);
+    let mut places = area.rows();
+    let heads = shown.iter().map(|(at, width)| fit(&head(&columns[*at]), *width, columns[*at].is_number));
+    if let Some(at) = places.next() {
+        let text = format!(" {}", heads.collect::<Vec<_>>().join(&gap));
+        frame.render_widget(Line::styled(fit(&text, usize::from(at.width), false), HEAD), at);
+    }
+    for ((row, cells), at) in rows.iter().zip(&cells).zip(places) {
+        let mut spans = vec![Span::raw(" ")];
+        for (nth, (column, width)) in shown.iter().enumerate() {
+            if nth > 0 {
+                spans.push(Span::raw(gap.as_str()));
+            }
+            let text = fit(&cells[*column], *width, columns[*column].is_number);
+            spans.push(Span::styled(text, palette.tone((columns[*column].tone)(row))));
+        }
+        frame.render_widget(Line::from(spans), at);
+    }
+}
+
+/// Why there are no rows.
+fn nothing(screen: &Screen) -> Vec<String> {
+    let Some(look) = &screen.proxy().look else { return vec![" It has not answered yet.".to_owned()] };
+    match (screen.tab, &look.watches) {
+        (Tab::Watches, WatchesLook::NotAsked) => vec![" It is asked who watches.".to_owned()],
+        (Tab::Watches, WatchesLook::Hidden(status)) => vec![
+            format!(" Who watches is not shown here ({}):", status.as_u16()),
+            " a unix socket, or --token-file of a user who may see it, is needed.".to_owned(),
+        ],
+        _ if !screen.view().filter.is_empty() => vec![" Nothing has that text.".to_owned()],
+        (Tab::Feeds, _) => vec![" No feeds: nobody has read anything yet.".to_owned()],
+        (Tab::Watches, _) => vec![" Nobody watches.".to_owned()],
+    }
+}

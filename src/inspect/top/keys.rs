@@ -1,0 +1,214 @@
+//! What keys do.
+
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::screen::{Mode, Screen, Tab};
+
+/// What is to be done because of a key, besides drawing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyEffect {
+    Nothing,
+    /// Look at the selected proxy now: something else of it is wanted.
+    Look,
+    Quit,
+}
+
+/// The keys and what each is for, as the help says it.
+pub(super) const KEYS: [(&str, &str); 10] = [
+    ("Tab", "feeds or watches"),
+    ("↑ ↓ k j", "a row up or down"),
+    ("PgUp PgDn", "a page up or down"),
+    ("Home End g G", "the first row, the last row"),
+    ("← →", "another proxy, where there are several"),
+    ("s, r", "sort by something else; reverse the order"),
+    ("/", "only rows with a text: Enter keeps it, Esc drops it"),
+    ("Space", "pause, and go on"),
+    ("?", "this help"),
+    ("q Esc Ctrl-C", "quit"),
+];
+
+/// Takes a key.
+pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
+    if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+        return KeyEffect::Quit;
+    }
+    match screen.mode {
+        Mode::Help => {
+            screen.mode = Mode::Tables;
+            KeyEffect::Nothing
+        }
+        Mode::Filter => write(screen, key),
+        Mode::Tables => choose(screen, key.code),
+    }
+}
+
+/// Longer texts than this nobody looks for.
+const FILTER_CHARS_MAX: usize = 100;
+
+fn write(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
+    let filter = &mut screen.view_mut().filter;
+    match key.code {
+        KeyCode::Char(letter) if !key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => {
+            if filter.chars().count() < FILTER_CHARS_MAX {
+                filter.push(letter);
+            }
+            KeyEffect::Nothing
+        }
+        KeyCode::Backspace => {
+            filter.pop();
+            KeyEffect::Nothing
+        }
+        KeyCode::Enter => {
+            screen.mode = Mode::Tables;
+            asked_anew(screen)
+        }
+        KeyCode::Esc => {
+            filter.clear();
+            screen.mode = Mode::Tables;
+            asked_anew(screen)
+        }
+        _ => KeyEffect::Nothing,
+    }
+}
+
+fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
+    let page = isize::try_from(screen.view().page).unwrap_or(1);
+    match key {
+        KeyCode::Char('q') => return KeyEffect::Quit,
+        KeyCode::Esc if screen.view().filter.is_empty() => return KeyEffect::Quit,
+        KeyCode::Esc => {
+            screen.view_mut().filter.clear();
+            return asked_anew(screen);
+        }
+        KeyCode::Tab | KeyCode::BackTab => {
+            screen.tab = if screen.tab == Tab::Feeds { Tab::Watches } else { Tab::Feeds };
+        }
+        KeyCode::Up | KeyCode::Char('k') => screen.view_mut().scroll(-1),
+        KeyCode::Down | KeyCode::Char('j') => screen.view_mut().scroll(1),
+        KeyCode::PageUp => screen.view_mut().scroll(-page),
+        KeyCode::PageDown => screen.view_mut().scroll(page),
+        KeyCode::Home | KeyCode::Char('g') => screen.view_mut().scroll(isize::MIN),
+        KeyCode::End | KeyCode::Char('G') => screen.view_mut().scroll(isize::MAX),
+        KeyCode::Left => return select(screen, screen.proxies.len() - 1),
+        KeyCode::Right => return select(screen, 1),
+        KeyCode::Char('s') => {
+            screen.view_mut().sort_by_next();
+            return asked_anew(screen);
+        }
+        KeyCode::Char('r') => {
+            let view = screen.view_mut();
+            (view.is_turned, view.first) = (!view.is_turned, 0);
+            return asked_anew(screen);
+        }
+        KeyCode::Char('/') => screen.mode = Mode::Filter,
+        KeyCode::Char(' ') => {
+            screen.is_paused = !screen.is_paused;
+            return if screen.is_paused { KeyEffect::Nothing } else { KeyEffect::Look };
+        }
+        KeyCode::Char('?' | 'h') => screen.mode = Mode::Help,
+        _ => {}
+    }
+    KeyEffect::Nothing
+}
+
+/// Goes on by so many proxies, round and round.
+fn select(screen: &mut Screen, by: usize) -> KeyEffect {
+    let selected = (screen.selected + by) % screen.proxies.len();
+    if selected == screen.selected {
+        return KeyEffect::Nothing;
+    }
+    screen.selected = selected;
+    (screen.feeds.first, screen.watches.first) = (0, 0);
+    KeyEffect::Look
+}
+
+/// Watches are chosen by the proxy, among all that are open; feeds are here.
+fn asked_anew(screen: &Screen) -> KeyEffect {
+    if screen.tab == Tab::Watches { KeyEffect::Look } else { KeyEffect::Nothing }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Presses keys one after another, and returns what the last one is to do.
+    fn pressed(screen: &mut Screen, keys: &[KeyCode]) -> KeyEffect {
+        let press = |key: &KeyCode| press(screen, KeyEvent::new(*key, KeyModifiers::NONE));
+        keys.iter().map(press).last().unwrap_or(KeyEffect::Nothing)
+    }
+
+    fn screen() -> Screen {
+        Screen::new(["a", "b", "c"].map(str::to_owned).into_iter(), Duration::from_secs(2), true)
+    }
+
+    /// Everything that keys change, in words.
+    fn told(screen: &Screen) -> String {
+        let (view, letter) = (screen.view(), ["a", "b", "c"][screen.selected]);
+        let turned = if view.is_turned { "!" } else { "" };
+        let paused = if screen.is_paused { " paused" } else { "" };
+        let (tab, mode, order) = (screen.tab, screen.mode, view.order().name);
+        format!("{letter} {tab:?} {mode:?} {order}{turned} {:?} {}{paused}", view.filter, view.first)
+    }
+
+    #[test]
+    fn each_key_does_what_the_help_says() {
+        use KeyCode::{BackTab, Backspace, Char, Down, End, Enter, Esc, Home, Left, PageDown, PageUp, Right, Tab, Up};
+        let table: [(&[KeyCode], KeyEffect, &str); 24] = [
+            (&[], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Tab], KeyEffect::Nothing, "a Watches Tables behind \"\" 0"),
+            (&[Tab, BackTab], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Down, Char('j'), Down, Up], KeyEffect::Nothing, "a Feeds Tables readers \"\" 2"),
+            (&[Down, Down, Char('k')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 1"),
+            (&[PageDown, PageDown, PageUp], KeyEffect::Nothing, "a Feeds Tables readers \"\" 10"),
+            (&[Down, End, Home], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Down, Char('g')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Right], KeyEffect::Look, "b Feeds Tables readers \"\" 0"),
+            (&[Down, Left], KeyEffect::Look, "c Feeds Tables readers \"\" 0"),
+            (&[Right, Right, Right], KeyEffect::Look, "a Feeds Tables readers \"\" 0"),
+            (&[Char('s')], KeyEffect::Nothing, "a Feeds Tables memory \"\" 0"),
+            (&[Char('s'), Char('s'), Char('s')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Tab, Char('s'), Down, Char('r')], KeyEffect::Look, "a Watches Tables since! \"\" 0"),
+            (&[Char('r'), Char('s')], KeyEffect::Nothing, "a Feeds Tables memory \"\" 0"),
+            (&[Char(' ')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0 paused"),
+            (&[Char(' '), Char(' ')], KeyEffect::Look, "a Feeds Tables readers \"\" 0"),
+            (&[Char('/'), Char('q'), Char('x'), Backspace], KeyEffect::Nothing, "a Feeds Filter readers \"q\" 0"),
+            (&[Tab, Char('/'), Char('q'), Enter], KeyEffect::Look, "a Watches Tables behind \"q\" 0"),
+            (&[Char('/'), Char('q'), Esc], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Tab, Char('/'), Char('q'), Enter, Esc], KeyEffect::Look, "a Watches Tables behind \"\" 0"),
+            (&[Char('?')], KeyEffect::Nothing, "a Feeds Help readers \"\" 0"),
+            (&[Char('?'), Char('q')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Char('x')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+        ];
+        for (keys, effect, expected) in table {
+            let mut screen = screen();
+            (screen.feeds.page, screen.watches.page) = (10, 10);
+            assert_eq!((pressed(&mut screen, keys), told(&screen).as_str()), (effect, expected), "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_left_by_three_keys() {
+        for keys in [&[KeyCode::Char('q')][..], &[KeyCode::Esc]] {
+            assert_eq!(pressed(&mut screen(), keys), KeyEffect::Quit);
+        }
+        // Wherever one is.
+        for first in ['/', '?'] {
+            let mut screen = screen();
+            pressed(&mut screen, &[KeyCode::Char(first)]);
+            let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+            assert_eq!(press(&mut screen, interrupt), KeyEffect::Quit);
+        }
+    }
+
+    #[test]
+    fn watches_are_asked_for_of_the_selected_proxy_as_they_are_shown() {
+        let mut screen = screen();
+        pressed(&mut screen, &[KeyCode::Tab, KeyCode::Char('/'), KeyCode::Char('x'), KeyCode::Enter]);
+        pressed(&mut screen, &[KeyCode::Right, KeyCode::Char('s'), KeyCode::Char('r')]);
+        let query = screen.query(1).expect("it is selected");
+        assert_eq!((query.sort, query.is_up, query.text.as_str()), ("since", true, "x"));
+        assert!(screen.query(0).is_none() && screen.query(2).is_none());
+    }
+}

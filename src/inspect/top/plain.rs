@@ -1,0 +1,96 @@
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use futures_util::future::join_all;
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use super::TopOrder;
+use super::columns::{number, text};
+use super::look::{Look, WatchesLook, WatchesQuery};
+use super::proxy::SeenProxy;
+use crate::inspect::status::{HEAD, row};
+use crate::inspect::table::{bytes, grouped, lines, printable, seconds};
+use crate::inspect::{AskedProxy, InspectError};
+
+/// Feeds and watches that are printed of each proxy.
+const ROWS_MAX: usize = 12;
+/// Letters of a user or an agent.
+const NAME_CHARS_MAX: usize = 28;
+
+/// Prints all of them, again and again.
+///
+/// # Errors
+/// None of them answers at first, or nobody reads what is printed.
+pub(super) async fn print(proxies: &[AskedProxy], order: &TopOrder) -> Result<(), InspectError> {
+    let query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
+    let mut seen: Vec<_> = proxies.iter().map(|proxy| SeenProxy::new(proxy.name.clone(), order.every)).collect();
+    let mut shown = 0;
+    loop {
+        let looks = join_all(proxies.iter().map(|proxy| Look::at(proxy, Some(&query)))).await;
+        if let (0, true, Some(Err(error))) = (shown, looks.iter().all(Result::is_err), looks.first()) {
+            return Err(error.clone());
+        }
+        let mut text = String::new();
+        for (proxy, look) in seen.iter_mut().zip(looks) {
+            proxy.saw(look, Instant::now());
+            write(&mut text, proxy);
+        }
+        say(&text).map_err(|error| InspectError::of("standard output", error))?;
+        shown += 1;
+        if order.times.is_some_and(|times| shown >= times) {
+            return Ok(());
+        }
+        sleep(order.every).await;
+    }
+}
+
+fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+fn write(text: &mut String, proxy: &SeenProxy) {
+    let look = match (&proxy.silence, &proxy.look) {
+        (None, Some(look)) => look,
+        (silence, _) => {
+            let why = silence.as_ref().map_or("it is asked", |silence| silence.why.as_str());
+            let _ = writeln!(text, "{}: does not answer\n{}\n", proxy.name, printable(why));
+            return;
+        }
+    };
+    let status = &look.status;
+    let _ = writeln!(text, "{}", status.headline());
+    let _ = writeln!(
+        text,
+        "{} watches of clients · {} streams upstream · {} of {} held · {} resident",
+        grouped(status.watches),
+        grouped(status.streams),
+        bytes(status.held_bytes),
+        bytes(status.budget_bytes),
+        bytes(status.resident_bytes)
+    );
+    let rates = proxy.rates.map(|rates| rates.to_string()).unwrap_or_default();
+    let _ = writeln!(text, "{rates}\n");
+    let mut feeds: Vec<_> = status.feeds.iter().collect();
+    feeds.sort_by_key(|feed| std::cmp::Reverse(feed["readers"].as_u64()));
+    let rows: Vec<_> = feeds.iter().take(ROWS_MAX).map(|feed| row(feed)).collect();
+    text.push_str(&lines(&HEAD, &rows));
+    let WatchesLook::Shown { rows, .. } = &look.watches else {
+        text.push_str("\nwho watches is not shown here: a unix socket, or --token-file, is needed\n\n");
+        return;
+    };
+    let rows: Vec<_> = rows.iter().map(watch).collect();
+    text.push('\n');
+    text.push_str(&lines(&["  WATCH", "USER", "AGENT", "BEHIND", "STATE", "SENT"], &rows));
+    text.push('\n');
+}
+
+fn watch(row: &Value) -> Vec<String> {
+    let state = format!("{} {}", text(row, "state"), seconds(number(row, "stateSeconds")));
+    let [user, agent] =
+        ["user", "userAgent"].map(|key| text(row, key).chars().take(NAME_CHARS_MAX).collect::<String>());
+    let (behind, sent) = (grouped(number(row, "eventsBehind")), bytes(number(row, "bytesSent")));
+    vec![format!("  {}", text(row, "resource")), user, agent, behind, state, sent]
+}

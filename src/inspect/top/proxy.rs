@@ -1,0 +1,114 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::look::Look;
+use super::rates::{Counters, Rates};
+use crate::inspect::InspectError;
+
+/// A proxy as it is known from the looks at it so far.
+pub(super) struct SeenProxy {
+    pub(super) name: String,
+    /// What it said last.
+    pub(super) look: Option<Look>,
+    pub(super) rates: Option<Rates>,
+    /// Events delivered in a second, the latest last; `None` while it did not answer.
+    pub(super) delivered: VecDeque<Option<u64>>,
+    pub(super) silence: Option<NoAnswer>,
+    /// What the next rates are measured from.
+    base: Option<Counters>,
+    /// Looks that follow each other sooner are too near to measure rates between them.
+    between: Duration,
+}
+
+/// A proxy does not answer.
+pub(super) struct NoAnswer {
+    pub(super) why: String,
+    pub(super) since: Instant,
+}
+
+/// Rates that are kept for the picture of deliveries.
+const RATES_MAX: usize = 300;
+
+impl SeenProxy {
+    /// A proxy that nobody has looked at; looks follow each other by `every`.
+    pub(super) fn new(name: String, every: Duration) -> Self {
+        let (delivered, between) = (VecDeque::new(), every / 2);
+        Self { name, look: None, rates: None, delivered, silence: None, base: None, between }
+    }
+
+    /// Takes what a look found. While a proxy does not answer, what it said last stays, but for what happens now.
+    pub(super) fn saw(&mut self, look: Result<Look, InspectError>, now: Instant) {
+        match look {
+            Ok(look) => {
+                self.silence = None;
+                self.measure(look.counters);
+                self.look = Some(look);
+            }
+            Err(error) => {
+                let since = self.silence.take().map_or(now, |silence| silence.since);
+                self.silence = Some(NoAnswer { why: error.to_string(), since });
+                // It is measured anew from its return.
+                (self.rates, self.base) = (None, None);
+                self.note(None);
+            }
+        }
+    }
+
+    fn measure(&mut self, counters: Counters) {
+        match &self.base {
+            Some(base) if counters.at.duration_since(base.at) < self.between => {}
+            Some(base) => {
+                let rates = Rates::between(base, &counters);
+                (self.rates, self.base) = (Some(rates), Some(counters));
+                self.note(Some(rates.delivered));
+            }
+            None => self.base = Some(counters),
+        }
+    }
+
+    fn note(&mut self, delivered: Option<u64>) {
+        self.delivered.push_back(delivered);
+        if self.delivered.len() > RATES_MAX {
+            self.delivered.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::top::samples;
+
+    #[test]
+    fn rates_are_measured_between_looks_that_are_apart_and_not_across_a_silence() {
+        let (at, every) = (Instant::now(), Duration::from_secs(2));
+        let mut proxy = SeenProxy::new("a".to_owned(), every);
+        let (mut delivered, mut seen) = (0, Vec::new());
+        // Tenths of seconds, and whether it answers; it delivers ten in each of them.
+        for (tenths, answers) in
+            [(0, true), (20, true), (21, true), (40, true), (60, false), (80, false), (100, true), (120, true)]
+        {
+            let now = at + Duration::from_millis(100 * tenths);
+            delivered = if answers { 10 * tenths } else { delivered };
+            let look = samples::look(samples::counters(now, delivered));
+            proxy.saw(if answers { Ok(look) } else { Err(InspectError::of("a", "refused")) }, now);
+            seen.push((proxy.rates.map(|rates| rates.delivered), proxy.silence.as_ref().map(|s| s.since - at)));
+        }
+        let silent = Some(Duration::from_secs(6));
+        let expected = [
+            (None, None),
+            (Some(100), None),
+            (Some(100), None),
+            (Some(100), None),
+            (None, silent),
+            (None, silent),
+            (None, None),
+            (Some(100), None),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!(proxy.delivered, [Some(100), Some(100), None, None, Some(100)]);
+        assert!(proxy.look.is_some(), "what it said last stays");
+    }
+}

@@ -1,0 +1,87 @@
+use tokio::time::Instant;
+
+use crate::inspect::metrics::MetricsText;
+use crate::inspect::table::{bytes, grouped};
+
+/// Counters of a proxy at a moment, which only grow.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counters {
+    pub(super) at: Instant,
+    pub(super) values: [u64; METRICS.len()],
+}
+
+/// What happens in a second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Rates {
+    pub(super) upstream: u64,
+    pub(super) delivered: u64,
+    pub(super) delivered_bytes: u64,
+    pub(super) from_memory: u64,
+    pub(super) passed_through: u64,
+    pub(super) refused: u64,
+}
+
+const METRICS: [&str; 6] = [
+    "kube_fanout_upstream_events_total",
+    "kube_fanout_watch_events_total",
+    "kube_fanout_watch_bytes_total",
+    "kube_fanout_served_total",
+    "kube_fanout_forwarded_total",
+    "kube_fanout_refused_total",
+];
+
+impl Counters {
+    pub(super) fn of(metrics: &MetricsText, at: Instant) -> Self {
+        Self { at, values: METRICS.map(|name| metrics.sum(name)) }
+    }
+}
+
+impl Rates {
+    /// What happened between the two, for each second. Nothing has, if the proxy has started again.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is shown in whole numbers")]
+    pub(super) fn between(earlier: &Counters, now: &Counters) -> Self {
+        let elapsed = now.at.duration_since(earlier.at).as_secs_f64().max(0.001);
+        let rate = |nth: usize| {
+            let grown = now.values[nth].saturating_sub(earlier.values[nth]);
+            (grown as f64 / elapsed).round().max(0.0) as u64
+        };
+        let [upstream, delivered, delivered_bytes, from_memory, passed_through, refused] = std::array::from_fn(rate);
+        Self { upstream, delivered, delivered_bytes, from_memory, passed_through, refused }
+    }
+}
+
+impl std::fmt::Display for Rates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}/s events upstream · {}/s events delivered · {}/s delivered · {}/s answered from memory · \
+             {}/s passed through · {}/s refused",
+            grouped(self.upstream),
+            grouped(self.delivered),
+            bytes(self.delivered_bytes),
+            grouped(self.from_memory),
+            grouped(self.passed_through),
+            grouped(self.refused)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_rate_is_what_was_counted_in_a_second() {
+        let at = Instant::now();
+        let earlier = Counters { at, values: [10, 100, 1_000, 5, 50, 7] };
+        let now = Counters { at: at + Duration::from_secs(2), values: [12, 5_100, 3_000, 5, 40, 8] };
+        let rates = Rates::between(&earlier, &now);
+        let (passed_through, refused) = (0, 1);
+        let expected =
+            Rates { upstream: 1, delivered: 2_500, delivered_bytes: 1_000, from_memory: 0, passed_through, refused };
+        assert_eq!(rates, expected, "a counter that is less than before is that of a new process");
+        assert!(rates.to_string().contains("2,500/s events delivered · 1000 B/s delivered"), "{rates}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Made-up looks, for tests.
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::look::{Look, WatchesLook};
+use super::rates::Counters;
+use crate::inspect::metrics::MetricsText;
+use crate::inspect::status::ProxyStatus;
+
+/// Counters of a proxy that has delivered so many events.
+pub(super) fn counters(at: Instant, delivered: u64) -> Counters {
+    Counters { at, values: [delivered / 10, delivered, delivered * 300, delivered / 4, 0, 0] }
+}
+
+/// A proxy with two feeds, of which one is stale, and three watches.
+pub(super) fn look(counters: Counters) -> Look {
+    let status = ProxyStatus {
+        name: "unix:/run/admin.sock".to_owned(),
+        pending: Vec::new(),
+        feeds: vec![feed("pods.v1", "live", 3), feed("nodes.v1", "stale", 1)],
+        version: "1.2.3".to_owned(),
+        watches: 5_000,
+        streams: 6,
+        held_bytes: 50 << 20,
+        budget_bytes: 700 << 20,
+        resident_bytes: 150 << 20,
+        restart: Vec::new(),
+        trouble: None,
+        metrics: MetricsText(String::new()),
+    };
+    let rows = vec![watch("a", "Zeta/1", 7), watch("b", "kubelet/v1.37.1 (linux/amd64)", 0), watch("c", "alpha/2", 0)];
+    Look { status, counters, watches: WatchesLook::Shown { total: 5_000, rows } }
+}
+
+pub(super) fn feed(resource: &str, state: &str, readers: u64) -> Value {
+    json!({"resource": resource, "namespace": null, "selector": null, "encoding": "protobuf", "state": state,
+        "staleSeconds": (state == "stale").then_some(12), "resourceVersion": "184000", "objects": 1_000 * readers,
+        "ringEvents": 900, "memoryBytes": 3_000_000 * readers, "readers": readers})
+}
+
+pub(super) fn watch(user: &str, agent: &str, behind: u64) -> Value {
+    json!({"user": user, "userAgent": agent, "resource": "pods.v1", "namespace": null, "selectors": "fields",
+        "protocol": "h2", "openSeconds": 90, "bytesSent": 4_096, "eventsBehind": behind, "eventsBehindAtLeast": false,
+        "state": if behind > 0 { "stalled" } else { "parked" }, "stateSeconds": 5})
+}

@@ -1,0 +1,129 @@
+//! The loop between a terminal, its keys and the proxies. It decides nothing.
+
+use std::time::Duration;
+
+use crossterm::event::{Event, EventStream};
+use futures_util::StreamExt as _;
+use futures_util::future::{LocalBoxFuture, select_all};
+use futures_util::stream::FuturesUnordered;
+use ratatui::DefaultTerminal;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::draw::draw;
+use super::keys::{KeyEffect, press};
+use super::look::Look;
+use super::screen::Screen;
+use crate::inspect::{AskedProxy, InspectError};
+
+/// The terminal while its whole screen is ours. It is as it was when this is dropped, and before a panic is told.
+struct OwnScreen(DefaultTerminal);
+
+/// Looks that are under way, each with the place of its proxy.
+type Looks<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<Look, InspectError>)>>;
+
+/// Who is looked at, and who is next.
+struct Looking<'a> {
+    proxies: &'a [AskedProxy],
+    looks: Looks<'a>,
+    /// Proxies that are being looked at, and those that are to be looked at when that is over.
+    is_asked: Vec<bool>,
+    is_due: Vec<bool>,
+}
+
+/// Whatever else asks for an end.
+struct EndSignals(Vec<Signal>);
+
+/// A shorter time would leave no time for anything else.
+const EVERY_MIN: Duration = Duration::from_millis(10);
+
+/// Shows the proxies until somebody quits, or the process is told to end.
+///
+/// # Errors
+/// None of them answers at first, or the terminal cannot be used.
+pub(super) async fn show(proxies: &[AskedProxy], every: Duration, has_colours: bool) -> Result<(), InspectError> {
+    let wrong = |error: std::io::Error| InspectError::of("terminal", error);
+    let mut screen = Screen::new(proxies.iter().map(|proxy| proxy.name.clone()), every, has_colours);
+    let mut looking = Looking::at(proxies);
+    looking.begin(&screen);
+    // A wrong address is said where it was typed.
+    while let Some((nth, look)) = looking.next().await {
+        let error = look.as_ref().err().cloned();
+        screen.saw(nth, look, Instant::now());
+        match error {
+            None => break,
+            Some(error) if looking.looks.is_empty() => return Err(error),
+            Some(_) => {}
+        }
+    }
+    let mut signals = EndSignals::listen().map_err(wrong)?;
+    let mut own = OwnScreen(ratatui::try_init().map_err(wrong)?);
+    let mut keys = EventStream::new();
+    let mut ticks = interval(every.max(EVERY_MIN));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.reset();
+    loop {
+        own.0.draw(|frame| draw(frame, &mut screen, Instant::now())).map_err(wrong)?;
+        tokio::select! {
+            event = keys.next() => match event {
+                Some(Ok(Event::Key(key))) if key.is_press() => match press(&mut screen, key) {
+                    KeyEffect::Quit => return Ok(()),
+                    KeyEffect::Look => looking.is_due[screen.selected] = true,
+                    KeyEffect::Nothing => {}
+                },
+                // It is drawn anew, as wide and high as it is now.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(wrong(error)),
+                None => return Ok(()),
+            },
+            Some((nth, look)) = looking.next(), if !looking.looks.is_empty() => screen.saw(nth, look, Instant::now()),
+            _ = ticks.tick(), if !screen.is_paused => looking.is_due.fill(true),
+            () = signals.any() => return Ok(()),
+        }
+        looking.begin(&screen);
+    }
+}
+
+impl<'a> Looking<'a> {
+    /// All are to be looked at.
+    fn at(proxies: &'a [AskedProxy]) -> Self {
+        let (is_asked, is_due) = (vec![false; proxies.len()], vec![true; proxies.len()]);
+        Self { proxies, looks: Looks::new(), is_asked, is_due }
+    }
+
+    /// Begins to look at those that are due.
+    fn begin(&mut self, screen: &Screen) {
+        for (nth, proxy) in self.proxies.iter().enumerate() {
+            if self.is_due[nth] && !self.is_asked[nth] {
+                let query = screen.query(nth);
+                self.looks.push(Box::pin(async move { (nth, Look::at(proxy, query.as_ref()).await) }));
+                (self.is_due[nth], self.is_asked[nth]) = (false, true);
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Option<(usize, Result<Look, InspectError>)> {
+        let (nth, look) = self.looks.next().await?;
+        self.is_asked[nth] = false;
+        Some((nth, look))
+    }
+}
+
+impl EndSignals {
+    fn listen() -> std::io::Result<Self> {
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        kinds.into_iter().map(signal).collect::<std::io::Result<_>>().map(Self)
+    }
+
+    async fn any(&mut self) {
+        select_all(self.0.iter_mut().map(|signal| Box::pin(signal.recv()))).await;
+    }
+}
+
+impl Drop for OwnScreen {
+    fn drop(&mut self) {
+        // Nothing can be done about a terminal that is gone.
+        let _ = self.0.show_cursor();
+        let _ = ratatui::try_restore();
+    }
+}

@@ -1,0 +1,167 @@
+//! What is shown of a table: in which order, which rows, and from where on.
+
+use serde_json::Value;
+
+use super::columns::{feed_name, number, place, text};
+
+/// An order that rows can be in.
+pub(super) struct RowOrder {
+    pub(super) name: &'static str,
+    /// Names come from A to Z, and numbers from the largest, unless this is turned round.
+    pub(super) is_up: bool,
+    key: fn(&Value) -> RowKey,
+}
+
+/// What a row is put in order by.
+type RowKey = (u64, u64, String);
+
+/// How somebody wants to see a table.
+pub(super) struct TableView {
+    orders: &'static [RowOrder],
+    /// Which of the orders.
+    nth: usize,
+    pub(super) is_turned: bool,
+    /// Only rows with this text.
+    pub(super) filter: String,
+    /// The first row on the screen.
+    pub(super) first: usize,
+    /// How many rows the screen has.
+    pub(super) page: usize,
+}
+
+pub(super) const FEED_ORDERS: [RowOrder; 3] = [
+    RowOrder { name: "readers", is_up: false, key: |feed| (number(feed, "readers"), 0, String::new()) },
+    RowOrder { name: "memory", is_up: false, key: |feed| (number(feed, "memoryBytes"), 0, String::new()) },
+    RowOrder { name: "name", is_up: true, key: |feed| (0, 0, feed_name(feed)) },
+];
+
+/// Those of `/debug/watches`, by the names that they have there.
+pub(super) const WATCH_ORDERS: [RowOrder; 7] = [
+    RowOrder {
+        name: "behind",
+        is_up: false,
+        key: |watch| (number(watch, "eventsBehind"), number(watch, "stateSeconds"), String::new()),
+    },
+    RowOrder { name: "since", is_up: false, key: |watch| (number(watch, "stateSeconds"), 0, String::new()) },
+    RowOrder { name: "sent", is_up: false, key: |watch| (number(watch, "bytesSent"), 0, String::new()) },
+    RowOrder { name: "open", is_up: false, key: |watch| (number(watch, "openSeconds"), 0, String::new()) },
+    RowOrder { name: "agent", is_up: true, key: |watch| (0, 0, text(watch, "userAgent")) },
+    RowOrder { name: "user", is_up: true, key: |watch| (0, 0, text(watch, "user")) },
+    RowOrder { name: "resource", is_up: true, key: |watch| (0, 0, place(watch)) },
+];
+
+/// Texts of a feed that a filter looks into, and of a watch.
+const FILTERED: [&str; 6] = ["resource", "namespace", "selector", "state", "user", "userAgent"];
+
+impl TableView {
+    pub(super) fn new(orders: &'static [RowOrder]) -> Self {
+        Self { orders, nth: 0, is_turned: false, filter: String::new(), first: 0, page: 1 }
+    }
+
+    pub(super) fn order(&self) -> &'static RowOrder {
+        &self.orders[self.nth]
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.order().is_up != self.is_turned
+    }
+
+    /// Goes on to the next order.
+    pub(super) fn sort_by_next(&mut self) {
+        (self.nth, self.is_turned, self.first) = ((self.nth + 1) % self.orders.len(), false, 0);
+    }
+
+    /// The rows that are wanted, in order. Of those that are alike, the one that came first is first.
+    pub(super) fn rows<'a>(&self, rows: &'a [Value]) -> Vec<&'a Value> {
+        let filter = self.filter.to_lowercase();
+        let is_wanted = |row: &&Value| {
+            FILTERED.iter().filter_map(|key| row[*key].as_str()).any(|text| text.to_lowercase().contains(&filter))
+        };
+        let mut rows: Vec<_> = rows.iter().filter(|row| filter.is_empty() || is_wanted(row)).collect();
+        let key = self.order().key;
+        rows.sort_by(|a, b| if self.is_up() { key(a).cmp(&key(b)) } else { key(b).cmp(&key(a)) });
+        rows
+    }
+
+    /// Goes so many rows down, or up.
+    pub(super) fn scroll(&mut self, by: isize) {
+        self.first = self.first.saturating_add_signed(by);
+    }
+
+    /// Takes over how many rows there are, and room for how many; the last row does not leave the bottom.
+    pub(super) fn fit(&mut self, rows: usize, page: usize) {
+        self.page = page.max(1);
+        self.first = self.first.min(rows.saturating_sub(page));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn watches() -> Vec<Value> {
+        let watch = |resource: &str, user: &str, agent: &str, numbers: [u64; 4]| {
+            let [behind, since, sent, open] = numbers;
+            json!({"resource": resource, "user": user, "userAgent": agent, "eventsBehind": behind,
+                "stateSeconds": since, "bytesSent": sent, "openSeconds": open})
+        };
+        vec![
+            watch("pods.v1", "b", "Zeta/1", [0, 9, 5, 70]),
+            watch("nodes.v1", "c", "alpha/1", [7, 1, 90, 10]),
+            watch("nodes.v1", "a", "kubelet/1", [7, 3, 1, 40]),
+        ]
+    }
+
+    #[test]
+    fn rows_are_in_the_order_that_is_asked_for() {
+        let rows = watches();
+        let users = |view: &TableView| view.rows(&rows).iter().map(|row| text(row, "user")).collect::<String>();
+        let mut view = TableView::new(&WATCH_ORDERS);
+        let mut seen = Vec::new();
+        for _ in 0..=WATCH_ORDERS.len() {
+            let up = users(&view);
+            view.is_turned = true;
+            seen.push((view.order().name, up, users(&view)));
+            view.sort_by_next();
+        }
+        let seen: Vec<_> = seen.iter().map(|(name, a, b)| format!("{name} {a} {b}")).collect();
+        let expected = [
+            "behind acb bca",
+            "since bac cab",
+            "sent cba abc",
+            "open bac cab",
+            "agent bca acb",
+            "user abc cba",
+            "resource cab bca",
+            "behind acb bca",
+        ];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn a_filter_looks_into_every_text_in_small_and_capital_letters() {
+        let rows = watches();
+        let mut view = TableView::new(&WATCH_ORDERS);
+        for (filter, found) in [("", 3), ("NODES", 2), ("zeta", 1), ("let/1", 1), ("none", 0)] {
+            view.filter = filter.to_owned();
+            assert_eq!(view.rows(&rows).len(), found, "{filter}");
+        }
+    }
+
+    #[test]
+    fn it_scrolls_between_the_first_row_and_the_last() {
+        let mut view = TableView::new(&FEED_ORDERS);
+        let mut seen = Vec::new();
+        for by in [-1, 3, 100, -2, -500] {
+            view.scroll(by);
+            view.fit(30, 10);
+            seen.push(view.first);
+        }
+        assert_eq!(seen, [0, 3, 20, 18, 0]);
+        view.scroll(5);
+        view.fit(4, 10);
+        assert_eq!(view.first, 0);
+    }
+}

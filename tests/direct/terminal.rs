@@ -1,0 +1,229 @@
+//! `kube-fanout fanout top` on a terminal: keys in, a screen out, and the terminal as it was when it ends.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use kube_fanout::demo;
+use kube_fanout::net::Address;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+
+use crate::direct::{self, Dir, PODS, eventually};
+
+/// `top` with a terminal of its own.
+struct Top {
+    child: KilledChild,
+    /// Our end of the terminal: what is written here are keys.
+    ours: File,
+    /// The end that the process has, of which we see how it is left.
+    theirs: File,
+    said: Arc<Mutex<Vec<u8>>>,
+    reading: JoinHandle<()>,
+}
+
+/// A process that ends with the test.
+struct KilledChild(Child);
+
+/// Columns and rows at the start.
+const SCREEN: (u16, u16) = (120, 30);
+const ENTER: &str = "\x1b[?1049h";
+const LEAVE: &str = "\x1b[?1049l";
+
+impl Top {
+    fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("a terminal");
+        let name = ptsname(&ours, Vec::new()).expect("a terminal has a name");
+        let theirs = File::from(open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("a terminal"));
+        resize(&theirs, SCREEN);
+        let end = || Stdio::from(theirs.try_clone().expect("a descriptor"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+        command.args(["fanout", "top"]).args(arguments).env_remove("NO_COLOR").env("TERM", "xterm-256color");
+        command.envs(environment.iter().copied()).stdin(end()).stdout(end()).stderr(end());
+        let child = KilledChild(command.spawn().expect("the binary starts"));
+        let (ours, said) = (File::from(ours), Arc::<Mutex<Vec<u8>>>::default());
+        let (mut reader, heard) = (ours.try_clone().expect("a descriptor"), said.clone());
+        let reading = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The last end that is closed is an error.
+            while let Ok(read @ 1..) = reader.read(&mut bytes) {
+                heard.lock().expect("no panic").extend_from_slice(&bytes[..read]);
+            }
+        });
+        Self { child, ours, theirs, said, reading }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.ours.write_all(keys.as_bytes()).expect("it reads");
+    }
+
+    /// What was written so far.
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&self.said.lock().expect("no panic")).into_owned()
+    }
+
+    /// Waits until the screen has this.
+    async fn shows(&self, part: &str) {
+        eventually(part, || async { screen(&self.said()).contains(part) }).await;
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.0.id().to_string()]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// Whether lines are read as they are typed on ordinary terminals, and echoed.
+    fn is_ordinary(&self) -> bool {
+        let modes = tcgetattr(&self.theirs).expect("a terminal").local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
+    }
+
+    /// Its exit code, and all that was written.
+    async fn ended(mut self) -> (Option<i32>, String) {
+        let child = Mutex::new(&mut self.child.0);
+        let is_over = || async { child.lock().expect("no panic").try_wait().expect("it is ours").is_some() };
+        eventually("its end", is_over).await;
+        let code = self.child.0.wait().expect("it is ours").code();
+        let is_ordinary = self.is_ordinary();
+        drop(self.theirs);
+        self.reading.join().expect("no panic");
+        let said = String::from_utf8_lossy(&self.said.lock().expect("no panic")).into_owned();
+        assert!(is_ordinary, "the terminal is left as it was: {said}");
+        (code, said)
+    }
+}
+
+impl Drop for KilledChild {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a terminal shows to which this was written: lines of letters, without how they look.
+fn screen(said: &str) -> String {
+    let mut lines: Vec<Vec<char>> = vec![vec![' '; SCREEN.0.into()]; SCREEN.1.into()];
+    let (mut row, mut column) = (0, 0);
+    let mut rest = said.chars();
+    while let Some(letter) = rest.next() {
+        match letter {
+            '\x1b' if rest.next() == Some('[') => {
+                let mut order = String::new();
+                while !order.ends_with(|letter: char| letter.is_ascii_alphabetic()) {
+                    let Some(letter) = rest.next() else { break };
+                    order.push(letter);
+                }
+                if order == "2J" {
+                    lines.iter_mut().for_each(|line| line.fill(' '));
+                }
+                let place = order.strip_suffix('H').and_then(|place| place.split_once(';'));
+                if let Some((Ok(to_row), Ok(to_column))) = place.map(|(a, b)| (a.parse::<usize>(), b.parse::<usize>()))
+                {
+                    (row, column) = (to_row - 1, to_column - 1);
+                }
+            }
+            '\x1b' => {}
+            '\r' => column = 0,
+            '\n' => row += 1,
+            _ => {
+                if let Some(cell) = lines.get_mut(row).and_then(|line| line.get_mut(column)) {
+                    *cell = letter;
+                }
+                column += 1;
+            }
+        }
+    }
+    let lines = lines.into_iter().map(|line| line.into_iter().collect::<String>().trim_end().to_owned());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn resize(terminal: &File, (columns, rows): (u16, u16)) {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(terminal, size).expect("a terminal");
+}
+
+/// The screen is left once, behind everything that was drawn on it, and the cursor is seen again.
+fn assert_restored(said: &str) {
+    assert_eq!((said.matches(ENTER).count(), said.matches(LEAVE).count()), (1, 1), "{said:?}");
+    let (_, last) = said.rsplit_once(LEAVE).expect("it is left");
+    assert!(!last.contains("pods.v1") && said.rfind("\x1b[?25h") > said.rfind("\x1b[?25l"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_screen_is_shown_obeys_keys_and_is_left_as_it_was() {
+    let up = demo::upstream().pods(20).run().await;
+    let dir = Dir::new();
+    let socket = dir.join("admin.sock");
+    let admin = format!("unix:{}", socket.display());
+    let plan = direct::app(&up).with(|config| config.admin = Some(Address::Unix(socket)));
+    let app = plan.run().await;
+    let watch = app.watch(PODS).from(up.revision()).await;
+    watch.reached(up.churn(10).await).await;
+
+    let mut top = Top::start(&["--address", &admin, "--every", "50ms"], &[]);
+    top.shows("pods.v1").await;
+    assert!(!top.is_ordinary(), "keys are read as they are pressed");
+    assert!(top.said().starts_with(ENTER), "{:?}", top.said());
+    top.press("\t");
+    top.shows("AGENT").await;
+    top.press("?");
+    top.shows("Keys; any of them closes this").await;
+    top.press("x/nobody\r");
+    top.shows("with \"nobody\"").await;
+    top.shows("Nothing has that text.").await;
+    // A terminal that becomes lower is drawn anew: the keys are in its last line.
+    resize(&top.theirs, (60, 20));
+    top.signal("WINCH");
+    eventually("the keys", || async { screen(&top.said()).lines().nth(19).is_some_and(|l| l.starts_with(" q quit")) })
+        .await;
+    top.press("\x1b");
+    top.shows(" pods.v1").await;
+    top.press("q");
+    let (code, said) = top.ended().await;
+    assert_eq!(code, Some(0), "{said:?}");
+    assert_restored(&said);
+    drop(watch);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_ends_by_signals_and_in_black_and_white_too() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let admin = app.admin_client().url();
+    for (end, environment) in [("TERM", [("NO_COLOR", "1")]), ("INT", [("NO_COLOR", "")]), ("HUP", [("X", "")])] {
+        let top = Top::start(&["--address", &admin], &environment);
+        top.shows("Space").await;
+        top.signal(end);
+        let (code, said) = top.ended().await;
+        assert_eq!(code, Some(0), "{end}: {said:?}");
+        assert_restored(&said);
+        let is_coloured = said.contains("\x1b[38;5;");
+        assert_eq!(is_coloured, environment[0] != ("NO_COLOR", "1"), "{said:?}");
+    }
+    let mut top = Top::start(&["--address", &admin], &[]);
+    top.shows("Space").await;
+    top.press("\x03");
+    let (code, said) = top.ended().await;
+    assert_eq!(code, Some(0), "{said:?}");
+    assert_restored(&said);
+}
+
+/// Where there is nothing to show, or no screen to show it on, there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_is_no_screen_where_it_would_be_in_the_way() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let admin = app.admin_client().url();
+    let (code, said) = Top::start(&["--address", "http://127.0.0.1:1"], &[]).ended().await;
+    assert!(code == Some(2) && !said.contains(ENTER) && said.contains("http://127.0.0.1:1: "), "{said:?}");
+    let (code, said) = Top::start(&["--address", &admin, "--times", "1"], &[]).ended().await;
+    assert!(code == Some(0) && !said.contains('\x1b') && said.contains("is not shown here"), "{said:?}");
+    let dumb = Top::start(&["--address", &admin, "--every", "50ms"], &[("TERM", "dumb")]);
+    dumb.shows("is not shown here").await;
+    dumb.signal("TERM");
+    assert!(!dumb.ended().await.1.contains('\x1b'));
+}
