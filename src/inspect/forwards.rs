@@ -4,13 +4,14 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, copy, sink};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{AskedProxy, InspectError};
-use crate::base::Tasks;
+use crate::base::{Backoff, Tasks};
 use crate::net::PagePlace;
 
 /// Pods, and where in them the admin pages are.
@@ -42,8 +43,8 @@ const KUBECTL: &str = "kubectl";
 const PODS_MAX: usize = 64;
 /// How long one of them may take.
 const FORWARD_MAX: Duration = Duration::from_secs(20);
-/// The time between the end of a kubectl and the next one.
-const AGAIN: Duration = Duration::from_secs(2);
+/// As many are opened at once.
+const AT_ONCE: usize = 8;
 
 /// Finds the pods that run, and forwards a port to each.
 ///
@@ -62,15 +63,13 @@ pub async fn forward(order: &PodsOrder) -> Result<Vec<(AskedProxy, Forward)>, In
             format!("{} pods run that {} selects; 1 to {PODS_MAX} can be asked at once", pods.len(), order.selector);
         return Err(InspectError(why));
     }
-    let mut forwards = Vec::new();
-    for pod in pods {
-        let (forward, port) = timeout(FORWARD_MAX, order.to(&pod))
-            .await
-            .map_err(|_| InspectError::of(&pod, "no port-forward in time"))??;
+    let forwards = pods.into_iter().map(async |pod| {
+        let forward = timeout(FORWARD_MAX, order.to(&pod)).await;
+        let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "no port-forward in time"))??;
         let place = PagePlace::Tcp(format!("127.0.0.1:{port}"));
-        forwards.push((AskedProxy { name: pod, place, token: order.token.clone() }, forward));
-    }
-    Ok(forwards)
+        Ok((AskedProxy { name: pod, place, token: order.token.clone() }, forward))
+    });
+    stream::iter(forwards).buffered(AT_ONCE).try_collect().await
 }
 
 impl PodsOrder {
@@ -114,11 +113,12 @@ impl PodsOrder {
         Ok((child, KubectlOutput(stdout, stderr), port))
     }
 
-    /// Starts a kubectl whenever one has ended, until nobody needs it.
+    /// Starts a kubectl whenever one has ended, until nobody needs it: ever more rarely, if they end soon.
     async fn go_on(self, pod: String, port: u16, mut output: KubectlOutput, running: RunningKubectl) {
+        let mut retries = Backoff::default();
         loop {
             output.drain().await;
-            sleep(AGAIN).await;
+            sleep(retries.failed(Instant::now())).await;
             let started = timeout(FORWARD_MAX, self.start(&pod, Some(port))).await;
             let mut running = running.lock();
             if running.is_none() {
@@ -127,6 +127,7 @@ impl PodsOrder {
             // A pod that does not run yet is tried again.
             if let Ok(Ok((child, said, _))) = started {
                 (*running, output) = (Some(child), said);
+                retries.succeeded(Instant::now());
             }
         }
     }
