@@ -23,7 +23,15 @@ pub struct Sibling {
 }
 
 /// The plane's files that it has as well. The first says whether the plane is up.
-const SHARED_FILES: [&str; 5] = ["up.pid", "ca.crt", "service-account.pub", "service-account.key", "tokens.csv"];
+const SHARED_FILES: [&str; 7] = [
+    "up.pid",
+    "ca.crt",
+    "kubelet-client.crt",
+    "kubelet-client.key",
+    "service-account.pub",
+    "service-account.key",
+    "tokens.csv",
+];
 
 impl Sibling {
     /// The certificate that it shows, and its key. Both are its own copies.

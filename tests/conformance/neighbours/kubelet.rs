@@ -11,7 +11,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustls::ServerConfig;
-use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::json;
 use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
@@ -38,7 +39,7 @@ impl Kubelet {
         socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
         let listener = socket.listen(1024).expect("it listens");
         let port = listener.local_addr().expect("an address").port();
-        let (tls, said) = (TlsAcceptor::from(Arc::new(tls())), Arc::<AtomicU64>::default());
+        let (tls, said) = (TlsAcceptor::from(Arc::new(tls(plane))), Arc::<AtomicU64>::default());
         let counter = said.clone();
         let server = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
@@ -86,13 +87,14 @@ async fn join(direct: &Http, port: u16) -> String {
     "/api/v1/namespaces/t1/pods/talker/log?follow=true".to_owned()
 }
 
-fn tls() -> ServerConfig {
-    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+/// It shows what the test bed has issued for kubelets, by which the apiserver knows one.
+fn tls(plane: &Plane) -> ServerConfig {
+    let certificate = CertificateDer::from_pem_file(plane.dir.join("kubelet.crt")).expect("a certificate");
+    let key = PrivateKeyDer::from_pem_file(plane.dir.join("kubelet.key")).expect("a key");
     ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("ring has them")
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .with_single_cert(vec![certificate], key)
         .expect("they belong together")
 }
