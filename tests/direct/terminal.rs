@@ -175,8 +175,8 @@ async fn a_screen_is_shown_obeys_keys_and_is_left_as_it_was() {
     top.press("x/nobody\r");
     top.shows("with \"nobody\"").await;
     top.shows("Nothing has that text.").await;
-    // A terminal that becomes lower is drawn anew with the next look: the keys are in its last line. There is no SIGWINCH
-    // here, for crossterm may keep a key back that comes together with it, until the next one.
+    // A terminal that becomes lower is drawn anew with the next look: the keys are in its last line. Nobody sends
+    // SIGWINCH here, for crossterm may keep a key back that comes together with it, until the next one.
     resize(&top.theirs, (60, 20));
     eventually("the keys", || async { screen(&top.said()).lines().nth(19).is_some_and(|l| l.starts_with(" q quit")) })
         .await;
