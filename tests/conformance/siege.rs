@@ -30,6 +30,8 @@ use crate::bed::{self, Ask, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protoco
 const EVERY: Duration = Duration::from_millis(2);
 /// How far above its floor a p99 may be, as two such runs differ.
 const FLOOR_RATIO: f64 = 1.5;
+/// Whoever is held up has fewer answers in a second, however busy the machine is besides: there are 200 on a quiet one.
+const ANSWERS_MIN: usize = 5;
 /// Attackers of one kind.
 const ATTACKERS: usize = 8;
 
@@ -103,7 +105,7 @@ impl Field {
         let ratio = under.at(0.99) / alone.at(0.99);
         say(&format!("{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"));
         self.proxy.assert_sound();
-        assert!(under.0.len() > 20, "{what}: the healthy one was not answered");
+        assert!(under.0.len() >= ANSWERS_MIN, "{what}: the healthy one was not answered");
         assert!(answers.count() > 0, "{what}: nobody attacked");
         let is_at_floor = floor.is_some_and(|floor| under.at(0.99) <= floor * FLOOR_RATIO);
         assert!(ratio_max() == 0.0 || ratio <= ratio_max() || is_at_floor, "{what}: p99 × {ratio:.1}, floor {floor:?}");
