@@ -109,12 +109,17 @@ async fn answers_that_nobody_reads_cost_others_little() {
         held.push(stuck(field.proxy.target(), STREAMS, &Identity::anonymous(), "/version").await);
     }
     // Somebody else's requests find places all the same, whatever others hold.
-    let mut ask = Ask::get("/api/v1/namespaces/default/secrets?limit=1");
+    // An apiserver that is busy with the answers may not say in time what they may: a 503, and no want of places.
     let token = field.bed.user("admin").token;
-    ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
-    let status = Http::new(field.healthy(), Protocol::H2).ask(ask).await.status;
-    say(&format!("passed through for somebody healthy: {status}; for nobody: {}", anonymous("/version").await));
-    assert_eq!(status, 200);
+    bed::eventually("somebody healthy is answered", async || {
+        let mut ask = Ask::get("/api/v1/namespaces/default/secrets?limit=1");
+        ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
+        let status = Http::new(field.healthy(), Protocol::H2).ask(ask).await.status.as_u16();
+        assert!([200, 503].contains(&status), "{status}");
+        (status == 200).then_some(())
+    })
+    .await;
+    say(&format!("passed through for nobody: {}", anonymous("/version").await));
     if super::ratio_max() > 0.0 {
         let began = std::time::Instant::now();
         bed::eventually("nobody's places have come back", async || (anonymous("/version").await == 200).then_some(()))
