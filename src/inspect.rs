@@ -10,6 +10,7 @@ mod forwards;
 mod metrics;
 mod reasons;
 mod resource;
+mod rows;
 mod server;
 mod status;
 mod table;

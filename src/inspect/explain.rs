@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::reasons::{meaning, refusal};
+use super::rows::place;
 use super::table::{bytes, grouped, printable, seconds};
 use super::{AskedProxy, Findings, InspectError};
 
@@ -99,11 +100,6 @@ fn who(row: &Value) -> String {
 fn open(row: &Value) -> String {
     let text = |key: &str| row[key].as_str().unwrap_or_default();
     let number = |key: &str| row[key].as_u64().unwrap_or_default();
-    let place = match text("namespace") {
-        "" => text("resource").to_owned(),
-        namespace => format!("{} in {namespace}", text("resource")),
-    };
-    let selected = if text("selectors") == "none" { String::new() } else { format!(" by {}", text("selectors")) };
     let (behind, since) = (number("eventsBehind"), seconds(number("stateSeconds")));
     let least = if row["eventsBehindAtLeast"] == true { "at least " } else { "" };
     let state = match text("state") {
@@ -119,8 +115,9 @@ fn open(row: &Value) -> String {
     let (sent, opened) = (bytes(number("bytesSent")), seconds(number("openSeconds")));
     let (at, feed) = (text("resourceVersion"), text("feedResourceVersion"));
     format!(
-        "{} watches {place}{selected} over {}: {state}. {sent} in {opened}, at {at} of {feed}",
+        "{} watches {} over {}: {state}. {sent} in {opened}, at {at} of {feed}",
         who(row),
+        place(row),
         text("protocol")
     )
 }

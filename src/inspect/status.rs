@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::metrics::MetricsText;
+use super::rows::{feed_name, number, text};
 use super::table::{bytes, grouped, lines};
 use super::{AskedProxy, Findings, InspectError};
 
@@ -134,17 +135,11 @@ pub(super) const HEAD: [&str; 7] = ["  FEED", "STATE", "OBJECTS", "VERSION", "RE
 
 /// A feed as a row.
 pub(super) fn row(feed: &Value) -> Vec<String> {
-    let text = |key: &str| feed[key].as_str().unwrap_or_default();
-    let number = |key: &str| feed[key].as_u64().unwrap_or_default();
-    let mut name = format!("  {}", text("resource"));
-    for part in [text("namespace"), text("selector")].iter().filter(|part| !part.is_empty()) {
-        let _ = write!(name, " {part}");
-    }
-    let _ = write!(name, " ({})", text("encoding"));
+    let name = format!("  {} ({})", feed_name(feed), text(feed, "encoding"));
     let state = match feed["staleSeconds"].as_u64() {
-        Some(seconds) => format!("{} for {seconds} s", text("state")),
-        None => text("state").to_owned(),
+        Some(seconds) => format!("{} for {seconds} s", text(feed, "state")),
+        None => text(feed, "state"),
     };
-    let [objects, readers, events] = ["objects", "readers", "ringEvents"].map(|key| grouped(number(key)));
-    vec![name, state, objects, text("resourceVersion").to_owned(), readers, events, bytes(number("memoryBytes"))]
+    let [objects, readers, events] = ["objects", "readers", "ringEvents"].map(|key| grouped(number(feed, key)));
+    vec![name, state, objects, text(feed, "resourceVersion"), readers, events, bytes(number(feed, "memoryBytes"))]
 }

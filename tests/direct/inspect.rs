@@ -184,10 +184,8 @@ async fn all_pods_of_a_daemon_set_are_asked() {
         ports[1],
         pipe = pipe.display(),
     );
-    let kubectl = dir.file("kubectl", &script);
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(kubectl, mode).expect("it is ours");
-    let path = format!("{}:{}", dir.join("").display(), std::env::var("PATH").expect("there is one"));
+    dir.program("kubectl", &script);
+    let path = dir.before_others();
     let asking = tokio::task::spawn_blocking(move || {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
         command
@@ -214,10 +212,8 @@ async fn a_port_forward_that_ends_begins_again() {
          *) echo 'Forwarding from 127.0.0.1:{port} -> 9090'; seq 20000; echo \"$*\" >> '{}' ;;\nesac\n",
         calls.display()
     );
-    let kubectl = dir.file("kubectl", &script);
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(kubectl, mode).expect("it is ours");
-    let path = format!("{}:{}", dir.join("").display(), std::env::var("PATH").expect("there is one"));
+    dir.program("kubectl", &script);
+    let path = dir.before_others();
     let mut top = tokio::process::Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
     top.args(["fanout", "top", "--pods", "app=kube-fanout", "--every", "50ms"]).env("PATH", path);
     let _top = top.stdout(std::process::Stdio::null()).kill_on_drop(true).spawn().expect("it runs");

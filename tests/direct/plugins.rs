@@ -2,7 +2,6 @@
 //! appears in no answer, no page and no log.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use http::Method;
@@ -42,8 +41,7 @@ impl Plugin {
     \"status\": {\"token\": \"$1\", \"expirationTimestamp\": \"$2\"}}"
 }"#;
         let script = format!("#!/bin/sh\n{credential}\n. {}\n", mode.display());
-        let plugin = dir.file("plugin", &script);
-        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let plugin = dir.program("plugin", &script);
         let exec = format!(
             "{{apiVersion: client.authentication.k8s.io/v1, command: {}, interactiveMode: Never, \
              args: {ARGUMENTS:?}, env: [{{name: SECRET, value: {CANARY}}}]}}",

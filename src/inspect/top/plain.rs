@@ -6,9 +6,9 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::TopOrder;
-use super::columns::{number, text};
 use super::look::{Look, WatchesLook, WatchesQuery};
 use super::proxy::SeenProxy;
+use crate::inspect::rows::{number, text};
 use crate::inspect::status::{HEAD, row};
 use crate::inspect::table::{bytes, grouped, lines, printable, seconds};
 use crate::inspect::{AskedProxy, InspectError};

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::columns::{feed_name, number, place, text};
+use crate::inspect::rows::{feed_name, number, place, text};
 
 /// An order that rows can be in.
 pub(super) struct RowOrder {

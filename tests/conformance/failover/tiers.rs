@@ -121,22 +121,15 @@ impl<'a> Tiers<'a> {
     /// date then.
     async fn forget(&mut self, victim: AskedServer) -> Vec<(AskedServer, u64)> {
         let [apiserver, zone, _] = self.forgotten;
-        match victim {
-            APISERVER => {
-                // It begins with what is there when it starts, and a proxy cannot ask it any more for what was before
-                // its own history.
-                let begins = self.plane.direct().version(PROBES).await;
-                self.forgotten = [begins, self.begun[0], self.begun[1]];
-            }
-            // Whoever begins anew knows what its upstream remembers.
-            ZONE => self.forgotten[1] = apiserver,
-            _ => self.forgotten[2] = zone,
-        }
+        // An apiserver begins with what is there when it starts.
+        let now = self.plane.direct().version(PROBES).await;
         let known = self.until_known().await;
         match victim {
-            APISERVER => {}
-            ZONE => self.begun[0] = known,
-            _ => self.begun[1] = known,
+            // No proxy can ask it any more for what was before its own history.
+            APISERVER => self.forgotten = [now, self.begun[0], self.begun[1]],
+            // Whoever begins anew knows what its upstream remembers.
+            ZONE => (self.forgotten[1], self.begun[0]) = (apiserver, known),
+            _ => (self.forgotten[2], self.begun[1]) = (zone, known),
         }
         let all = [APISERVER, ZONE, LEAF].into_iter().zip(self.forgotten);
         all.filter(|(server, _)| *server == victim || victim == APISERVER).collect()

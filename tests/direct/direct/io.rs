@@ -1,6 +1,8 @@
 //! Addresses of listeners, connections to them, and temporary directories.
 
+use std::fs::Permissions;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -134,6 +136,18 @@ impl Dir {
         let path = self.join(name);
         std::fs::write(&path, text).expect("a file can be written");
         path
+    }
+
+    /// Writes a file that can be run, and returns its path.
+    pub fn program(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.file(name, text);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("it is ours");
+        path
+    }
+
+    /// A `PATH` in which the programs of this directory come first.
+    pub fn before_others(&self) -> String {
+        format!("{}:{}", self.0.display(), std::env::var("PATH").expect("there is one"))
     }
 }
 

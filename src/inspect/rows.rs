@@ -1,0 +1,29 @@
+//! What rows of the admin pages say, for whatever shows them.
+
+use serde_json::Value;
+
+/// A text of a row; nothing if there is none.
+pub(super) fn text(row: &Value, key: &str) -> String {
+    row[key].as_str().unwrap_or_default().to_owned()
+}
+
+/// A number of a row.
+pub(super) fn number(row: &Value, key: &str) -> u64 {
+    row[key].as_u64().unwrap_or_default()
+}
+
+/// What a feed is of.
+pub(super) fn feed_name(feed: &Value) -> String {
+    let parts = ["resource", "namespace", "selector"].map(|key| text(feed, key));
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// What is watched, and where.
+pub(super) fn place(watch: &Value) -> String {
+    let [resource, namespace] = ["resource", "namespace"].map(|key| text(watch, key));
+    let place = if namespace.is_empty() { resource } else { format!("{resource} in {namespace}") };
+    match watch["selectors"].as_str() {
+        None | Some("none") => place,
+        Some(selectors) => format!("{place} by {selectors}"),
+    }
+}
