@@ -218,27 +218,41 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
     say(line);
 }
 
-/// Upstream makes metadata of the object before its conversion, which hides some annotations: one that it shows must
-/// not turn everybody's metadata away (R-DERIVE-8).
+/// Upstream makes metadata of the object before its conversion, which adds some annotations: those are not in it, and
+/// what it shows must not turn everybody's metadata away (R-DERIVE-8).
 #[tokio::test]
 async fn metadata_has_the_annotations_that_upstream_shows() {
+    /// No conversion knows this one, whose name is like that of one which is known.
+    const SHOWN: &str = "deprecated.deployment.rollback.revision";
     let Some(pair) = Pair::new().await else { return };
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
-    let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
-    for (resource, annotation) in [
-        ("deployments", "deprecated.deployment.rollback.revision"),
-        ("daemonsets", "deprecated.daemonset.template.generation"),
+    let workload = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
+    let scaler =
+        json!({"scaleTargetRef": {"kind": "Deployment", "name": "x", "apiVersion": "apps/v1"}, "maxReplicas": 2});
+    let metrics = r#"[{"type":"Resource","resource":{"name":"memory","targetAverageUtilization":50}}]"#;
+    for (resource, spec, hidden, value) in [
+        ("apps/v1/deployments", &workload, "deprecated.deployment.rollback.to", "3"),
+        ("apps/v1/daemonsets", &workload, "deprecated.daemonset.template.generation", "3"),
+        ("autoscaling/v1/horizontalpodautoscalers", &scaler, "autoscaling.alpha.kubernetes.io/metrics", metrics),
     ] {
-        let path = format!("/apis/apps/v1/namespaces/{}/{resource}", pair.namespace);
-        let object = json!({"metadata": {"name": "x", "annotations": {annotation: "3", "b": "c"}}, "spec": spec});
+        let (version, resource) = resource.rsplit_once('/').expect("a version and a resource");
+        let path = format!("/apis/{version}/namespaces/{}/{resource}", pair.namespace);
+        let annotations = json!({hidden: value, SHOWN: "3", "b": "c"});
+        let object = json!({"metadata": {"name": "x", "annotations": annotations}, "spec": spec});
         // A feed that is there before the object, and has it, knows that version, whatever others write meanwhile.
         pair.through.json(&format!("{path}?resourceVersion=0")).await;
-        let version = version_of(&pair.direct.create(&path, object).await);
+        let created = pair.direct.create(&path, object).await;
+        assert_ne!(created["metadata"]["annotations"][hidden], json!(null), "the object has it");
+        let version = version_of(&created);
         pair.through.json(&format!("{path}?resourceVersion={version}")).await;
         let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
         for media_type in [JSON, PROTOBUF] {
             let answer = pair.same(Ask::get(&path).accept(&metadata(media_type, true))).await;
             assert!(answer.is_cached(), "{path} as {media_type}");
+            if media_type == JSON {
+                let annotations = &answer.value()["items"][0]["metadata"]["annotations"];
+                assert_eq!([hidden, SHOWN].map(|name| annotations.get(name).is_some()), [false, true], "{path}");
+            }
         }
     }
 }

@@ -86,21 +86,10 @@ impl<'a> ObjectMeta<'a> {
         }
     }
 
-    pub(super) fn remove_annotations(
-        &mut self,
-        hides: impl Fn(&str) -> Result<bool, RefusalReason>,
-    ) -> Result<(), RefusalReason> {
-        let mut outcome = Ok(());
+    pub(super) fn remove_annotations(&mut self, names: &[&str]) {
         if let Some(annotations) = &mut self.annotations {
-            annotations.retain(|name, _| match hides(&name.0) {
-                Ok(hidden) => !hidden,
-                Err(why) => {
-                    outcome = Err(why);
-                    true
-                }
-            });
+            annotations.retain(|name, _| !names.contains(&&*name.0));
         }
-        outcome
     }
 
     /// Appends the message. Go's encoder writes every field that is no pointer, list or map, even if it is empty.

@@ -13,16 +13,8 @@ use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 #[derive(Clone, Copy)]
 pub struct MetadataRenderer {
     facts: &'static Facts,
-    annotations: Annotations,
-}
-
-/// The change that upstream's conversion makes to the annotations of one version's objects.
-#[derive(Clone, Copy)]
-struct Annotations {
-    /// In the object and not in its metadata.
+    /// The annotations that are in an object and not in its metadata.
     hidden: &'static [&'static str],
-    /// An object that has one is refused.
-    doubtful: &'static [&'static str],
 }
 
 impl MetadataRenderer {
@@ -32,7 +24,7 @@ impl MetadataRenderer {
         let minors = Facts::minors();
         let nearest = minor.clamp(*minors.start(), *minors.end());
         let facts = Facts::of(nearest).unwrap_or_else(Facts::newest);
-        Self { facts, annotations: Annotations::of(minor, api_version, kind) }
+        Self { facts, hidden: hidden_annotations(api_version, kind) }
     }
 
     /// In protobuf, from a protobuf body: its beginning, and no copy of it, unless an annotation is to be left out.
@@ -70,7 +62,7 @@ impl MetadataRenderer {
     /// The `ObjectMeta` message of a JSON body, as that server's encoder writes it.
     fn read_json(&self, body: &[u8]) -> Result<Vec<u8>, Refused> {
         let mut metadata = ObjectMeta::read(body).map_err(in_metadata)?;
-        metadata.remove_annotations(|name| self.annotations.hides(name)).map_err(in_metadata)?;
+        metadata.remove_annotations(self.hidden);
         let mut out = Vec::with_capacity(body.len() / 2);
         metadata.put_protobuf(&mut out).map_err(in_metadata)?;
         Ok(out)
@@ -91,13 +83,13 @@ impl MetadataRenderer {
 
     /// The `ObjectMeta` message without the hidden annotations; `None` if it has none of them.
     fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, RefusalReason> {
-        if self.annotations.shows_all() {
+        if self.hidden.is_empty() {
             return Ok(None);
         }
         let mut kept = Vec::with_capacity(metadata.len());
         let mut fields = Fields::new(metadata);
         while let Some(field) = fields.next()? {
-            if field.number != ANNOTATIONS || !self.annotations.hides(map_entry(field.bytes()?)?.0)? {
+            if field.number != ANNOTATIONS || !self.hidden.contains(&map_entry(field.bytes()?)?.0) {
                 kept.extend_from_slice(&metadata[field.start..field.end]);
             }
         }
@@ -105,37 +97,19 @@ impl MetadataRenderer {
     }
 }
 
-impl Annotations {
-    /// Upstream makes metadata of the object before it is converted to the version that is asked for
-    /// (R-DERIVE-8; pkg/apis/{apps,autoscaling}/v1/conversion.go).
-    fn of(minor: u32, api_version: &str, kind: &str) -> Self {
-        let (hidden, doubtful): (&[_], &[_]) = match (api_version, kind) {
-            ("apps/v1", "DaemonSet") => (&["deprecated.daemonset.template.generation"], &[]),
-            // By its source hidden as well; but 1.37.1 shows it, and older ones were not seen.
-            ("apps/v1", "Deployment") if minor < 37 => (&[], &["deprecated.deployment.rollback.revision"]),
-            ("autoscaling/v1", "HorizontalPodAutoscaler") => (
-                &[
-                    "autoscaling.alpha.kubernetes.io/behavior",
-                    "autoscaling.alpha.kubernetes.io/conditions",
-                    "autoscaling.alpha.kubernetes.io/current-metrics",
-                    "autoscaling.alpha.kubernetes.io/metrics",
-                ],
-                &[],
-            ),
-            _ => (&[], &[]),
-        };
-        Self { hidden, doubtful }
-    }
-
-    fn shows_all(self) -> bool {
-        self.hidden.is_empty() && self.doubtful.is_empty()
-    }
-
-    fn hides(self, name: &str) -> Result<bool, RefusalReason> {
-        if self.doubtful.contains(&name) {
-            return Err(RefusalReason::Value("an annotation that metadata may or may not show"));
-        }
-        Ok(self.hidden.contains(&name))
+/// The annotations that upstream's conversion adds to the objects of one version, after it has made metadata of them
+/// (R-DERIVE-8; pkg/apis/{apps,autoscaling}/v1/conversion.go).
+fn hidden_annotations(api_version: &str, kind: &str) -> &'static [&'static str] {
+    match (api_version, kind) {
+        ("apps/v1", "DaemonSet") => &["deprecated.daemonset.template.generation"],
+        ("apps/v1", "Deployment") => &["deprecated.deployment.rollback.to"],
+        ("autoscaling/v1", "HorizontalPodAutoscaler") => &[
+            "autoscaling.alpha.kubernetes.io/behavior",
+            "autoscaling.alpha.kubernetes.io/conditions",
+            "autoscaling.alpha.kubernetes.io/current-metrics",
+            "autoscaling.alpha.kubernetes.io/metrics",
+        ],
+        _ => &[],
     }
 }
 
