@@ -348,6 +348,12 @@ manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the c
 	$(HELM) lint --strict deploy/chart
 	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh check
 
+.PHONY: chart
+chart: $(HELM) ## The guide's `helm install` on a real control plane, and its proxy run (Helm, built once: minutes)
+	@tests/kube/build.sh
+	HELM=$(CURDIR)/$(HELM) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture install::the_chart
+
 $(HELM):
 	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1
 

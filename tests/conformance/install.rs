@@ -1,5 +1,5 @@
-//! The commands of docs/INSTALL.md and README.md on a real control plane, block by block and word for word, but for what
-//! each test says. The containers of the manifests run as the manifests say.
+//! The commands of docs/INSTALL.md and README.md on a real control plane, word for word but for what each test says. The
+//! containers of the manifests run as the manifests say.
 
 mod container;
 
@@ -62,20 +62,37 @@ async fn agents(bed: &Bed<Box<Plane>>, root: &Root<'_>) {
     root.account("agents", "agent").await;
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
-    let daemon = json!({"metadata": {"name": "agent"}, "spec": spec});
-    direct.create("/apis/apps/v1/namespaces/agents/daemonsets", daemon).await;
+    for (resource, name) in [("daemonsets", "agent"), ("deployments", "controller")] {
+        let object = json!({"metadata": {"name": name}, "spec": spec});
+        direct.create(&format!("/apis/apps/v1/namespaces/agents/{resource}"), object).await;
+    }
 }
 
-/// The variable that a guide sets for the agents.
-async fn variable(direct: &Http) -> Value {
-    let agent = direct.json("/apis/apps/v1/namespaces/agents/daemonsets/agent").await;
-    agent["spec"]["template"]["spec"]["containers"][0]["env"].clone()
+/// The variables of these clients.
+async fn variables(direct: &Http, workload: &str) -> Value {
+    let client = direct.json(&format!("/apis/apps/v1/namespaces/agents/{workload}")).await;
+    client["spec"]["template"]["spec"]["containers"][0]["env"].clone()
+}
+
+/// The commands of docs/INSTALL.md and docs/GUIDES.md by which clients come to a proxy, and go back.
+async fn clients_are_told(shell: &Shell, direct: &Http, point: &str, back: &str) {
+    let [controller, agent] = blocks("docs/GUIDES.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
+    let told = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
+    for commands in [point, &agent] {
+        shell.run(commands);
+        assert_eq!(variables(direct, "daemonsets/agent").await, told);
+        shell.run(back);
+        assert_eq!(variables(direct, "daemonsets/agent").await, Value::Null);
+    }
+    shell.run(&controller);
+    assert_eq!(variables(direct, "deployments/controller").await, told);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     let Some(bed) = bed::own("install-central").await else { return };
-    let (shell, direct, root) = (reader(&bed), bed.direct(), Root::new(&bed, "central"));
+    let shell = reader(&bed).set("NAMESPACE", "agents").set("CONTROLLER", "controller");
+    let (direct, root) = (bed.direct(), Root::new(&bed, "central"));
     let [check, central, holders, self_signed, pointing, point, back] =
         blocks("docs/INSTALL.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
     shell.run(&self_signed);
@@ -92,9 +109,7 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     agents(&bed, &client).await;
     let authority = fs::read_to_string(shell.home.join("tls.crt")).expect("it was made");
     let kubeconfig = through(&client, &pointing, "kube-fanout", &proxy, &authority);
-    shell.run(&point);
-    let expected = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
-    assert_eq!(variable(&direct).await, expected);
+    clients_are_told(&shell, &direct, &point, &back).await;
     let before = proxy.sum("kube_fanout_served_total").await;
     let list = format!("kubectl --kubeconfig '{}' get --raw", kubeconfig.display());
     let said = shell.run(&format!("{list} '{PODS}'"));
@@ -102,11 +117,10 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     let refused = shell.output(&format!("{list} /api/v1/secrets"));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is forbidden"), "as the apiserver says: {refused:?}");
     eventually("it is counted", async || (proxy.sum("kube_fanout_served_total").await > before).then_some(())).await;
-    shell.run(&back);
-    assert_eq!(variable(&direct).await, Value::Null);
     agents_may_look(&shell, &proxy, &client).await;
 
     holders_of_certificates_are_let_in(&bed, &shell, &holders).await;
+    beside_an_application(&bed, &shell).await;
 }
 
 /// With the role of docs/OPERATING.md, who reads what is shown to them, and not before.
@@ -146,6 +160,45 @@ async fn holders_of_certificates_are_let_in(bed: &Bed<Box<Plane>>, shell: &Shell
     let said =
         shell.run(&format!("{kubectl} get --raw '{PODS}'; {kubectl} -n default create configmap by-certificate"));
     assert!(said.contains("\"kind\":\"PodList\"") && said.contains("by-certificate created"), "{said}");
+}
+
+/// The sidecar of the example, and what its application reads through it.
+async fn beside_an_application(bed: &Bed<Box<Plane>>, shell: &Shell) {
+    shell.run("kubectl apply -f deploy/manifests/sidecar.yaml");
+    let (direct, root) = (bed.direct(), Root::new(bed, "sidecar"));
+    let pod = direct.json("/api/v1/namespaces/default/pods/fanout-example").await["spec"].clone();
+    let own = root.account("default", pod["serviceAccountName"].as_str().expect("an account")).await;
+    let proxy = root.run(&pod["initContainers"][0], Some(&own)).await;
+    let map = direct.json("/api/v1/namespaces/default/configmaps/fanout-example").await;
+    let settings = map["data"]["kubeconfig"].as_str().expect("text");
+    shell.file("application", &with(settings, &[("http://127.0.0.1:8001", &proxy.url)]));
+    let words = &pod["containers"][0]["command"];
+    assert_eq!(words[0], "kubectl", "{words}");
+    let words: Vec<_> = words.as_array().expect("words").iter().filter_map(Value::as_str).collect();
+    let command = format!("{} --kubeconfig application", words.join(" "));
+    drop(Ongoing::start(shell, "application", &command, "\"name\": \"fanout-example\"").await);
+    assert!(proxy.sum("kube_fanout_served_total").await > 0, "from its memory");
+}
+
+/// With Helm in place of Kustomize, which `make chart` builds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_chart_is_installed_and_its_proxy_runs() {
+    let Some(helm) = std::env::var_os("HELM") else { return say("only with Helm (run `make chart`)") };
+    let Some(bed) = bed::own("install-chart").await else { return };
+    let (shell, root) = (reader(&bed), Root::new(&bed, "chart"));
+    shell.link("bin/helm", helm.as_ref());
+    let [install, self_signed] = blocks("docs/INSTALL.md", "the_chart_is_installed_and_its_proxy_runs");
+    let said = shell.run(&install);
+    // Helm says what is left to do.
+    let secret = said.lines().find(|line| line.contains("create secret tls ")).expect("the certificate").trim();
+    shell.run(&self_signed);
+    shell.run(secret);
+    let proxy = run(&root, &bed.direct(), "deployments/kube-fanout", None).await;
+    let server = format!("--server '{}' --tls-server-name kube-fanout.kube-fanout.svc", proxy.url);
+    let said = shell.run(&format!("kubectl {server} --certificate-authority tls.crt get --raw '{PODS}'"));
+    assert!(said.contains("\"kind\":\"PodList\""), "{said}");
+    let (pod, _) = template(&bed.direct(), "deployments/kube-fanout").await;
+    assert_eq!(pod["containers"][0]["image"], "registry.example/kube-fanout:latest");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

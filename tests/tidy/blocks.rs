@@ -32,7 +32,10 @@ fn problem(document: &str, behind: &str, text: impl Fn(&str) -> String) -> Optio
     if !behind.starts_with("Run by `tests/") {
         return Some("neither the test that runs it nor why none does");
     }
-    let named = behind.split('`').skip(1).step_by(2).filter(|name| name.starts_with("tests/"));
+    // The first sentence says so, as the tests read it (tests/direct/direct/blocks.rs).
+    let ends = [". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
+    let claim = &behind[..ends.min().unwrap_or(behind.len())];
+    let named = claim.split('`').skip(1).step_by(2).filter(|name| name.starts_with("tests/"));
     let takes_it = named.map(|name| match name.split_once("::") {
         Some((file, test)) => {
             let text: String = text(file).split_whitespace().collect();
@@ -71,6 +74,7 @@ fn a_block_that_nobody_runs_is_found() {
     let takes = |_: &str| "fn b() { let [a] = blocks(\"a.md\", \"b\"); }".to_owned();
     let judged = |document: &str, behind: &str| problem(document, behind, takes);
     assert_eq!(judged("a.md", "Run by `tests/a.rs::b`."), None);
+    assert_eq!(judged("a.md", "Run by `tests/a.rs::b`. See `tests/a.rs::c`."), None);
     assert_eq!(judged("a.md", "Not run by a test: it takes hours."), None);
     for (document, behind) in [
         ("b.md", "Run by `tests/a.rs::b`."),

@@ -15,7 +15,7 @@ pub fn blocks<const N: usize>(document: &str, test: &str) -> [String; N] {
     let parts: Vec<_> = text.split("\n```").collect();
     for pair in parts[1..].chunks(2) {
         let [block, behind] = pair else { break };
-        let claim = behind.trim_start().split("\n\n").next().unwrap_or_default();
+        let claim = first_sentence(behind);
         if claim.starts_with("Run by `tests/") && claim.contains(&format!("::{test}`")) {
             let (_, commands) = block.split_once('\n').expect("the first line is the kind of block");
             found.push(commands.to_owned());
@@ -23,6 +23,13 @@ pub fn blocks<const N: usize>(document: &str, test: &str) -> [String; N] {
     }
     let count = found.len();
     found.try_into().unwrap_or_else(|_| panic!("{count} blocks of {document} are run by {test}"))
+}
+
+/// The sentence that stands first behind a block, of which the names of files are no end.
+fn first_sentence(behind: &str) -> &str {
+    let behind = behind.trim_start();
+    let ends = ["\n\n", ". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
+    &behind[..ends.min().unwrap_or(behind.len())]
 }
 
 /// The block with other words for what the machine of a test does not have: names, addresses, places. Each of them
