@@ -22,7 +22,7 @@ use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
 use tokio::time::{sleep, timeout};
 
 pub use app::{App, Plan, app, in_front_of};
-pub use blocks::{Shell, blocks, commands, repository, with};
+pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
 pub use client::{Answer, Client, Protocol, assert_alike};
 pub use event::{Ended, Event};
 pub use history::{History, assert_same};

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use kube_fanout::demo;
 
-use crate::direct::{Dir, Shell, blocks, eventually, repository, with};
+use crate::direct::{Dir, Shell, blocks, commands as commands_of, eventually, has, repository, with};
 use crate::process::{Process, kubeconfig, run};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -20,7 +20,7 @@ daemon-reload)
     { echo "systemd-analyze verify: $said" >&2; exit 1; } ;;
 enable)
   shift 2
-  "$SYSTEMCTL" --quiet --root="$HOME" enable "$@"
+  PATH=$ITS_PATH systemctl --quiet --root="$HOME" enable "$@"
   units=$HOME/etc/systemd/system
   socket=$(sed -n 's|^ListenStream=/run/kube-fanout|run|p' "$units/kube-fanout.socket")
   program=$(sed -n "s|^ExecStart=|$HOME|p" "$units/kube-fanout.service" | sed "s| /etc/| $HOME/etc/|")
@@ -93,21 +93,13 @@ fn an_archive_is_compared_unpacked_and_put_into_its_places() {
     assert!(!shell.output(&block).status.success(), "another content is not unpacked");
 }
 
-/// Where a program is, on this machine.
-fn found(program: &str) -> Option<String> {
-    let output = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().expect("a shell");
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
-    let tools = ["systemctl", "systemd-analyze", "systemd-sysusers", "systemd-socket-activate", "curl"];
-    let (Some(systemctl), true) = (found(tools[0]), tools.iter().all(|tool| found(tool).is_some())) else {
-        eprintln!("SKIPPED: one of {tools:?} is not on this machine");
+    if !has(&["systemctl", "systemd-analyze", "systemd-sysusers", "systemd-socket-activate", "curl"]) {
         return;
-    };
+    }
     let (dir, up) = (Dir::new(), demo::upstream().pods(3).run().await);
-    let shell = Shell::new(dir.join("home")).set("SYSTEMCTL", &systemctl);
+    let shell = Shell::new(dir.join("home")).set("ITS_PATH", &std::env::var("PATH").expect("a path"));
     let _started = Started(shell.home.join("pid"));
     let home = shell.home.display().to_string();
     for folder in ["usr/local/bin", "usr/lib/sysusers.d", "etc/systemd/system", "run"] {
@@ -145,7 +137,7 @@ async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
 fn own_commands(document: &str) -> Vec<String> {
     let text = fs::read_to_string(repository().join(document)).expect("the document is there");
     let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    let commands = blocks.flat_map(|block| crate::direct::commands(block));
+    let commands = blocks.flat_map(commands_of);
     let ours = commands.filter_map(|command| {
         let names = [("kubectl fanout ", "fanout "), ("cargo run --release -- ", ""), ("kube-fanout ", "")];
         let (name, verb) = names.into_iter().find(|(name, _)| command.starts_with(name))?;
@@ -188,8 +180,7 @@ fn the_settings_in_the_documents_are_valid() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_runbook_asks_for_what_there_is() {
-    if ["curl", "jq"].iter().any(|tool| found(tool).is_none()) {
-        eprintln!("SKIPPED: curl or jq is not on this machine");
+    if !has(&["curl", "jq"]) {
         return;
     }
     let (dir, up) = (Dir::new(), demo::upstream().pods(3).run().await);

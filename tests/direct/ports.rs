@@ -116,8 +116,7 @@ async fn probes_and_scrapes_come_from_another_address_than_loopback_and_nothing_
         command
     };
     if !command("ip link set lo up").output().is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: there is no right to make a network, or no unshare or ip");
-        return;
+        return direct::skipped("there is no right to make a network, or no unshare or ip");
     }
     let dir = direct::Dir::new();
     let (nowhere, out) = (kubeconfig(&dir, "http://127.0.0.1:1", ""), dir.join("out"));

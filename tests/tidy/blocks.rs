@@ -36,7 +36,7 @@ fn problem(document: &str, behind: &str, text: impl Fn(&str) -> String) -> Optio
     let ends = [". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
     let claim = &behind[..ends.min().unwrap_or(behind.len())];
     let named = claim.split('`').skip(1).step_by(2).filter(|name| name.starts_with("tests/"));
-    let takes_it = named.map(|name| match name.split_once("::") {
+    let mut takes_it = named.map(|name| match name.split_once("::") {
         Some((file, test)) => {
             let text: String = text(file).split_whitespace().collect();
             let takes = format!("blocks(\"{document}\",\"{test}\"");
@@ -44,11 +44,7 @@ fn problem(document: &str, behind: &str, text: impl Fn(&str) -> String) -> Optio
         }
         None => text(name).contains(document),
     });
-    if takes_it.fold(true, |all, each| all && each) {
-        None
-    } else {
-        Some("the test does not take it from the document")
-    }
+    if takes_it.all(|each| each) { None } else { Some("the test does not take it from the document") }
 }
 
 #[test]

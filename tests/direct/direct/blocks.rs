@@ -2,6 +2,7 @@
 //! too.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -43,6 +44,20 @@ pub fn with(block: &str, table: &[(&str, &str)]) -> String {
 
 pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Whether this machine has programs that documents name. Where one is missing, says on stderr that a test is skipped
+/// (tests/run.sh gets those that every machine can have).
+pub fn has(programs: &[&str]) -> bool {
+    let there = |program: &&&str| Command::new("sh").args(["-c", "command -v \"$0\" >&2", program]).output();
+    let missing = programs.iter().find(|program| !there(program).is_ok_and(|output| output.status.success()));
+    missing.inspect(|program| skipped(&format!("there is no {program} on this machine"))).is_none()
+}
+
+/// Says on stderr that a test is skipped, and why. It is seen also if the test passes.
+pub fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(std::io::stderr().lock(), "{test}: SKIPPED: {why}");
 }
 
 /// A reader's shell, in a folder of its own, which is also their home.
