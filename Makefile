@@ -218,7 +218,7 @@ cluster: ## Controllers, scheduler, kubelets: through proxies as without? (NODES
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
 	  KUBE_CLUSTER=$(CURDIR)/target/testbed/kube-cluster CLUSTER_NODES=$(NODES) CLUSTER_ROUNDS=$(or $(ROUNDS),3) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 cluster::
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 cluster:: install::a_node_gets
 
 .PHONY: imperfect
 imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
