@@ -255,6 +255,9 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
         approved.then_some(object)
     })
     .await;
+    // It takes its time: whoever does not wait for the certificate has none.
+    let waited = async || (bed.open_watches("certificatesigningrequests").await > 0).then_some(());
+    eventually("somebody waits for the certificate", waited).await;
     let [authority, key] = ["ca.crt", "ca.key"].map(|file| bed.dir.join(file).display().to_string());
     let signed = shell.run(&format!(
         "echo '{}' | base64 -d > request
