@@ -218,7 +218,7 @@ cluster: ## Controllers, scheduler, kubelets: through proxies as without? (NODES
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
 	  KUBE_CLUSTER=$(CURDIR)/target/testbed/kube-cluster CLUSTER_NODES=$(NODES) CLUSTER_ROUNDS=$(or $(ROUNDS),3) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 cluster::
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 cluster:: install::a_node_gets
 
 .PHONY: imperfect
 imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
@@ -347,6 +347,12 @@ manifests: $(HELM) ## Render deploy/chart into deploy/kustomize, and config/ int
 manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the chart?
 	$(HELM) lint --strict deploy/chart
 	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh check
+
+.PHONY: chart
+chart: $(HELM) ## The guide's `helm install` on a real control plane, and its proxy run (Helm, built once: minutes)
+	@tests/kube/build.sh
+	HELM=$(CURDIR)/$(HELM) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture install::the_chart
 
 $(HELM):
 	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1

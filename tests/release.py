@@ -19,6 +19,7 @@ import tempfile
 TOP = pathlib.Path(__file__).resolve().parent.parent
 DIST = pathlib.Path(os.environ.get("DIST", TOP / "target" / "dist"))
 NAME = re.compile(r"kube-fanout-(\d+\.\d+\.\d+[^_]*?)-((x86_64|aarch64)-unknown-linux-musl)\.tar\.gz")
+GUIDE = "docs/INSTALL.md"
 SHELLS = {"kube-fanout.bash": "bash -n", "_kube-fanout": "zsh -n", "kube-fanout.fish": "fish -n"}
 
 # Pages have no date, as the same version makes the same pages; and clap_mangen breaks a line twice.
@@ -53,7 +54,8 @@ def unpack(archive, folder):
             assert member.isfile() or member.isdir(), f"{member.name} is neither file nor folder"
         assert [member.name for member in members] == sorted(member.name for member in members), "in no order"
         assert len({member.mtime for member in members}) == 1, "one time for all"
-        files.extractall(folder, filter="data")
+        # Python 3.11 of Debian 12 does not filter yet; what a filter would refuse is refused above.
+        files.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder / name
 
 
@@ -151,6 +153,22 @@ def compare_bill(archive, tree, version, target):
     return len(wanted)
 
 
+def follow_guide(archive, folder):
+    """The block of the guide, with a folder for /usr/local. It names the archive of x86-64."""
+    text = (TOP / GUIDE).read_text()
+    (block,) = [block for block in text.split("```sh\n")[1:] if block.startswith("sha256sum --check")]
+    usr = folder / "usr"
+    (usr / "bin").mkdir(parents=True)
+    commands = block.split("\n```")[0].replace("/usr/local", str(usr))
+    assert archive.name in commands, f"{GUIDE} names another version"
+    for file in [archive, DIST / "SHA256SUMS"]:
+        shutil.copy(file, folder)
+    said = output("sh", "-euc", commands, cwd=folder)
+    assert f"{archive.name}: OK\n" in said and f"kube-fanout {own_version()}\n" in said, said
+    assert "Usage: " in output(usr / "bin" / "kubectl-fanout", "status", "--help")
+    print(f"{archive.name}: installed as {GUIDE} says, {len([file for file in usr.rglob('*') if file.is_file()])} files")
+
+
 def main():
     compare_sums()
     archives = sorted(DIST.glob("*.tar.gz"))
@@ -166,6 +184,8 @@ def main():
             crates = compare_bill(archive, tree, version, target)
             print(f"{archive.name}: {crates} crates, all in its bill, with Cargo.lock's sums, and among the licences")
             targets.append(target)
+            if architecture == "x86_64" == platform.machine():
+                follow_guide(archive, pathlib.Path(folder) / "guide")
         again = pathlib.Path(folder) / "again"
         output("deploy/release.sh", cwd=TOP, env=os.environ | {"DIST": again, "BUILD": "no", "TARGETS": " ".join(targets)})
         for file in sorted(DIST.iterdir(), reverse=True):

@@ -2,8 +2,8 @@
 # Every test. Arguments go to `cargo test`.
 #
 # Some need more than Rust: a control plane (target/testbed/kube-testbed, built by tests/kube/build.sh with Go), the
-# Python client (target/venv, by pip), the JavaScript client (target/node, by npm). What cannot be had is skipped with a
-# warning; with CI set it is an error. The last lines say how many seconds each stage took.
+# Python client (target/venv, by pip), the JavaScript client (target/node, by npm), and curl, jq and openssl. What cannot
+# be had is skipped with a warning; with CI set it is an error. The last lines say how many seconds each stage took.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -66,6 +66,12 @@ api_fixtures() (
 tests_in() {
   grep -rhA2 -E '#\[(tokio::)?test' "$1" 2>/dev/null | grep -oE 'fn [a-z0-9_]+' | sed 's/^fn /  /' || true
 }
+
+begin "programs that documents name"
+for program in curl jq openssl; do
+  command -v "$program" >/dev/null || as_root "$program" ||
+    missing+=("no $program: some of the tests in install.rs, which skip themselves")
+done
 
 begin "Python client"
 python_client || missing+=("no Python with pip: the tests of the Python client")

@@ -3,6 +3,8 @@
 //! No dependency and no knowledge of the crate besides its text, so that this also runs without building anything:
 //! `make tidy`.
 
+#[path = "tidy/blocks.rs"]
+mod blocks;
 #[path = "tidy/circles.rs"]
 mod circles;
 #[path = "tidy/citations.rs"]

@@ -185,6 +185,11 @@ fn scratch() -> PathBuf {
     own
 }
 
+/// A path for this run's files that no other test uses, for tests without a control plane of this harness.
+pub fn scratch_file(what: &str) -> PathBuf {
+    scratch().join(unique(what))
+}
+
 /// Waits for the value, and fails if it takes longer than [`PATIENCE`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))

@@ -6,6 +6,7 @@ use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Http, Plan, eventually, kube_fanout, say};
+use crate::blocks::{Shell, blocks, with};
 
 const DIRECT: &str = "estimate-direct/1";
 const THROUGH: &str = "estimate-through/1";
@@ -63,6 +64,11 @@ async fn what_an_audit_log_promises_a_proxy_spares() {
     let asked = ask_all(&direct, &maps, DIRECT, version).await;
     eventually("all is in the log", async || (answered(DIRECT) == asked).then_some(())).await;
     let (memory, rest) = estimated(&log, DIRECT);
+    let [block] = blocks("docs/INSTALL.md", "what_an_audit_log_promises_a_proxy_spares");
+    let log = log.display().to_string();
+    let shell = Shell::in_checkout(bed.file("reader"));
+    let said = shell.run(&with(&block, &[("/var/log/kubernetes/audit.log", &log)]));
+    assert!(said.contains(DIRECT) && said.contains("upstream, after:"), "{said}");
     assert_eq!(memory + rest, asked as u64);
 
     let proxy = Plan::plain().start(&bed).await;

@@ -5,6 +5,8 @@
 //! bed every test says so and passes; with CI=true it fails.
 
 mod bed;
+#[path = "../direct/direct/blocks.rs"]
+mod blocks;
 mod ledger;
 #[path = "../direct/direct/records.rs"]
 mod records;
@@ -34,6 +36,7 @@ mod hostile;
 mod imperfect;
 mod impersonation;
 mod informers;
+mod install;
 mod kubectl;
 mod kubelet;
 mod lists;

@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::bed::{self, Bed, Plan, Plane, Process, Proxy, eventually, kube_fanout, rbac, say};
+use crate::blocks::{blocks, with};
+use crate::install::reader;
 
 const SELECTOR: &str = "app.kubernetes.io/name=kube-fanout";
 /// A kubelet of today unwraps what kubectl sends, if its node says so; otherwise the apiserver makes plain SPDY of it.
@@ -164,6 +166,12 @@ async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
     }
     let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
     assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");
+
+    let [block] = blocks("docs/OPERATING.md", "proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet");
+    let shell = reader(&stage.bed);
+    shell.link("bin/kubectl-fanout", &shell.home.join("bin/kube-fanout"));
+    let said = shell.run(&with(&block, &[("-n kube-fanout", &format!("-n {}", stage.namespace))]));
+    assert!(PODS.iter().all(|pod| said.contains(&format!("pod/{pod}"))), "{said}");
 
     // The forwards last for more than a few connections.
     let top = stage.fanout("admin", REAL, &["top", "--every", "1ms", "--times", "20"]);

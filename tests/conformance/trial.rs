@@ -1,8 +1,11 @@
 //! `kube-fanout try` on a real etcd and kube-apiserver: each is killed, and each informer is told every change.
 
+use std::fs::{self, File};
+
 use tokio::task::spawn_blocking;
 
-use crate::bed::{binary, kube_fanout, say};
+use crate::bed::{PATIENCE, Process, binary, eventually, kube_fanout, say, scratch_file};
+use crate::blocks::{Shell, blocks, with};
 
 const INFORMERS: &str = "200";
 const SCRIPT: &str = "500ms apiserver, 4s proxy, 6s quit";
@@ -26,4 +29,35 @@ async fn on_a_real_control_plane_everything_is_killed_and_nothing_is_lost() {
     let all_again = format!("{INFORMERS} of {INFORMERS} streams");
     assert!(said.lines().any(|line| line.contains(&all_again)), "{said}");
     said.lines().rev().take(4).for_each(say);
+}
+
+/// As somebody does it who follows docs/INSTALL.md or README.md in a checkout, looks at it and presses Ctrl-C.
+#[tokio::test]
+async fn the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c() {
+    let Some(testbed) = binary() else { return };
+    let [block] = blocks("docs/INSTALL.md", "the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c");
+    let [first] = blocks("README.md", "the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c");
+    assert_eq!(with(&first, &[("cargo run --release --", "kube-fanout")]), block, "another build of the same");
+    let shell = Shell::in_checkout(scratch_file("try"));
+    fs::create_dir_all(shell.home.join("target/testbed")).expect("a folder");
+    shell.link("target/testbed/kube-testbed", &testbed);
+    let (out, log) = (shell.home.join("out"), shell.home.join("log"));
+    // A thousand of them would take the processors from every test beside this one.
+    let fewer = with(&block, &[("kube-fanout try", &format!("kube-fanout try --informers {INFORMERS}"))]);
+    let mut command = shell.command(&format!("exec {fewer}"));
+    command.stdout(File::create(&out).expect("a file")).stderr(File::create(&log).expect("a file"));
+    let mut process = Process::start("kube-fanout try", &mut command);
+    let all = format!("{INFORMERS} of {INFORMERS} streams");
+    let read = || fs::read_to_string(&out).expect("its output");
+    eventually("changes are delivered to all", async || {
+        let said = read();
+        assert!(process.ended().is_none(), "{said}{}", fs::read_to_string(&log).unwrap_or_default());
+        let to_all = said.lines().filter(|line| line.contains("lost 0 ") && line.contains(&all));
+        (to_all.count() > 1).then_some(())
+    })
+    .await;
+    process.signal("INT");
+    let (status, said) = (process.wait(PATIENCE).await, read());
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(said.contains("Nothing was lost: each informer was told every change"), "{said}");
 }

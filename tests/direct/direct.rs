@@ -4,6 +4,7 @@
 //! than [`PATIENCE`]. What is promised within a time is waited for that time and [`ALLOWANCE`].
 
 mod app;
+mod blocks;
 mod client;
 mod event;
 mod evidence;
@@ -21,6 +22,7 @@ use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
 use tokio::time::{sleep, timeout};
 
 pub use app::{App, Plan, app, in_front_of};
+pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
 pub use client::{Answer, Client, Protocol, assert_alike};
 pub use event::{Ended, Event};
 pub use history::{History, assert_same};

@@ -36,6 +36,7 @@ mod hostile;
 mod idle;
 mod initial;
 mod inspect;
+mod install;
 mod lists;
 mod live;
 mod memory;

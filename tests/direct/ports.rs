@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
 use crate::direct::{self, App, PODS, Plan, within};
-use crate::process::{metric, run};
+use crate::process::{kubeconfig, metric, run};
 
 /// What a listener of health or of metrics has at a time.
 const CONNECTIONS_MAX: usize = 128;
@@ -92,6 +92,43 @@ async fn metrics_are_for_addresses_and_known_names_and_no_web_page() {
         assert_eq!(app.metrics_client().get(path).await.status, 404, "{path}");
     }
     assert_eq!(app.metrics_client().request(Method::POST, "/metrics").send().await.status, 405);
+}
+
+/// Serves in a network of its own, in which the machine has another address than loopback, and asks there.
+const ELSEWHERE: &str = r#"
+ip link set lo up
+ip address add 192.0.2.1/32 dev lo
+"$0" serve --kubeconfig "$1" --healthz-bind-address 0.0.0.0:10256 --metrics-bind-address 0.0.0.0:10249 >"$2" 2>&1 &
+until grep -q '^metrics on ' "$2"; do kill -0 $!; sleep 0.02; done
+for asked in 10256/livez 10256/healthz 10256/readyz 10249/metrics 10249/debug/feeds 8001/version 9090/livez; do
+  "$0" health "http://192.0.2.1:$asked" >/dev/null 2>&1 && code=0 || code=$?
+  echo "$asked $code"
+done
+kill $!
+wait $!"#;
+
+#[tokio::test]
+async fn probes_and_scrapes_come_from_another_address_than_loopback_and_nothing_else_does() {
+    let own_network = ["timeout", "60", "unshare", "--net", "--map-root-user", "sh", "-euc"];
+    let command = |script: &str| {
+        let mut command = std::process::Command::new(own_network[0]);
+        command.args(&own_network[1..]).arg(script).arg(env!("CARGO_BIN_EXE_kube-fanout"));
+        command
+    };
+    if !command("ip link set lo up").output().is_ok_and(|output| output.status.success()) {
+        return direct::skipped("there is no right to make a network, or no unshare or ip");
+    }
+    let dir = direct::Dir::new();
+    let (nowhere, out) = (kubeconfig(&dir, "http://127.0.0.1:1", ""), dir.join("out"));
+    let mut asking = command(ELSEWHERE);
+    asking.arg(nowhere).arg(out);
+    let output = tokio::task::spawn_blocking(move || asking.output().expect("a shell")).await.expect("no panic");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "it ends in order: {said}{}", String::from_utf8_lossy(&output.stderr));
+    // 0 is an answer of 200, 1 another one, and 2 none.
+    let answered = ["10256/livez 0", "10256/healthz 0", "10256/readyz 1", "10249/metrics 0", "10249/debug/feeds 1"];
+    let on_loopback_alone = ["8001/version 2", "9090/livez 2"];
+    assert_eq!(said.lines().collect::<Vec<_>>(), [&answered[..], &on_loopback_alone].concat());
 }
 
 /// Otherwise whoever reaches the port could keep the thread that answers probes.

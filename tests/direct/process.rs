@@ -160,6 +160,11 @@ impl Process {
         self.reach(0)
     }
 
+    /// The URL of its admin address.
+    pub fn admin_url(&self) -> &str {
+        self.said[1].rsplit_once(' ').expect("it has said so").1
+    }
+
     pub async fn metrics(&self) -> String {
         self.admin("/metrics").await
     }

@@ -147,19 +147,6 @@ fn the_functions_that_documents_name_are_there() {
     assert_none("functions that are named and are not there", &missing);
 }
 
-/// Each block of commands or settings in a guide is run by a test, or says why not.
-#[test]
-fn every_command_of_a_guide_is_run_or_says_why_not() {
-    let text = files::text("docs/GUIDES.md");
-    let blocks: Vec<_> = text.split("\n```").collect();
-    // Outside and inside of blocks take turns.
-    let behind = blocks.iter().skip(2).step_by(2).map(|block| block.trim_start());
-    let untold = behind.filter(|text| !text.starts_with("Run by `tests/") && !text.starts_with("Not run by a test"));
-    let untold: Vec<_> = untold.map(|text| text.lines().next().unwrap_or_default().to_owned()).collect();
-    assert!(blocks.len() > 10, "the blocks were not found");
-    assert_none("behind a block, and neither the test that runs it nor why none does", &untold);
-}
-
 #[test]
 fn every_promise_is_observed_from_outside() {
     let text = files::text("docs/GUARANTEES.md");

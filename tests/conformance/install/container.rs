@@ -1,0 +1,163 @@
+//! Containers of pods without a kubelet: volumes become folders, and the binary runs with the container's arguments and
+//! its account's token. Of the text of volumes and arguments, only what [`Root::placed`] replaces is changed.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use crate::bed::{
+    Account, Http, Identity, Plane, Process, Protocol, Target, eventually, kube_fanout, write_kubeconfig,
+};
+
+/// Folders of a container, which are below a folder of the test's.
+const PLACES: [&str; 3] = ["/etc/kube-fanout", "/etc/fanout", TOKENS];
+const TOKENS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// Ports that manifests name; whichever is free is taken.
+const PORTS: [&str; 6] = [":8001", ":8443", ":9091", ":10249", ":10256", ":10356"];
+/// The address of the apiserver inside of pods.
+const INSIDE: &str = "https://kubernetes.default.svc";
+
+/// The folder that is the root of one container.
+pub struct Root<'a> {
+    plane: &'a Plane,
+    folder: PathBuf,
+}
+
+/// A proxy that runs as its container says.
+pub struct Running {
+    pub url: String,
+    admin: String,
+    metrics: String,
+    _process: Process,
+}
+
+impl<'a> Root<'a> {
+    pub fn new(plane: &'a Plane, name: &str) -> Self {
+        Self { plane, folder: plane.file(name) }
+    }
+
+    /// Where a place of the container is.
+    pub fn path(&self, place: &str) -> PathBuf {
+        self.folder.join(place.trim_start_matches('/'))
+    }
+
+    /// The text with the places of this machine.
+    pub fn placed(&self, text: &str) -> String {
+        let text = PLACES
+            .iter()
+            .fold(text.to_owned(), |text, place| text.replace(place, &self.path(place).display().to_string()));
+        let text = text.replace(INSIDE, self.plane.url()).replace("0.0.0.0:", "127.0.0.1:");
+        PORTS.iter().fold(text, |text, port| text.replace(port, ":0"))
+    }
+
+    pub fn write(&self, place: &str, text: &str) -> PathBuf {
+        let path = self.path(place);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, self.placed(text)).expect("a file");
+        path
+    }
+
+    /// Puts the account's token where it is inside of pods, and returns a kubeconfig that says so: the address of the
+    /// apiserver comes from the environment there.
+    pub async fn account(&self, namespace: &str, name: &str) -> PathBuf {
+        let account = Account { namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() };
+        let identity = account.token(&self.plane.direct()).await;
+        let authority = fs::read_to_string(self.plane.ca()).expect("its authority");
+        let file = |name: &str, text: &str| self.write(&format!("{TOKENS}/{name}"), text);
+        let (token, authority) = (file("token", &identity.token), file("ca.crt", &authority));
+        let path = self.path("kubeconfig");
+        write_kubeconfig(&path, self.plane.url(), &authority, &serde_json::json!({"tokenFile": token}));
+        path
+    }
+
+    /// Writes the files of the container's volumes, but for those of its node.
+    pub async fn mount(&self, namespace: &str, pod: &Value, container: &Value) {
+        let direct = self.plane.direct();
+        for mount in list(&container["volumeMounts"]) {
+            let volume = list(&pod["volumes"]).find(|volume| volume["name"] == mount["name"]).expect("a volume");
+            let maps = volume["configMap"]["name"].as_str().map(|name| ("configmaps", name));
+            let secrets = volume["secret"]["secretName"].as_str().map(|name| ("secrets", name));
+            let Some((resource, name)) = maps.or(secrets) else { continue };
+            let object = direct.json(&format!("/api/v1/namespaces/{namespace}/{resource}/{name}")).await;
+            let place = mount["mountPath"].as_str().expect("a path");
+            for (key, data) in object["data"].as_object().expect("it has data") {
+                let text = data.as_str().expect("text");
+                let plain = || String::from_utf8(STANDARD.decode(text).expect("base64")).expect("text");
+                let text = if resource == "secrets" { plain() } else { text.to_owned() };
+                match mount["subPath"].as_str() {
+                    Some(part) if part == key => drop(self.write(place, &text)),
+                    Some(_) => {}
+                    None => drop(self.write(&format!("{place}/{key}"), &text)),
+                }
+            }
+        }
+    }
+
+    /// Runs the container, and returns when its probes are answered.
+    pub async fn run(&self, container: &Value, kubeconfig: Option<&PathBuf>) -> Running {
+        let mut command = kube_fanout("serve");
+        let said = list(&container["args"]).skip(1).filter_map(Value::as_str).map(|text| self.placed(text));
+        let said: Vec<_> = said.collect();
+        command.args(&said).env_remove("KUBECONFIG").env_remove("RUST_LOG").env_remove("NODE_NAME");
+        if list(&container["env"]).any(|variable| variable["name"] == "NODE_NAME") {
+            command.env("NODE_NAME", "n1");
+        }
+        if let Some(path) = kubeconfig {
+            command.arg("--kubeconfig").arg(path);
+        }
+        if !said.iter().any(|argument| argument.starts_with("--admin")) {
+            command.args(["--admin", "127.0.0.1:0"]);
+        }
+        let (out, log) = (self.path("out"), self.path("log"));
+        command.stdout(File::create(&out).expect("a file")).stderr(File::create(&log).expect("a file"));
+        let mut process = Process::start("kube-fanout", &mut command);
+        let [url, admin, health, metrics] = eventually("it says where it listens", async || {
+            assert!(process.ended().is_none(), "{}", fs::read_to_string(&log).unwrap_or_default());
+            let said = fs::read_to_string(&out).unwrap_or_default();
+            let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
+            let admin = after("metrics and health on ")?;
+            let metrics = after("metrics on ").unwrap_or_else(|| admin.clone());
+            Some([after("serving on ")?, admin, after("health on ")?, metrics])
+        })
+        .await;
+        for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+            let Some(path) = container[probe]["httpGet"]["path"].as_str() else { continue };
+            eventually(probe, async || is_well(&health, path).await.then_some(())).await;
+        }
+        eventually("its feeds are filled", async || is_well(&health, "/readyz").await.then_some(())).await;
+        Running { url, admin, metrics, _process: process }
+    }
+}
+
+impl Running {
+    /// What the admin address says to the holder of a token.
+    pub async fn status_of(&self, path: &str, token: &str) -> u16 {
+        let target = Target { url: self.admin.clone(), ca: None, identity: Identity::token("", token) };
+        Http::new(target, Protocol::H1).get(path).await.status.as_u16()
+    }
+
+    /// The sum of a metric over all of its labels, as Prometheus reads it.
+    pub async fn sum(&self, metric: &str) -> i64 {
+        let text = http(&self.metrics).get("/metrics").await.text();
+        let of = |line: &&str| line.split(['{', ' ']).next() == Some(metric);
+        let numbers = text.lines().filter(of).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+        #[expect(clippy::cast_possible_truncation, reason = "a count")]
+        let sum = numbers.sum::<f64>() as i64;
+        sum
+    }
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn http(url: &str) -> Http {
+    Http::new(Target { url: url.to_owned(), ca: None, identity: Identity::anonymous() }, Protocol::H1)
+}
+
+async fn is_well(url: &str, path: &str) -> bool {
+    http(url).try_get(path).await.is_some_and(|answer| answer.status == 200)
+}

@@ -1,0 +1,209 @@
+//! The commands of the documents that need no control plane, word for word but for the places of this machine.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use kube_fanout::demo;
+
+use crate::direct::{Dir, Shell, blocks, commands as commands_of, eventually, has, repository, with};
+use crate::process::{Process, kubeconfig, run};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Stands for systemctl where systemd is not the first process. To it the home folder is the whole machine. Systemd's
+/// own tools read the units, and one of them passes the socket on.
+const SYSTEMCTL: &str = r#"
+case $1 in
+daemon-reload)
+  said=$(systemd-analyze verify --root="$HOME" kube-fanout.service kube-fanout.socket 2>&1) && [ -z "$said" ] ||
+    { echo "systemd-analyze verify: $said" >&2; exit 1; } ;;
+enable)
+  shift 2
+  PATH=$ITS_PATH systemctl --quiet --root="$HOME" enable "$@"
+  units=$HOME/etc/systemd/system
+  socket=$(sed -n 's|^ListenStream=/run/kube-fanout|run|p' "$units/kube-fanout.socket")
+  program=$(sed -n "s|^ExecStart=|$HOME|p" "$units/kube-fanout.service" | sed "s| /etc/| $HOME/etc/|")
+  # shellcheck disable=SC2086
+  timeout 120 systemd-socket-activate --listen="$HOME/$socket" $program --admin 127.0.0.1:0 >"$HOME/log" 2>&1 &
+  echo $! >"$HOME/pid"
+  until [ -S "$HOME/$socket" ]; do sleep 0.02; done ;;
+*) exit 64 ;;
+esac"#;
+
+/// What a block has started, as it says in a file.
+struct Started(std::path::PathBuf);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Ok(id) = fs::read_to_string(&self.0) {
+            let _ = Command::new("kill").arg(id.trim()).status();
+        }
+    }
+}
+
+/// An archive as deploy/release.sh makes it, of the binary that these tests have, and the sums of it and of one that is
+/// not there.
+fn release(shell: &Shell, name: &str) {
+    let binary = env!("CARGO_BIN_EXE_kube-fanout");
+    shell.run(&format!(
+        "mkdir -p '{name}/completions' && ln '{binary}' '{name}/kube-fanout' ||
+        cp '{binary}' '{name}/kube-fanout'"
+    ));
+    shell.run(&format!(
+        "cd '{name}'
+        ./kube-fanout man man/man1
+        ./kube-fanout completions bash > completions/kube-fanout.bash
+        ./kube-fanout completions zsh > completions/_kube-fanout
+        ./kube-fanout completions fish > completions/kube-fanout.fish"
+    ));
+    let library = repository().join("deploy/static.sh");
+    let pack = format!("source '{}'; archive . '{name}' | gzip --fast > '{name}.tar.gz'", library.display());
+    let packed = shell.command("exec bash -euo pipefail -c \"$PACK\"").env("PACK", pack).status();
+    assert!(packed.expect("bash").success());
+    let missing = format!("{}  kube-fanout-{VERSION}-aarch64-unknown-linux-musl.tar.gz", "0".repeat(64));
+    shell.run(&format!("{{ sha256sum '{name}.tar.gz'; echo '{missing}'; }} > SHA256SUMS; rm -r '{name}'"));
+}
+
+#[test]
+fn an_archive_is_compared_unpacked_and_put_into_its_places() {
+    let dir = Dir::new();
+    let shell = Shell::new(dir.join("home"));
+    let name = format!("kube-fanout-{VERSION}-x86_64-unknown-linux-musl");
+    release(&shell, &name);
+    fs::create_dir_all(shell.home.join("usr/local/bin")).expect("a folder");
+    let usr = format!("{}/usr/local", shell.home.display());
+    let [block] = blocks("docs/INSTALL.md", "an_archive_is_compared_unpacked_and_put_into_its_places");
+    let block = with(&block, &[("/usr/local", &usr)]);
+    let said = shell.run(&block);
+    assert_eq!(said, format!("{name}.tar.gz: OK\nkube-fanout {VERSION}\n"));
+    for file in [
+        "share/man/man1/kube-fanout-serve.1",
+        "share/bash-completion/completions/kube-fanout",
+        "share/zsh/site-functions/_kube-fanout",
+        "share/fish/vendor_completions.d/kube-fanout.fish",
+    ] {
+        let text = fs::read_to_string(Path::new(&usr).join(file)).expect(file);
+        assert!(text.contains("kube-fanout"), "{file}");
+    }
+    let plugin = shell.output("usr/local/bin/kubectl-fanout status --address http://127.0.0.1:1");
+    assert_eq!(plugin.status.code(), Some(2), "nobody is there: {plugin:?}");
+    let sums = fs::read_to_string(shell.home.join("SHA256SUMS")).expect("the sums");
+    shell.file("SHA256SUMS", &sums.replacen(|c: char| c != '0', "0", 1));
+    assert!(!shell.output(&block).status.success(), "another content is not unpacked");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
+    if !has(&["systemctl", "systemd-analyze", "systemd-sysusers", "systemd-socket-activate", "curl"]) {
+        return;
+    }
+    let (dir, up) = (Dir::new(), demo::upstream().pods(3).run().await);
+    let shell = Shell::new(dir.join("home")).set("ITS_PATH", &std::env::var("PATH").expect("a path"));
+    let _started = Started(shell.home.join("pid"));
+    let home = shell.home.display().to_string();
+    for folder in ["usr/local/bin", "usr/lib/sysusers.d", "etc/systemd/system", "run"] {
+        fs::create_dir_all(shell.home.join(folder)).expect("a folder");
+    }
+    shell.link("deploy", &repository().join("deploy"));
+    shell.link("kube-fanout", Path::new(env!("CARGO_BIN_EXE_kube-fanout")));
+    shell.run("mkdir -p usr/lib/systemd && cp -r /usr/lib/systemd/system usr/lib/systemd/");
+    let sample = fs::read_to_string(repository().join("config/edge.yaml")).expect("the sample");
+    let (etc, run) = (format!("{home}/etc/kube-fanout/"), format!("{home}/run/"));
+    shell.file("config/edge.yaml", &with(&sample, &[("/etc/kube-fanout/", &etc), ("/run/kube-fanout/", &run)]));
+    fs::copy(kubeconfig(&dir, &up.url(), ""), shell.home.join("kubeconfig")).expect("a copy");
+    shell.program("systemctl", SYSTEMCTL);
+    let [block] = blocks("docs/INSTALL.md", "the_units_of_systemd_are_installed_and_their_socket_answers");
+    let table = [
+        // The group is made in the folder alone.
+        (" -g kube-fanout", ""),
+        ("systemd-sysusers\n", "systemd-sysusers --root=\"$HOME\"\n"),
+        (" /usr/", " usr/"),
+        (" /etc/", " etc/"),
+        (" /run/kube-fanout/", " run/"),
+    ];
+    let commands = with(&block, &table);
+    let said = tokio::task::spawn_blocking(move || shell.run(&commands)).await.expect("no panic");
+    assert!(said.contains("kube-fanout-served: cache") && said.contains("\"kind\":\"PodList\""), "{said}");
+    let users = fs::read_to_string(Path::new(&home).join("etc/passwd")).expect("the user was made");
+    assert!(users.starts_with("kube-fanout:"), "{users}");
+    for link in ["multi-user.target.wants/kube-fanout.service", "sockets.target.wants/kube-fanout.socket"] {
+        assert!(Path::new(&home).join("etc/systemd/system").join(link).is_symlink(), "{link}");
+    }
+    eventually("its feeds are filled", || async { up.counts().watches_open.of("services") == 1 }).await;
+}
+
+/// The commands of ours in the blocks of a document.
+fn own_commands(document: &str) -> Vec<String> {
+    let text = fs::read_to_string(repository().join(document)).expect("the document is there");
+    let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let commands = blocks.flat_map(commands_of);
+    let ours = commands.filter_map(|command| {
+        let names = [("kubectl fanout ", "fanout "), ("cargo run --release -- ", ""), ("kube-fanout ", "")];
+        let (name, verb) = names.into_iter().find(|(name, _)| command.starts_with(name))?;
+        Some(format!("kube-fanout {verb}{}", &command[name.len()..]))
+    });
+    ours.collect()
+}
+
+/// Also of commands that no test runs to their end.
+#[test]
+fn every_flag_in_a_block_is_one_that_the_command_has() {
+    let dir = Dir::new();
+    let shell = Shell::in_checkout(dir.join("home")).set("NODE_NAME", "n1");
+    let mut count = 0;
+    for document in ["README", "docs/BENCH", "docs/INSTALL", "docs/OPERATING", "docs/RUNBOOK", "docs/VERIFY"] {
+        for command in own_commands(&format!("{document}.md")) {
+            let said = shell.run(&format!("{command} --help"));
+            assert!(said.contains("Usage: "), "{command}: {said}");
+            count += 1;
+        }
+    }
+    assert!(count > 15, "the commands were not found: {count}");
+    let wrong = shell.output("kube-fanout serve --no-such-flag --help");
+    assert_eq!(wrong.status.code(), Some(64), "help does not hide what is wrong");
+}
+
+#[test]
+fn the_settings_in_the_documents_are_valid() {
+    let dir = Dir::new();
+    let [scale] = blocks("docs/SCALE.md", "the_settings_in_the_documents_are_valid");
+    let [config] = blocks("docs/CONFIG.md", "the_settings_in_the_documents_are_valid");
+    let credentials = kubeconfig(&dir, "http://127.0.0.1:1", "").display().to_string();
+    let config = with(&config, &[("/etc/kube-fanout/kubeconfig", &credentials)]);
+    for settings in [scale, config] {
+        let file = dir.file("config.yaml", &settings).display().to_string();
+        let checked = run(&["config", "check", "--config", &file, "--kubeconfig", &credentials]);
+        assert_eq!(checked.code, Some(0), "{settings}: {}", checked.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_runbook_asks_for_what_there_is() {
+    if !has(&["curl", "jq"]) {
+        return;
+    }
+    let (dir, up) = (Dir::new(), demo::upstream().pods(3).run().await);
+    let config = dir.file("config.yaml", "preload: [pods]\n").display().to_string();
+    let process = Process::serve(&dir, &up.url(), &["--config", &config]).await;
+    eventually("it is ready", || async { process.is_ready().await }).await;
+    up.faults().reset_watches();
+    let failed = || async { process.metrics().await.contains("kube_fanout_upstream_failures_total{") };
+    eventually("a failure is counted", failed).await;
+    let again = || async { !process.admin("/debug/feeds").await.contains("stale\"") };
+    eventually("its streams are back", again).await;
+    let [block] = blocks("docs/RUNBOOK.md", "the_runbook_asks_for_what_there_is");
+    let block = with(&block, &[("A=http://127.0.0.1:9090", &format!("A={}", process.admin_url()))]);
+    let asked: Vec<_> = block.lines().filter(|line| !line.starts_with("kubectl ")).collect();
+    assert_eq!(asked.len() + 2, block.lines().count(), "the kubelet forwards the port, and has the log");
+    let shell = Shell::new(dir.join("home"));
+    let said = tokio::task::spawn_blocking({
+        let commands = asked.join("\n");
+        move || shell.run(&commands)
+    });
+    let said = said.await.expect("no panic");
+    for part in ["pods.v1\t\tlive\t3\t", "kube_fanout_upstream_failures_total{", "\"trouble\":"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains("\tnull") && !said.contains("\t\t\t"), "a field that is not there: {said}");
+}
