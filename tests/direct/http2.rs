@@ -1,0 +1,10 @@
+//! The HTTP/2 server as its peers see it: raw frames, judged by RFC 9113 and RFC 7541 alone. Nothing here knows how the
+//! server is written.
+
+mod compression;
+mod frames;
+mod framing;
+mod hpack;
+mod requests;
+mod rows;
+mod wire;
