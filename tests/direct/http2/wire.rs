@@ -58,6 +58,8 @@ pub struct Wire {
     received: i64,
     /// Whether settings and pings of the server are answered.
     pub is_polite: bool,
+    /// Whether what comes is frames.
+    pub is_read: bool,
 }
 
 impl Stream {
@@ -123,6 +125,7 @@ impl Wire {
             windows: HashMap::new(),
             received: 0,
             is_polite: true,
+            is_read: true,
         }
     }
 
@@ -143,7 +146,8 @@ impl Wire {
         let _ = self.io.shutdown().await;
     }
 
-    fn note(&mut self, bytes: &[u8]) {
+    /// Remembers what bytes mean that are sent in pieces.
+    pub fn note(&mut self, bytes: &[u8]) {
         let mut rest = bytes.strip_prefix(PREFACE).unwrap_or(bytes);
         while let Some((kind, flags, stream, payload, after)) = split(rest) {
             rest = after;
@@ -191,11 +195,23 @@ impl Wire {
         }
     }
 
+    /// Reads what there is already, and returns whether that was anything.
+    pub async fn look(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.read() => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
     async fn read(&mut self) {
         let mut part = vec![0; 64 << 10];
         match self.io.read(&mut part).await {
             Ok(read @ 1..) => self.unread.extend_from_slice(&part[..read]),
             _ => self.heard.is_over = true,
+        }
+        if !self.is_read {
+            return;
         }
         let (unread, mut replies) = (std::mem::take(&mut self.unread), Vec::new());
         let mut rest = unread.as_slice();
