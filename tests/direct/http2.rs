@@ -4,6 +4,7 @@
 mod compression;
 mod frames;
 mod framing;
+mod h2spec;
 mod hpack;
 mod preface;
 mod requests;
