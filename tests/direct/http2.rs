@@ -2,6 +2,7 @@
 //! server is written.
 
 mod compression;
+mod floods;
 mod frames;
 mod framing;
 mod h2spec;

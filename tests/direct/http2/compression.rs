@@ -13,7 +13,7 @@ use super::rows::{
     Row, SMALL, hold, proxy,
 };
 
-/// The h2 crate has PROTOCOL_ERROR for all of it.
+/// The h2 crate has `PROTOCOL_ERROR` for all of it.
 const DEVIATIONS: [Deviation; 1] = [("what cannot", ALL, Ends(PROTOCOL_ERROR))];
 
 /// The first entry of the table that connections fill.
@@ -46,7 +46,7 @@ fn what_can_be_read() -> Vec<Row> {
         ("names in codes", head(1, &in_codes), answered()),
         ("every symbol in codes", behind(&[vec![0], text(b"x-all"), coded(&all)].concat()), answered()),
         ("an empty string in codes", behind(&[vec![0], text(b"x"), vec![0x80]].concat()), answered()),
-        ("an entry of the connection's own", twice(mixed.clone(), again.clone()), vec![Answered(3, 200)]),
+        ("an entry of the connection's own", twice(mixed.clone(), again), vec![Answered(3, 200)]),
         ("an entry of the same block", behind(&[remembered("x-a", "b"), indexed(NEWEST)].concat()), answered()),
         (
             "a table of nothing and then of all",

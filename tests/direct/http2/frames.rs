@@ -1,4 +1,4 @@
-//! The bytes of frames (RFC 9113 §4 and §6).
+//! The bytes of frames (RFC 9113 §4, RFC 9113 §6).
 
 use super::hpack::block;
 

@@ -1,4 +1,4 @@
-//! Frames that are as they should be, and frames that are not: what a server makes of each (RFC 9113 §4 to §6).
+//! Frames that are as they should be, and frames that are not: what a server makes of each (RFC 9113 §4, RFC 9113 §6).
 
 use super::frames::{
     ACK, CONTINUATION, DATA, ENABLE_PUSH, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, FLOW_CONTROL_ERROR, FRAME_BYTES,
@@ -12,7 +12,7 @@ use super::rows::{
     Row, SMALL, hold, proxy,
 };
 
-/// The h2 crate has PROTOCOL_ERROR where the RFC names a code of its own.
+/// The h2 crate has `PROTOCOL_ERROR` where the RFC names a code of its own.
 const DEVIATIONS: [Deviation; 12] = [
     ("SETTINGS", "five bytes", Ends(PROTOCOL_ERROR)),
     ("SETTINGS", "seven bytes", Ends(PROTOCOL_ERROR)),
@@ -70,7 +70,7 @@ fn of_windows() -> Vec<Row> {
         ("on the connection", window(0, 1), vec![Ignored]),
         ("on a stream that is open", [get(1, HANG), window(1, 1)].concat(), vec![Ignored]),
         ("of nothing, on the connection", window(0, 0), vec![Ends(PROTOCOL_ERROR)]),
-        // RFC 9113 §6.9: a stream's error; §5.4 lets it be the connection's.
+        // RFC 9113 §6.9: a stream's error; RFC 9113 §5.4 lets it be the connection's.
         (
             "of nothing, on a stream",
             [get(1, HANG), window(1, 0)].concat(),
@@ -91,6 +91,7 @@ fn of_windows() -> Vec<Row> {
 }
 
 fn of_data() -> Vec<Row> {
+    let too_long = vec![0; FRAME_BYTES + 1];
     let padded = |padding: u8, payload: &[u8]| frame(DATA, PADDED | END_STREAM, 1, &[&[padding], payload].concat());
     let echo = |rest: Vec<u8>| [post(1, ECHO), rest].concat();
     vec![
@@ -110,7 +111,7 @@ fn of_data() -> Vec<Row> {
         ),
         ("on stream 0", data(0, b"a"), vec![Ends(PROTOCOL_ERROR)]),
         ("on a stream that never was", data(1, b"a"), vec![Ends(PROTOCOL_ERROR)]),
-        // RFC 9113 §5.1, "half-closed (remote)", has it as a stream's error; §5.4 lets any be the connection's.
+        // RFC 9113 §5.1, "half-closed (remote)", is for a stream's error; RFC 9113 §5.4 allows the connection's.
         (
             "behind the end of a stream",
             [get(1, HANG), data(1, b"a")].concat(),
@@ -125,7 +126,7 @@ fn of_data() -> Vec<Row> {
         // It is open: what is too long may be the stream's fault or the connection's (RFC 9113 §4.2).
         (
             "longer than a frame may be",
-            echo(data(1, &[b'a'; FRAME_BYTES + 1])),
+            echo(data(1, &too_long)),
             vec![Reset(1, FRAME_SIZE_ERROR), Ends(FRAME_SIZE_ERROR)],
         ),
         ("as long as a frame may be", echo(last_data(1, &[b'a'; FRAME_BYTES])), vec![Answered(1, 200)]),
@@ -133,6 +134,7 @@ fn of_data() -> Vec<Row> {
 }
 
 fn of_heads() -> Vec<Row> {
+    let too_long = vec![0; FRAME_BYTES + 1];
     let block = request("GET", SMALL, &[]);
     let (whole, prioritized) = (END_HEADERS | END_STREAM, END_HEADERS | END_STREAM | PRIORITIZED);
     let padded = |padding: u8, zeros: usize| [vec![padding], block.clone(), vec![0; zeros]].concat();
@@ -163,7 +165,7 @@ fn of_heads() -> Vec<Row> {
             frame(HEADERS, prioritized, 1, &[0; 4]),
             vec![Ends(FRAME_SIZE_ERROR), Ends(PROTOCOL_ERROR)],
         ),
-        ("longer than a frame may be", frame(HEADERS, whole, 1, &[0; FRAME_BYTES + 1]), vec![Ends(FRAME_SIZE_ERROR)]),
+        ("longer than a frame may be", frame(HEADERS, whole, 1, &too_long), vec![Ends(FRAME_SIZE_ERROR)]),
         ("trailers", echo(trailers(END_STREAM)), vec![Answered(1, 200)]),
         ("trailers that end nothing", echo(trailers(0)), vec![Reset(1, PROTOCOL_ERROR), Ends(PROTOCOL_ERROR)]),
         // As with DATA.
@@ -210,6 +212,7 @@ fn of_heads_in_parts() -> Vec<Row> {
 }
 
 fn of_others() -> Vec<Row> {
+    let too_long = vec![0; FRAME_BYTES + 1];
     let promise = [2_u32.to_be_bytes().as_slice(), &request("GET", SMALL, &[])].concat();
     let goodbye = |stream| frame(GOAWAY, 0, stream, &[0; 8]);
     vec![
@@ -230,7 +233,7 @@ fn of_others() -> Vec<Row> {
         ("a goodbye on a stream", goodbye(1), vec![Ends(PROTOCOL_ERROR)]),
         ("frames of no known kind", [frame(0xfa, 0xff, 0, b"abc"), frame(0x0b, 0, 77, &[])].concat(), vec![Ignored]),
         ("as long as may be", frame(0xfa, 0, 0, &[0; FRAME_BYTES]), vec![Ignored]),
-        ("longer, and of no known kind", frame(0xfa, 0, 0, &[0; FRAME_BYTES + 1]), vec![Ends(FRAME_SIZE_ERROR)]),
+        ("longer, and of no known kind", frame(0xfa, 0, 0, &too_long), vec![Ends(FRAME_SIZE_ERROR)]),
         ("flags that mean nothing", frame(PING, 0xfe, 0, &[0; 8]), vec![Ignored]),
         ("a priority of a stream that never was", priority(9, 0), vec![Ignored]),
         (
@@ -238,7 +241,7 @@ fn of_others() -> Vec<Row> {
             [post(1, ECHO), priority(1, 0), last_data(1, b"a")].concat(),
             vec![Answered(1, 200)],
         ),
-        // RFC 9113 §6.3: a stream's error; §5.4 lets it be the connection's.
+        // RFC 9113 §6.3: a stream's error; RFC 9113 §5.4 lets it be the connection's.
         (
             "a priority of four bytes",
             [get(1, HANG), frame(PRIORITY, 0, 1, &[0; 4])].concat(),

@@ -7,7 +7,7 @@ use http::Request;
 use hyper::body::Incoming;
 use tokio::process::Command;
 
-use super::rows::roomy;
+use super::rows::{roomy, say};
 use crate::direct::{self, App, Stub, stub};
 
 /// What the server fails today, and why. The list is exact.
@@ -25,26 +25,27 @@ fn binary() -> Option<PathBuf> {
         return Some(path);
     }
     assert!(std::env::var("CI").as_deref() != Ok("true"), "no h2spec");
-    eprintln!("SKIPPED: no h2spec (run `make h2spec`)");
+    say("SKIPPED: no h2spec (run `make h2spec`)");
     None
 }
 
 /// The names of the cases that failed; there have to be many others.
 async fn run(app: &App, arguments: &[&str]) -> BTreeSet<String> {
     let Some(binary) = binary() else { return BTreeSet::new() };
-    let (_, port) = app.origin().rsplit_once(':').map(|(_, port)| ((), port.to_owned())).expect("a port");
-    let output = Command::new(binary).args(["-port", &port, "-path", "/any"]).args(arguments).output().await;
+    let origin = app.origin();
+    let (_, port) = origin.rsplit_once(':').expect("a port");
+    let output = Command::new(binary).args(["-port", port, "-path", "/any"]).args(arguments).output().await;
     let output = output.expect("it runs");
     let (told, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{people}");
     let outcomes: Vec<_> = told.lines().filter_map(|line| line.split_once(' ')).collect();
     let with = |wanted: &str| outcomes.iter().filter(|(outcome, _)| *outcome == wanted).count();
     assert!(with("passed") > 100, "{told}\n{people}");
-    eprintln!("{} passed, {} failed, {} skipped", with("passed"), with("failed"), with("skipped"));
+    say(&format!("{} passed, {} failed, {} skipped", with("passed"), with("failed"), with("skipped")));
     let failed = outcomes.iter().filter(|(outcome, _)| *outcome == "failed");
     let failed: BTreeSet<_> = failed.map(|(_, name)| name.split(' ').next().unwrap_or_default().to_owned()).collect();
     if failed != FAILED.iter().map(|(name, _)| (*name).to_owned()).collect() {
-        eprintln!("{people}");
+        say(&people);
     }
     failed
 }

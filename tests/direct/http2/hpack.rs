@@ -1,5 +1,5 @@
-//! Header compression as RFC 7541 has it: blocks written by hand, right ones and wrong ones, and a strict reader of what
-//! the server writes. It shares nothing with the server, so that both cannot be wrong alike.
+//! Header compression as RFC 7541 has it: blocks written by hand, right ones and wrong ones, and a strict reader of
+//! what the server writes. It shares nothing with the server, so that both cannot be wrong alike.
 
 use std::collections::VecDeque;
 

@@ -1,6 +1,8 @@
 //! A row of a table is what a client sends and what may come of it. All rows of a table run at once, each on a
 //! connection of its own, and all that fail are told.
 
+use std::io::Write as _;
+
 use futures_util::stream::{self, StreamExt as _};
 use http::Request;
 use http_body_util::BodyExt as _;
@@ -148,6 +150,11 @@ fn is(outcome: Outcome, heard: &Heard) -> bool {
         Ends(code) => heard.is_over && heard.goodbyes.last().is_some_and(|(_, why)| *why == code),
         Closed => heard.is_over,
     }
+}
+
+/// Writes a line to stderr, which is seen also if the test passes.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 fn tell(heard: &Heard) -> String {

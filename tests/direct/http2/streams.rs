@@ -1,5 +1,5 @@
-//! The life of streams and of connections: how many, how they end, and that others go on (RFC 9113 §5.1, §6.4 and
-//! §6.8).
+//! The life of streams and of connections: how many, how they end, and that others go on (RFC 9113 §5.1,
+//! RFC 9113 §6.4, RFC 9113 §6.8).
 
 use std::time::Duration;
 

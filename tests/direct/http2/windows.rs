@@ -1,4 +1,4 @@
-//! Flow control: every byte within a window, and every window used (RFC 9113 §5.2 and §6.9).
+//! Flow control: every byte within a window, and every window used (RFC 9113 §5.2, RFC 9113 §6.9).
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn a_list_comes_through_a_window_of_any_size() {
             let used = |heard: &Heard| heard.streams[&1].body.len() == given || heard.answer(1).is_some();
             wire.wait("the window is used", used).await;
             // Many small ones at once, and sometimes one by one.
-            let times = if given % 5 == 0 { 1 } else { 50 };
+            let times = if given.is_multiple_of(5) { 1 } else { 50 };
             wire.send(&window(1, more).repeat(times)).await;
             given += times * more as usize;
             wire.send(&window(0, more * u32::try_from(times).expect("few"))).await;
@@ -102,6 +102,9 @@ async fn a_window_below_nothing_holds_until_it_is_above() {
     assert!(wire.heard.streams[&1].body == expected);
 }
 
+/// Makes a frame of a part of a body, which may be the last one.
+type Frames<'a> = &'a dyn Fn(&[u8], bool) -> Vec<u8>;
+
 /// A body comes back as it was sent, however large, for the server gives back what it has passed on. Padding counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_gives_windows_back() {
@@ -111,7 +114,6 @@ async fn the_server_gives_windows_back() {
         let flags = if is_last { PADDED | END_STREAM } else { PADDED };
         frame(DATA, flags, 1, &[&[255], part, &[0; 255]].concat())
     };
-    type Frames<'a> = &'a dyn Fn(&[u8], bool) -> Vec<u8>;
     let cases: [(&str, usize, usize, Frames<'_>); 4] = [
         ("100 KiB in small frames", 100 << 10, 1_000, &plain),
         ("100 KiB in large frames", 100 << 10, 16_384, &plain),
@@ -202,7 +204,7 @@ async fn more_than_the_window_of_the_connection_is_refused() {
     assert_eq!(wire.heard.goodbyes.last().map(|(_, code)| *code), Some(FLOW_CONTROL_ERROR));
 }
 
-/// So many bytes of a body, which does not end.
+/// Makes so many bytes of a body, which does not end.
 fn bodies(stream: u32, bytes: usize) -> Vec<u8> {
     vec![b'a'; bytes].chunks(FRAME_BYTES).flat_map(|part| data(stream, part)).collect()
 }

@@ -1,14 +1,14 @@
-//! A client that sends any bytes, and holds the server to what it may answer: frames in order, header blocks that can be
-//! read, no byte beyond a window.
+//! A client that sends any bytes, and holds the server to what it may answer: frames in order, header blocks that can
+//! be read, no byte beyond a window.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::frames::{
-    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, FRAME_BYTES, GOAWAY, HEADER_TABLE_SIZE, HEADERS,
-    INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, NO_ERROR, PADDED, PING, PREFACE, PRIORITIZED, PUSH_PROMISE, RST_STREAM,
-    SETTINGS, WINDOW, WINDOW_UPDATE, frame,
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADER_TABLE_SIZE, HEADERS, INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE, NO_ERROR, PADDED, PING, PREFACE, PRIORITIZED, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW,
+    WINDOW_UPDATE, frame,
 };
 use super::hpack::{Field, Reader};
 use crate::direct::{Client, Io, within};
@@ -42,6 +42,14 @@ pub struct Heard {
     given: i64,
 }
 
+/// A frame as it is in the bytes.
+struct Frame<'a> {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: &'a [u8],
+}
+
 /// A connection.
 pub struct Wire {
     io: Box<dyn Io>,
@@ -72,10 +80,6 @@ impl Stream {
     pub fn is_settled(&self) -> bool {
         self.is_ended || self.reset.is_some()
     }
-
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.heads.first()?.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
 }
 
 impl Heard {
@@ -104,10 +108,6 @@ impl Heard {
         }
         let initial = self.settings.get(&INITIAL_WINDOW_SIZE).copied().unwrap_or(WINDOW);
         i64::from(initial) + self.streams.get(&stream).map_or(0, |stream| stream.given)
-    }
-
-    pub fn frame_bytes(&self) -> usize {
-        self.settings.get(&MAX_FRAME_SIZE).map_or(FRAME_BYTES, |bytes| *bytes as usize)
     }
 }
 
@@ -149,13 +149,13 @@ impl Wire {
     /// Remembers what bytes mean that are sent in pieces.
     pub fn note(&mut self, bytes: &[u8]) {
         let mut rest = bytes.strip_prefix(PREFACE).unwrap_or(bytes);
-        while let Some((kind, flags, stream, payload, after)) = split(rest) {
+        while let Some((frame, after)) = Frame::split(rest) {
             rest = after;
-            if kind == SETTINGS && flags & ACK == 0 && stream == 0 {
-                self.said.push_back(read_settings(payload));
+            if frame.kind == SETTINGS && frame.flags & ACK == 0 && frame.stream == 0 {
+                self.said.push_back(read_settings(frame.payload));
             }
-            if let (WINDOW_UPDATE, Ok(more)) = (kind, <[u8; 4]>::try_from(payload)) {
-                *self.windows.entry(stream).or_default() += i64::from(u32::from_be_bytes(more));
+            if let (WINDOW_UPDATE, Ok(more)) = (frame.kind, <[u8; 4]>::try_from(frame.payload)) {
+                *self.windows.entry(frame.stream).or_default() += i64::from(u32::from_be_bytes(more));
             }
         }
     }
@@ -195,15 +195,6 @@ impl Wire {
         }
     }
 
-    /// Reads what there is already, and returns whether that was anything.
-    pub async fn look(&mut self) -> bool {
-        tokio::select! {
-            biased;
-            () = self.read() => true,
-            () = std::future::ready(()) => false,
-        }
-    }
-
     async fn read(&mut self) {
         let mut part = vec![0; 64 << 10];
         match self.io.read(&mut part).await {
@@ -215,10 +206,10 @@ impl Wire {
         }
         let (unread, mut replies) = (std::mem::take(&mut self.unread), Vec::new());
         let mut rest = unread.as_slice();
-        while let Some((kind, flags, stream, payload, after)) = split(rest) {
+        while let Some((frame, after)) = Frame::split(rest) {
             rest = after;
-            assert!(payload.len() <= self.allowed(MAX_FRAME_SIZE, FRAME_BYTES as u32) as usize, "a frame too long");
-            replies.extend(self.take_in(kind, flags, stream, payload));
+            assert!(frame.payload.len() <= self.allowed(MAX_FRAME_SIZE, 1 << 14) as usize, "a frame too long");
+            replies.extend(self.take_in(&frame));
         }
         self.unread = rest.to_vec();
         if self.is_polite && !replies.is_empty() {
@@ -233,7 +224,7 @@ impl Wire {
     }
 
     /// What has come, and the reply to it.
-    fn take_in(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    fn take_in(&mut self, &Frame { kind, flags, stream, payload }: &Frame<'_>) -> Vec<u8> {
         let is_first = self.heard.settings.is_empty() && self.heard.settings_acks == 0;
         assert!(!is_first || kind == SETTINGS || kind == GOAWAY, "the server begins with its settings: {kind}");
         assert!(self.head.is_none() || kind == CONTINUATION, "a head is not interrupted");
@@ -316,12 +307,15 @@ impl Wire {
     }
 }
 
-/// Kind, flags, stream and payload of the first frame, and what is behind it.
-fn split(bytes: &[u8]) -> Option<(u8, u8, u32, &[u8], &[u8])> {
-    let (head, rest) = bytes.split_at_checked(FRAME_HEAD)?;
-    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
-    let (payload, rest) = rest.split_at_checked(length)?;
-    Some((head[3], head[4], number(&head[5..]) & (u32::MAX >> 1), payload, rest))
+impl<'a> Frame<'a> {
+    /// The first frame of some bytes, if it is whole, and what is behind it.
+    fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (head, rest) = bytes.split_at_checked(FRAME_HEAD)?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let (payload, rest) = rest.split_at_checked(length)?;
+        let stream = number(&head[5..]) & (u32::MAX >> 1);
+        Some((Self { kind: head[3], flags: head[4], stream, payload }, rest))
+    }
 }
 
 fn unpadded(flags: u8, payload: &[u8]) -> &[u8] {
