@@ -270,6 +270,11 @@ informers: ## Kubernetes' own load test, directly and through a release build: n
 	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture informers_of_large_secrets
 
+.PHONY: h2spec
+h2spec: ## h2spec, strictly, against the HTTP/2 server: plain and behind TLS (Go; seconds once built)
+	@tests/kube/build.sh tests/h2spec target/testbed/h2spec
+	$(CARGO) test $(LOCKED) --test direct $(ARGS) -- --nocapture http2::h2spec
+
 .PHONY: testbed
 testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)
 	@tests/kube/build.sh

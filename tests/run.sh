@@ -79,6 +79,15 @@ python_client || missing+=("no Python with pip: the tests of the Python client")
 begin "JavaScript client"
 javascript_client || missing+=("no Node.js with npm: the test of the JavaScript client")
 
+begin "h2spec"
+status=0
+tests/kube/build.sh tests/h2spec target/testbed/h2spec || status=$?
+case $status in
+  0) ;;
+  3) missing+=("no Go toolchain, so no h2spec: the test of it in tests/direct/http2") ;;
+  *) exit "$status" ;;
+esac
+
 begin "control plane"
 status=0 failed=0
 tests/kube/build.sh || status=$?

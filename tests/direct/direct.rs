@@ -26,7 +26,7 @@ pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
 pub use client::{Answer, Client, Protocol, assert_alike};
 pub use event::{Ended, Event};
 pub use history::{History, assert_same};
-pub use io::{Dir, Pair, Place, Trust, pair};
+pub use io::{Dir, Io, Pair, Place, Trust, pair};
 pub use listening::Listening;
 pub use stub::{Reply, Stub, stub};
 pub use watch::{Watch, WatchPlan};

@@ -33,6 +33,7 @@ mod gets;
 mod handshakes;
 mod held;
 mod hostile;
+mod http2;
 mod idle;
 mod initial;
 mod inspect;

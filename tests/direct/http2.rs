@@ -1,0 +1,15 @@
+//! The HTTP/2 server as its peers see it: raw frames, judged by RFC 9113 and RFC 7541 alone. Nothing here knows how the
+//! server is written.
+
+mod compression;
+mod floods;
+mod frames;
+mod framing;
+mod h2spec;
+mod hpack;
+mod preface;
+mod requests;
+mod rows;
+mod streams;
+mod windows;
+mod wire;

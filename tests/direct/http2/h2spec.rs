@@ -1,0 +1,65 @@
+//! h2spec, the conformance tests that others hold their servers to, in its strict mode: `make h2spec`.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use http::Request;
+use hyper::body::Incoming;
+use tokio::process::Command;
+
+use super::rows::{roomy, say};
+use crate::direct::{self, App, Stub, stub};
+
+/// What the server fails today, and why. The list is exact.
+const FAILED: [(&str, &str); 1] = [(
+    "http2/3.5/2",
+    "a preface that is wrong is taken for HTTP/1.1, whose 400 is no frame for h2spec; then it is closed",
+)];
+
+/// The binary that `make h2spec` and `make test` build. In CI there has to be one.
+fn binary() -> Option<PathBuf> {
+    let named = std::env::var_os("KUBE_H2SPEC").map(PathBuf::from);
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/testbed/h2spec");
+    let path = named.unwrap_or(built);
+    if path.is_file() {
+        return Some(path);
+    }
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "no h2spec");
+    say("SKIPPED: no h2spec (run `make h2spec`)");
+    None
+}
+
+/// The names of the cases that failed; there have to be many others.
+async fn run(app: &App, arguments: &[&str]) -> BTreeSet<String> {
+    let Some(binary) = binary() else { return BTreeSet::new() };
+    let origin = app.origin();
+    let (_, port) = origin.rsplit_once(':').expect("a port");
+    let output = Command::new(binary).args(["-port", port, "-path", "/any"]).args(arguments).output().await;
+    let output = output.expect("it runs");
+    let (told, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{people}");
+    let outcomes: Vec<_> = told.lines().filter_map(|line| line.split_once(' ')).collect();
+    let with = |wanted: &str| outcomes.iter().filter(|(outcome, _)| *outcome == wanted).count();
+    assert!(with("passed") > 100, "{told}\n{people}");
+    say(&format!("{} passed, {} failed, {} skipped", with("passed"), with("failed"), with("skipped")));
+    let failed = outcomes.iter().filter(|(outcome, _)| *outcome == "failed");
+    let failed: BTreeSet<_> = failed.map(|(_, name)| name.split(' ').next().unwrap_or_default().to_owned()).collect();
+    if failed != FAILED.iter().map(|(name, _)| (*name).to_owned()).collect() {
+        say(&people);
+    }
+    failed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn h2spec_finds_what_is_known_and_nothing_else() {
+    if binary().is_none() {
+        return;
+    }
+    let upstream = stub(|_: Request<Incoming>| async { Ok(Stub::reply(200, "an answer of some bytes")) }).await;
+    let known: BTreeSet<_> = FAILED.iter().map(|(name, _)| (*name).to_owned()).collect();
+    for (how, arguments) in [("plain", &[][..]), ("TLS", &["-tls"])] {
+        let plan = roomy(direct::in_front_of(&upstream.url()));
+        let app = if arguments.is_empty() { plan } else { plan.tls() }.run().await;
+        assert_eq!(run(&app, arguments).await, known, "{how}");
+    }
+}

@@ -1,0 +1,180 @@
+//! How a connection begins (RFC 9113 §3.4), and what its settings come to.
+
+use std::collections::BTreeMap;
+
+use super::frames::{
+    ACK, CONTINUATION, END_HEADERS, END_STREAM, HEADER_TABLE_SIZE, HEADERS, INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS, PREFACE, PROTOCOL_ERROR, SETTINGS, frame, get, hello, hello_with, ping, request, settings,
+    window,
+};
+use super::hpack::{Literal, literal};
+use super::rows::{
+    Before, Deviation,
+    Outcome::{Answered, Closed, Ends, Ignored},
+    SMALL, hold, proxy,
+};
+use super::wire::{Heard, Wire};
+use crate::direct::{self, Protocol};
+
+/// The h2 crate takes any frame for the first one.
+const DEVIATIONS: [Deviation; 3] = [
+    ("the first frame", "a ping", Answered(1, 200)),
+    ("the first frame", "a window", Answered(1, 200)),
+    ("the first frame", "a frame of no known kind", Answered(1, 200)),
+];
+
+/// The connection ends, and nobody upstream hears of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_does_not_begin_as_it_must_ends() {
+    let (upstream, app) = proxy().await;
+    let mut wrong = PREFACE.to_vec();
+    wrong[23] = b' ';
+    let lines = b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n".to_vec();
+    let small = get(1, SMALL);
+    for (name, sent) in [
+        ("its last byte is wrong", [wrong, settings(&[]), small.clone()].concat()),
+        ("its last word is wrong", [lines, settings(&[]), small.clone()].concat()),
+        ("another version", [b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n".as_slice(), &settings(&[]), &small].concat()),
+        ("frames without it", [settings(&[]), small.clone()].concat()),
+    ] {
+        let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
+        wire.is_read = false;
+        wire.write(&sent).await;
+        // What is not HTTP/2 may be answered as HTTP/1.1 that is wrong.
+        wire.until(name, |heard| heard.is_over).await;
+    }
+    assert!(upstream.seen(SMALL).is_empty());
+}
+
+/// The first frame is SETTINGS (RFC 9113 §3.4).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_are_the_first_frame() {
+    let (_upstream, app) = proxy().await;
+    let first = |bytes: Vec<u8>| [PREFACE, &bytes, &settings(&[]), &get(1, SMALL)].concat();
+    let refused = || vec![Ends(PROTOCOL_ERROR), Closed];
+    let rows = vec![
+        ("settings", first(settings(&[(INITIAL_WINDOW_SIZE, 100)])), vec![Ignored]),
+        ("a ping", first(ping(1)), refused()),
+        ("a window", first(window(0, 1)), refused()),
+        ("a frame of no known kind", first(frame(0xfa, 0, 0, &[])), refused()),
+    ];
+    hold(&app, &DEVIATIONS, vec![("the first frame", Before::Nothing, rows)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_preface_and_then_nothing_is_the_end() {
+    let (_upstream, app) = proxy().await;
+    for bytes in [1, 3, 14, 18, 23] {
+        let mut wire = Wire::to(&app).await;
+        wire.is_read = false;
+        wire.write(&PREFACE[..bytes]).await;
+        wire.finish().await;
+        wire.until("the connection's end", |heard| heard.is_over).await;
+    }
+    let mut wire = Wire::to(&app).await;
+    wire.send(&[hello(), get(1, SMALL)[..12].to_vec()].concat()).await;
+    wire.finish().await;
+    wire.until("the end of half a frame", |heard| heard.is_over).await;
+    assert!(wire.heard.streams.is_empty());
+}
+
+/// However the bytes come, they mean the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_may_come_one_by_one() {
+    let (_upstream, app) = proxy().await;
+    let block = [request("GET", SMALL, &[]), literal(Literal::Remembered, b"x-a", b"b")].concat();
+    let parts =
+        [frame(HEADERS, END_STREAM, 1, &block[..20]), frame(CONTINUATION, END_HEADERS, 1, &block[20..]), ping(7)];
+    let bytes = [hello(), parts.concat()].concat();
+    for size in [1, 2, 10] {
+        let mut wire = Wire::to(&app).await;
+        for part in bytes.chunks(size) {
+            wire.write(part).await;
+            tokio::task::yield_now().await;
+        }
+        wire.note(&bytes);
+        wire.wait("the answer", |heard| heard.answer(1) == Some(200) && heard.pongs == [7]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_and_pings_are_answered_once_and_in_order() {
+    let (_upstream, app) = proxy().await;
+    let mut wire = Wire::to(&app).await;
+    let all = (1..=20).flat_map(|at| [settings(&[(0xfa00, at)]), ping(u64::from(at))].concat());
+    wire.send(&[hello(), all.collect()].concat()).await;
+    wire.wait("twenty of each", |heard| heard.pongs.len() == 20 && heard.settings_acks == 21).await;
+    assert_eq!(wire.heard.pongs, (1..=20).collect::<Vec<_>>());
+    wire.settle().await;
+    assert_eq!(wire.heard.settings_acks, 21);
+    // An acknowledgement more than there were settings is nobody's request.
+    wire.send(&[frame(SETTINGS, ACK, 0, &[]), get(1, SMALL)].concat()).await;
+    wire.until("an answer", |heard| heard.answer(1).is_some()).await;
+}
+
+/// The server says how many streams there may be, and holds to what it says of everything else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_servers_settings_are_allowed() {
+    let (_upstream, app) = proxy().await;
+    let mut wire = Wire::to(&app).await;
+    // Whoever begins need not wait for them.
+    wire.send(&[hello(), get(1, SMALL)].concat()).await;
+    wire.wait("an answer", |heard| heard.answer(1) == Some(200)).await;
+    let said: BTreeMap<_, _> = wire.heard.settings.iter().map(|(id, value)| (*id, *value)).collect();
+    assert_eq!(said.get(&MAX_CONCURRENT_STREAMS), Some(&250), "{said:?}");
+    let is_allowed = |(id, value): (&u16, &u32)| match id {
+        2 => *value == 0,
+        4 => i32::try_from(*value).is_ok(),
+        5 => (16_384..1 << 24).contains(value),
+        _ => true,
+    };
+    assert!(said.iter().all(is_allowed), "{said:?}");
+}
+
+/// The client's table of fields becomes smaller and larger: the server holds to it, and says so (RFC 7541 §4.2), or the
+/// reader of its blocks fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_table_of_answers_is_as_large_as_the_client_says() {
+    let (_upstream, app) = proxy().await;
+    let mut stream = 1;
+    for first in [None, Some(0), Some(64), Some(65_536)] {
+        let mut wire = Wire::to(&app).await;
+        let ours: Vec<_> = first.map(|bytes| (HEADER_TABLE_SIZE, bytes)).into_iter().collect();
+        wire.send(&hello_with(&ours)).await;
+        for then in [None, Some(100), Some(0), Some(4_096), Some(60), Some(1 << 20), Some(0)] {
+            if let Some(bytes) = then {
+                let acks = wire.heard.settings_acks;
+                wire.send(&settings(&[(HEADER_TABLE_SIZE, bytes)])).await;
+                wire.wait("it is acknowledged", |heard| heard.settings_acks > acks).await;
+            }
+            for _ in 0..3 {
+                wire.send(&get(stream, SMALL)).await;
+                wire.wait("an answer", |heard: &Heard| heard.answer(stream) == Some(200)).await;
+                stream += 2;
+            }
+        }
+        // Two at once: the smallest one of them counts, too.
+        let acks = wire.heard.settings_acks;
+        let (none, all) = (settings(&[(HEADER_TABLE_SIZE, 0)]), settings(&[(HEADER_TABLE_SIZE, 4_096)]));
+        wire.send(&[none, all, get(stream, SMALL), get(stream + 2, SMALL)].concat()).await;
+        wire.wait("both are acknowledged", |heard| heard.settings_acks == acks + 2).await;
+        let are_there = |heard: &Heard| [stream, stream + 2].iter().all(|it| heard.answer(*it) == Some(200));
+        wire.wait("both answers", are_there).await;
+        stream += 4;
+    }
+}
+
+/// Over TLS it is the same server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_the_same_behind_tls() {
+    let upstream = kube_fanout::demo::upstream().run().await;
+    let app = direct::app(&upstream).tls().run().await;
+    let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
+    wire.send(&[hello(), get(1, direct::PODS), ping(1)].concat()).await;
+    wire.wait("an answer", |heard| heard.answer(1) == Some(200) && heard.pongs == [1]).await;
+    let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
+    wire.is_read = false;
+    wire.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    wire.finish().await;
+    wire.until("the end of what is not HTTP/2", |heard| heard.is_over).await;
+}

@@ -1,0 +1,153 @@
+//! The life of streams and of connections: how many, how they end, and that others go on (RFC 9113 §5.1,
+//! RFC 9113 §6.4, RFC 9113 §6.8).
+
+use std::time::Duration;
+
+use kube_fanout::demo;
+
+use super::frames::{
+    CANCEL, GOAWAY, INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, NO_ERROR, REFUSED_STREAM, data, frame, get, head,
+    hello, hello_with, last_data, post, request, reset,
+};
+use super::rows::{ECHO, SMALL, proxy};
+use super::wire::{Heard, Wire};
+use crate::direct::{self, App, PODS, eventually, within};
+
+/// Streams beyond what the server allows are refused so that they may be asked again (RFC 9113 §5.1.2), and as soon as
+/// another one is over they are answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_streams_than_allowed_are_refused_and_may_be_asked_again() {
+    const BEYOND: u32 = 5;
+    let (upstream, app) = proxy().await;
+    let mut wire = Wire::to(&app).await;
+    wire.send(&hello()).await;
+    wire.wait("settings", |heard| heard.settings.contains_key(&MAX_CONCURRENT_STREAMS)).await;
+    let most = wire.heard.settings[&MAX_CONCURRENT_STREAMS];
+    let number = |at: u32| 2 * at + 1;
+    let open: Vec<u8> = (0..most).flat_map(|at| post(number(at), ECHO)).collect();
+    wire.send(&open).await;
+    let asked = most as usize;
+    eventually("all are asked upstream", || async { upstream.seen(ECHO).len() == asked }).await;
+    for at in most..most + BEYOND {
+        wire.send(&get(number(at), SMALL)).await;
+    }
+    let refused = |heard: &Heard| (most..most + BEYOND).all(|at| heard.reset(number(at)) == Some(REFUSED_STREAM));
+    wire.wait("they are refused", refused).await;
+    assert!(upstream.seen(SMALL).is_empty(), "nobody looked at them");
+    // The first one ends, and the next one is let in; the others are as before.
+    wire.send(&last_data(1, b"done")).await;
+    wire.wait("the first answer", |heard| heard.answer(1) == Some(200)).await;
+    let again = number(most + BEYOND);
+    wire.send(&get(again, SMALL)).await;
+    wire.wait("it is let in", |heard| heard.answer(again) == Some(200)).await;
+    // A reset gives a place, too.
+    wire.send(&reset(3, CANCEL)).await;
+    wire.settle().await;
+    wire.send(&[get(again + 2, SMALL), last_data(5, b"done")].concat()).await;
+    wire.wait("both", |heard| [again + 2, 5].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
+    assert!(wire.heard.goodbyes.is_empty());
+}
+
+fn watch(stream: u32) -> Vec<u8> {
+    get(stream, &format!("{PODS}?watch=1&resourceVersion=0"))
+}
+
+fn told(heard: &Heard, stream: u32, name: &str) -> bool {
+    heard.streams.get(&stream).is_some_and(|stream| String::from_utf8_lossy(&stream.body).contains(name))
+}
+
+/// How many watches the proxy has.
+async fn watches(app: &App) -> f64 {
+    let metrics = app.admin("/metrics").await.text();
+    let ours = metrics.lines().filter(|line| line.starts_with("kube_fanout_watches_open{"));
+    ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_is_reset_ends_and_others_go_on() {
+    let up = demo::upstream().pods(2).run().await;
+    let app = direct::app(&up).run().await;
+    let mut wire = Wire::to(&app).await;
+    wire.send(&[hello(), watch(1), watch(3), watch(5)].concat()).await;
+    let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| told(heard, *stream, "ADDED"));
+    wire.wait("three watches", all).await;
+    assert!((watches(&app).await - 3.0).abs() < 0.1);
+    wire.send(&reset(3, CANCEL)).await;
+    wire.settle().await;
+    eventually("it is gone", || async { (watches(&app).await - 2.0).abs() < 0.1 }).await;
+    up.create_pod("default", "later");
+    wire.wait("the others", |heard| told(heard, 1, "later") && told(heard, 5, "later")).await;
+    assert!(!told(&wire.heard, 3, "later"));
+    // Windows of a stream that is no more mean nothing, and no other stream has them.
+    wire.send(&[super::frames::window(3, 100), get(7, PODS)].concat()).await;
+    wire.wait("an answer", |heard| heard.answer(7) == Some(200)).await;
+}
+
+/// A client that goes away by GOAWAY sends no new requests; the old ones are answered (RFC 9113 §6.8).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_asked_before_the_clients_goodbye_is_answered() {
+    let (_upstream, app) = proxy().await;
+    let mut wire = Wire::to(&app).await;
+    let goodbye = frame(GOAWAY, 0, 0, &[0_u32.to_be_bytes(), NO_ERROR.to_be_bytes()].concat());
+    wire.send(&[hello(), post(1, ECHO), get(3, SMALL), goodbye, data(1, b"hel"), last_data(1, b"lo")].concat()).await;
+    let both = |heard: &Heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200));
+    wire.wait("both answers", both).await;
+    assert_eq!(wire.heard.streams[&1].body, b"hello");
+}
+
+/// Whoever closes its side can answer nothing any more: the connection ends, whatever ran on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_whose_client_has_finished_ends() {
+    let up = demo::upstream().pods(2).run().await;
+    let app = direct::app(&up).run().await;
+    let mut wire = Wire::to(&app).await;
+    wire.send(&[hello(), watch(1)].concat()).await;
+    wire.wait("a watch", |heard| told(heard, 1, "ADDED")).await;
+    wire.finish().await;
+    wire.until("the end", |heard| heard.is_over).await;
+    eventually("the watch is gone", || async { watches(&app).await < 0.1 }).await;
+    assert_eq!(app.get(PODS).await.status, 200);
+}
+
+/// RFC 9113 §6.8: a server that goes says which streams it still answers, and does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_drains_answers_what_it_has_taken() {
+    let upstream = demo::upstream().pods(30).run().await;
+    let mut app = direct::app(&upstream).drain(Duration::from_secs(20)).run().await;
+    let mut wire = Wire::to(&app).await;
+    let list = format!("{PODS}?resourceVersion=0");
+    wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &list), get(3, &list)].concat()).await;
+    let begun = |heard: &Heard| [1, 3].iter().all(|it| heard.streams.get(it).is_some_and(|it| !it.heads.is_empty()));
+    wire.wait("two answers begin", begun).await;
+    app.begin_stop();
+    wire.wait("a goodbye", |heard| !heard.goodbyes.is_empty()).await;
+    // The first one may be a warning that names every stream, and another one follows when the client has seen it.
+    let is_last = |heard: &Heard| heard.goodbyes.last().is_some_and(|(last, _)| *last < u32::MAX >> 1);
+    wire.wait("the last goodbye", is_last).await;
+    assert!(wire.heard.goodbyes.iter().all(|(last, code)| *last >= 3 && *code == NO_ERROR));
+    // Behind it: nobody answers, and nothing breaks.
+    wire.send(&head(5, &request("GET", &list, &[]))).await;
+    wire.settle().await;
+    assert!(wire.heard.answer(5).is_none());
+    wire.send(&[super::frames::window(1, 1 << 20), super::frames::window(3, 1 << 20)].concat()).await;
+    wire.send(&super::frames::window(0, 1 << 20)).await;
+    wire.wait("both answers", |heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
+    let (first, second) = (&wire.heard.streams[&1].body, &wire.heard.streams[&3].body);
+    assert!(!first.is_empty() && first == second && serde_json::from_slice::<serde_json::Value>(first).is_ok());
+    wire.until("the end", |heard| heard.is_over).await;
+    within("the proxy's end", app.stop()).await;
+}
+
+/// A field of cookies may come in crumbs, which are one field for whoever speaks HTTP/1.1 (RFC 9113 §8.2.3). Today's
+/// server leaves joining them to upstream: nothing is lost, nor in another order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crumbs_of_cookies_lose_nothing() {
+    let (upstream, app) = proxy().await;
+    let mut wire = Wire::to(&app).await;
+    let crumbs = [("cookie", "a=b"), ("x-other", "c"), ("cookie", "d=e")];
+    wire.send(&[hello(), head(1, &request("GET", SMALL, &crumbs))].concat()).await;
+    wire.wait("an answer", |heard| heard.answer(1) == Some(200)).await;
+    let seen = upstream.seen(SMALL);
+    let cookies: Vec<_> = seen[0].headers.get_all("cookie").iter().map(|it| it.to_str().expect("text")).collect();
+    assert_eq!(cookies.join("; "), "a=b; d=e");
+}

@@ -1,0 +1,221 @@
+//! Flow control: every byte within a window, and every window used (RFC 9113 §5.2, RFC 9113 §6.9).
+
+use std::time::Duration;
+
+use kube_fanout::demo;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use super::frames::{
+    CANCEL, DATA, END_STREAM, FLOW_CONTROL_ERROR, FRAME_BYTES, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, PADDED, data,
+    frame, get, head, hello, hello_with, last_data, post, request, reset, settings, window,
+};
+use super::rows::{ECHO, HANG, SMALL, proxy, roomy};
+use super::wire::{Heard, Wire};
+use crate::direct::{self, App, PODS, eventually};
+
+/// What the server answers over HTTP/1.1.
+async fn whole(app: &App, path: &str) -> Vec<u8> {
+    let answer = app.get(path).await;
+    assert_eq!(answer.status, 200);
+    answer.body.to_vec()
+}
+
+fn patterned(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| u8::try_from(at * 31 % 251).expect("a byte")).collect()
+}
+
+/// A list comes whole and in order through a window of any size, which is given back as fast as it is used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_comes_through_a_window_of_any_size() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    let list = format!("{PODS}?resourceVersion=0");
+    let expected = whole(&app, &list).await;
+    for (initial, more) in [(0, 1), (0, 1_000), (1, 1), (100, 100), (100, 7), (1_000, 1)] {
+        let mut wire = Wire::to(&app).await;
+        wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, initial)]), get(1, &list)].concat()).await;
+        wire.wait("a head", |heard| heard.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
+        let mut given = initial as usize;
+        while wire.heard.answer(1).is_none() {
+            let used = |heard: &Heard| heard.streams[&1].body.len() == given || heard.answer(1).is_some();
+            wire.wait("the window is used", used).await;
+            // Many small ones at once, and sometimes one by one.
+            let times = if given.is_multiple_of(5) { 1 } else { 50 };
+            wire.send(&window(1, more).repeat(times)).await;
+            given += times * more as usize;
+            wire.send(&window(0, more * u32::try_from(times).expect("few"))).await;
+        }
+        assert!(wire.heard.streams[&1].body == expected, "{initial}, {more}: it is the list");
+    }
+}
+
+/// The connection's window holds for all streams together, and whoever has it gets on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_share_the_connections_window() {
+    let up = demo::upstream().pods(300).run().await;
+    let app = direct::app(&up).run().await;
+    let list = format!("{PODS}?resourceVersion=0");
+    let expected = whole(&app, &list).await;
+    assert!(expected.len() > 100_000, "more than a window");
+    let mut wire = Wire::to(&app).await;
+    let largest = hello_with(&[(INITIAL_WINDOW_SIZE, 1 << 20), (MAX_FRAME_SIZE, 1 << 20)]);
+    wire.send(&[largest, get(1, &list), get(3, &list)].concat()).await;
+    let received = |heard: &Heard| heard.streams.values().map(|stream| stream.body.len()).sum::<usize>();
+    wire.wait("all of the window", |heard| received(heard) == 65_535).await;
+    wire.settle().await;
+    assert_eq!(received(&wire.heard), 65_535);
+    // A request that needs none of it is answered meanwhile.
+    wire.send(&head(5, &request("HEAD", &list, &[]))).await;
+    wire.wait("an answer without a body", |heard| heard.answer(5).is_some()).await;
+    wire.send(&window(0, 1)).await;
+    wire.wait("one byte more", |heard| received(heard) == 65_536).await;
+    wire.send(&window(0, 1 << 24)).await;
+    wire.wait("both lists", |heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
+    assert!([1, 3].iter().all(|stream| wire.heard.streams[stream].body == expected));
+}
+
+/// RFC 9113 §6.9.2: a window may become less than nothing, and counts from there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_below_nothing_holds_until_it_is_above() {
+    let up = demo::upstream().pods(50).run().await;
+    let app = direct::app(&up).run().await;
+    let list = format!("{PODS}?resourceVersion=0");
+    let expected = whole(&app, &list).await;
+    let mut wire = Wire::to(&app).await;
+    wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 1_000)]), get(1, &list)].concat()).await;
+    let received =
+        |bytes: usize| move |heard: &Heard| heard.streams.get(&1).is_some_and(|stream| stream.body.len() == bytes);
+    wire.wait("the first window", received(1_000)).await;
+    // 1,000 below nothing, and up again to nothing: no byte may come.
+    wire.send(&[settings(&[(INITIAL_WINDOW_SIZE, 0)]), window(1, 1_000)].concat()).await;
+    wire.settle().await;
+    assert!(received(1_000)(&wire.heard));
+    wire.send(&window(1, 1)).await;
+    wire.wait("a byte", received(1_001)).await;
+    // By settings, too.
+    wire.send(&settings(&[(INITIAL_WINDOW_SIZE, 10)])).await;
+    wire.wait("ten bytes more", received(1_011)).await;
+    wire.send(&[settings(&[(INITIAL_WINDOW_SIZE, 0)]), settings(&[(INITIAL_WINDOW_SIZE, 65_535)])].concat()).await;
+    wire.send(&[window(0, 1 << 24), window(1, 1 << 24)].concat()).await;
+    wire.wait("the list", |heard| heard.answer(1) == Some(200)).await;
+    assert!(wire.heard.streams[&1].body == expected);
+}
+
+/// Makes a frame of a part of a body, which may be the last one.
+type Frames<'a> = &'a dyn Fn(&[u8], bool) -> Vec<u8>;
+
+/// A body comes back as it was sent, however large, for the server gives back what it has passed on. Padding counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_gives_windows_back() {
+    let (_upstream, app) = proxy().await;
+    let plain = |part: &[u8], is_last| if is_last { last_data(1, part) } else { data(1, part) };
+    let padded = |part: &[u8], is_last| {
+        let flags = if is_last { PADDED | END_STREAM } else { PADDED };
+        frame(DATA, flags, 1, &[&[255], part, &[0; 255]].concat())
+    };
+    let cases: [(&str, usize, usize, Frames<'_>); 4] = [
+        ("100 KiB in small frames", 100 << 10, 1_000, &plain),
+        ("100 KiB in large frames", 100 << 10, 16_384, &plain),
+        ("4 MiB, more than the connection's window", 4 << 20, 16_384, &plain),
+        ("4 MiB with 1 MiB of padding between", 4 << 20, 1_000, &padded),
+    ];
+    for (name, bytes, size, frames) in cases {
+        let mut wire = Wire::to(&app).await;
+        let body = patterned(bytes);
+        wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 1 << 24)]), window(0, 1 << 24), post(1, ECHO)].concat()).await;
+        wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+        wire.upload(1, &body, size, frames).await;
+        wire.wait(name, |heard| heard.answer(1) == Some(200)).await;
+        assert!(wire.heard.streams[&1].body == body, "{name}: it came back");
+    }
+}
+
+/// The window of the connection is given back for streams that are over, too: or it would be used up some time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_reset_gives_its_window_back() {
+    const EACH: i64 = 4 * 16_384;
+    let (upstream, app) = proxy().await;
+    let mut wire = Wire::to(&app).await;
+    wire.send(&hello()).await;
+    wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+    let (mut sent, mut stream) = (0, 1);
+    while sent < 3 << 20 {
+        wire.wait("room on the connection", |heard| sent + EACH <= heard.window(0)).await;
+        wire.send(&[post(stream, HANG), data(stream, &[b'a'; 16_384]).repeat(4)].concat()).await;
+        (sent, stream) = (sent + EACH, stream + 2);
+        // Whoever resets what nobody has looked at yet is a flood.
+        let asked = usize::try_from(stream / 2).expect("few");
+        eventually("it is asked upstream", || async { upstream.seen(HANG).len() == asked }).await;
+        wire.send(&reset(stream - 2, CANCEL)).await;
+    }
+    wire.send(&get(stream, SMALL)).await;
+    wire.wait("an answer", |heard| heard.answer(stream) == Some(200)).await;
+}
+
+/// A proxy whose upstream takes no more connections: nobody reads the bodies that clients send.
+struct Unreading {
+    app: App,
+    _upstream: std::net::TcpListener,
+    _waiting: Vec<TcpStream>,
+}
+
+async fn unreading() -> Unreading {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let upstream = socket.listen(1).expect("it listens").into_std().expect("nobody accepts");
+    let address = upstream.local_addr().expect("it is bound");
+    let mut waiting = Vec::new();
+    while let Ok(stream) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
+        waiting.push(stream.expect("it waits to be accepted"));
+    }
+    let app = roomy(direct::in_front_of(&format!("http://{address}"))).run().await;
+    Unreading { app, _upstream: upstream, _waiting: waiting }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_the_window_of_a_stream_is_refused() {
+    let proxy = unreading().await;
+    let mut wire = Wire::to(&proxy.app).await;
+    wire.send(&hello()).await;
+    wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+    let most = usize::try_from(wire.heard.window(1)).expect("there is one");
+    wire.write(&[post(1, ECHO), bodies(1, most), data(1, b"a")].concat()).await;
+    let code = |heard: &Heard| heard.reset(1).or_else(|| heard.goodbyes.last().map(|(_, code)| *code));
+    wire.wait("it is refused", |heard| code(heard).is_some()).await;
+    // RFC 9113 §6.9.1: of the stream, or of the connection.
+    assert_eq!(code(&wire.heard), Some(FLOW_CONTROL_ERROR));
+}
+
+/// Each stream within its own window, and all of them beyond the connection's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_the_window_of_the_connection_is_refused() {
+    let proxy = unreading().await;
+    let mut wire = Wire::to(&proxy.app).await;
+    wire.send(&hello()).await;
+    wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+    wire.settle().await;
+    let most = usize::try_from(wire.heard.window(1)).expect("there is one");
+    let streams = usize::try_from(wire.heard.window(0)).expect("there is one") / most + 1;
+    for stream in (1..).step_by(2).take(streams) {
+        wire.write(&[post(stream, ECHO), bodies(stream, most)].concat()).await;
+    }
+    wire.wait("it is refused", Heard::is_failed).await;
+    assert_eq!(wire.heard.goodbyes.last().map(|(_, code)| *code), Some(FLOW_CONTROL_ERROR));
+}
+
+/// Makes so many bytes of a body, which does not end.
+fn bodies(stream: u32, bytes: usize) -> Vec<u8> {
+    vec![b'a'; bytes].chunks(FRAME_BYTES).flat_map(|part| data(stream, part)).collect()
+}
+
+/// Nothing follows the head of an answer to HEAD, in whatever frames it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn head_has_no_body() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    let mut wire = Wire::to(&app).await;
+    wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), head(1, &request("HEAD", PODS, &[]))].concat()).await;
+    wire.wait("an answer", |heard| heard.answer(1).is_some()).await;
+    assert!(wire.heard.streams[&1].body.is_empty());
+}

@@ -1,0 +1,335 @@
+//! A client that sends any bytes, and holds the server to what it may answer: frames in order, header blocks that can
+//! be read, no byte beyond a window.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::frames::{
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADER_TABLE_SIZE, HEADERS, INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE, NO_ERROR, PADDED, PING, PREFACE, PRIORITIZED, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW,
+    WINDOW_UPDATE, frame,
+};
+use super::hpack::{Field, Reader};
+use crate::direct::{Client, Io, within};
+
+const FRAME_HEAD: usize = 9;
+
+/// What has come on one stream.
+#[derive(Default)]
+pub struct Stream {
+    pub heads: Vec<Vec<Field>>,
+    pub body: Vec<u8>,
+    /// How long the payload of each DATA frame was.
+    pub frames: Vec<usize>,
+    pub is_ended: bool,
+    pub reset: Option<u32>,
+    /// What the server gave for the stream's body.
+    given: i64,
+}
+
+/// All that has come on a connection.
+#[derive(Default)]
+pub struct Heard {
+    pub streams: BTreeMap<u32, Stream>,
+    pub settings: HashMap<u16, u32>,
+    pub settings_acks: usize,
+    pub pongs: Vec<u64>,
+    /// The last stream and the code of each.
+    pub goodbyes: Vec<(u32, u32)>,
+    /// Nothing more can come.
+    pub is_over: bool,
+    given: i64,
+}
+
+/// A frame as it is in the bytes.
+struct Frame<'a> {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: &'a [u8],
+}
+
+/// A connection.
+pub struct Wire {
+    io: Box<dyn Io>,
+    unread: Vec<u8>,
+    pub heard: Heard,
+    fields: Reader,
+    /// The block of a head that is not complete: its stream, whether the stream ends with it, and what has come of it.
+    head: Option<(u32, bool, Vec<u8>)>,
+    /// What the client said and the server has not acknowledged, and what it has.
+    said: VecDeque<HashMap<u16, u32>>,
+    agreed: HashMap<u16, u32>,
+    /// What the client gave for the bodies of streams, and, with the number 0, for the connection.
+    windows: HashMap<u32, i64>,
+    received: i64,
+    /// Whether settings and pings of the server are answered.
+    pub is_polite: bool,
+    /// Whether what comes is frames.
+    pub is_read: bool,
+}
+
+impl Stream {
+    pub fn status(&self) -> Option<u16> {
+        let (name, value) = self.heads.first()?.first()?;
+        assert_eq!(name, ":status", "it comes first");
+        Some(value.parse().expect("a number"))
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.is_ended || self.reset.is_some()
+    }
+}
+
+impl Heard {
+    pub fn is_settled(&self, stream: u32) -> bool {
+        self.streams.get(&stream).is_some_and(Stream::is_settled)
+    }
+
+    /// The status of a whole answer.
+    pub fn answer(&self, stream: u32) -> Option<u16> {
+        let stream = self.streams.get(&stream)?;
+        if stream.is_ended { stream.status() } else { None }
+    }
+
+    pub fn reset(&self, stream: u32) -> Option<u32> {
+        self.streams.get(&stream)?.reset
+    }
+
+    pub fn is_failed(&self) -> bool {
+        self.is_over || self.goodbyes.iter().any(|(_, code)| *code != NO_ERROR)
+    }
+
+    /// How much may be sent on a stream, or, with the number 0, on the connection, from its beginning on.
+    pub fn window(&self, stream: u32) -> i64 {
+        if stream == 0 {
+            return i64::from(WINDOW) + self.given;
+        }
+        let initial = self.settings.get(&INITIAL_WINDOW_SIZE).copied().unwrap_or(WINDOW);
+        i64::from(initial) + self.streams.get(&stream).map_or(0, |stream| stream.given)
+    }
+}
+
+impl Wire {
+    /// Connects, and says nothing.
+    pub async fn to(client: &Client) -> Self {
+        Self {
+            io: client.connect().await.expect("a connection"),
+            unread: Vec::new(),
+            heard: Heard::default(),
+            fields: Reader::default(),
+            head: None,
+            said: VecDeque::new(),
+            agreed: HashMap::new(),
+            windows: HashMap::new(),
+            received: 0,
+            is_polite: true,
+            is_read: true,
+        }
+    }
+
+    /// Sends bytes, and remembers what they mean for what the server may send. An error shows when reading.
+    pub async fn send(&mut self, bytes: &[u8]) {
+        self.note(bytes);
+        self.write(bytes).await;
+    }
+
+    /// Sends bytes that are no whole frames.
+    pub async fn write(&mut self, bytes: &[u8]) {
+        let _ = self.io.write_all(bytes).await;
+        let _ = self.io.flush().await;
+    }
+
+    /// Says that nothing more will be sent.
+    pub async fn finish(&mut self) {
+        let _ = self.io.shutdown().await;
+    }
+
+    /// Remembers what bytes mean that are sent in pieces.
+    pub fn note(&mut self, bytes: &[u8]) {
+        let mut rest = bytes.strip_prefix(PREFACE).unwrap_or(bytes);
+        while let Some((frame, after)) = Frame::split(rest) {
+            rest = after;
+            if frame.kind == SETTINGS && frame.flags & ACK == 0 && frame.stream == 0 {
+                self.said.push_back(read_settings(frame.payload));
+            }
+            if let (WINDOW_UPDATE, Ok(more)) = (frame.kind, <[u8; 4]>::try_from(frame.payload)) {
+                *self.windows.entry(frame.stream).or_default() += i64::from(u32::from_be_bytes(more));
+            }
+        }
+    }
+
+    /// Reads until it has come, or until nothing more can.
+    pub async fn until(&mut self, what: &str, is_there: impl Fn(&Heard) -> bool) {
+        while !is_there(&self.heard) && !self.heard.is_over {
+            within(what, self.read()).await;
+        }
+    }
+
+    /// Reads until it has come, which it has to.
+    pub async fn wait(&mut self, what: &str, is_there: impl Fn(&Heard) -> bool) {
+        self.until(what, &is_there).await;
+        assert!(is_there(&self.heard), "{what}: the connection ended before: {:?}", self.heard.goodbyes);
+    }
+
+    /// Waits until the server has dealt with whatever was sent before.
+    pub async fn settle(&mut self) {
+        let mark = 0x5e77 << 32 | self.heard.pongs.len() as u64;
+        self.send(&frame(PING, 0, 0, &mark.to_be_bytes())).await;
+        self.wait("a ping is answered", |heard| heard.pongs.contains(&mark)).await;
+    }
+
+    /// Sends a body within the windows, in frames that `frame` makes of at most so many bytes of it.
+    pub async fn upload(&mut self, stream: u32, body: &[u8], bytes: usize, frame: impl Fn(&[u8], bool) -> Vec<u8>) {
+        // Of the connection's window, others may have used some before: the test has one body, or counts itself.
+        let (mut sent, mut rest) = (0, body);
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(rest.len().min(bytes));
+            let bytes = frame(part, after.is_empty());
+            let cost = i64::try_from(bytes.len() - FRAME_HEAD).expect("short");
+            let is_open = |heard: &Heard| sent + cost <= heard.window(0).min(heard.window(stream));
+            self.wait("the server gives windows back", is_open).await;
+            self.write(&bytes).await;
+            (sent, rest) = (sent + cost, after);
+        }
+    }
+
+    async fn read(&mut self) {
+        let mut part = vec![0; 64 << 10];
+        match self.io.read(&mut part).await {
+            Ok(read @ 1..) => self.unread.extend_from_slice(&part[..read]),
+            _ => self.heard.is_over = true,
+        }
+        if !self.is_read {
+            return;
+        }
+        let (unread, mut replies) = (std::mem::take(&mut self.unread), Vec::new());
+        let mut rest = unread.as_slice();
+        while let Some((frame, after)) = Frame::split(rest) {
+            rest = after;
+            assert!(frame.payload.len() <= self.allowed(MAX_FRAME_SIZE, 1 << 14) as usize, "a frame too long");
+            replies.extend(self.take_in(&frame));
+        }
+        self.unread = rest.to_vec();
+        if self.is_polite && !replies.is_empty() {
+            self.write(&replies).await;
+        }
+    }
+
+    /// The most that the server may take a setting for: it may not have seen the newest ones.
+    fn allowed(&self, id: u16, default: u32) -> u32 {
+        let agreed = self.agreed.get(&id).copied().unwrap_or(default);
+        self.said.iter().filter_map(|said| said.get(&id).copied()).fold(agreed, u32::max)
+    }
+
+    /// What has come, and the reply to it.
+    fn take_in(&mut self, &Frame { kind, flags, stream, payload }: &Frame<'_>) -> Vec<u8> {
+        let is_first = self.heard.settings.is_empty() && self.heard.settings_acks == 0;
+        assert!(!is_first || kind == SETTINGS || kind == GOAWAY, "the server begins with its settings: {kind}");
+        assert!(self.head.is_none() || kind == CONTINUATION, "a head is not interrupted");
+        match kind {
+            DATA => self.take_data(flags, stream, payload),
+            HEADERS => {
+                let block = unpadded(flags, payload);
+                let block = if flags & PRIORITIZED == 0 { block } else { &block[5..] };
+                self.head = Some((stream, flags & END_STREAM != 0, block.to_vec()));
+                self.take_head(flags);
+            }
+            CONTINUATION => {
+                let (head, ..) = self.head.as_mut().map(|(at, _, block)| (*at, block.extend(payload))).expect("a head");
+                assert_eq!(head, stream, "a head goes on where it began");
+                self.take_head(flags);
+            }
+            RST_STREAM => {
+                let reset = &mut self.heard.streams.entry(stream).or_default().reset;
+                assert!(reset.is_none(), "reset twice: {stream}");
+                *reset = Some(number(payload));
+            }
+            SETTINGS if flags & ACK != 0 => self.take_ack(),
+            SETTINGS => {
+                self.heard.settings.extend(read_settings(payload));
+                return frame(SETTINGS, ACK, 0, &[]);
+            }
+            PING if flags & ACK != 0 => {
+                self.heard.pongs.push(u64::from_be_bytes(payload.try_into().expect("eight bytes")));
+            }
+            PING => return frame(PING, ACK, 0, payload),
+            GOAWAY => self.heard.goodbyes.push((number(payload), number(&payload[4..]))),
+            WINDOW_UPDATE => {
+                let more = i64::from(number(payload));
+                assert!(more > 0, "a window grows");
+                match stream {
+                    0 => self.heard.given += more,
+                    _ => self.heard.streams.entry(stream).or_default().given += more,
+                }
+            }
+            PUSH_PROMISE => panic!("nobody asked for that"),
+            _ => {}
+        }
+        Vec::new()
+    }
+
+    fn take_data(&mut self, flags: u8, number: u32, payload: &[u8]) {
+        let length = i64::try_from(payload.len()).expect("short");
+        self.received += length;
+        let windows = |stream| self.windows.get(&stream).copied().unwrap_or_default();
+        assert!(self.received <= i64::from(WINDOW) + windows(0), "more than the connection's window");
+        let (initial, given) = (self.allowed(INITIAL_WINDOW_SIZE, WINDOW), windows(number));
+        let stream = self.heard.streams.get_mut(&number).expect("a head comes first");
+        assert!(!stream.heads.is_empty() && !stream.is_settled(), "data before or after the answer: {number}");
+        stream.frames.push(payload.len());
+        let received = i64::try_from(stream.frames.iter().sum::<usize>()).expect("short");
+        assert!(length == 0 || received <= i64::from(initial) + given, "more than the window of stream {number}");
+        stream.body.extend_from_slice(unpadded(flags, payload));
+        stream.is_ended |= flags & END_STREAM != 0;
+    }
+
+    fn take_head(&mut self, flags: u8) {
+        if flags & END_HEADERS == 0 {
+            return;
+        }
+        let (number, is_end, block) = self.head.take().expect("it has begun");
+        let fields = self.fields.read(&block);
+        let stream = self.heard.streams.entry(number).or_default();
+        assert!(!stream.is_settled(), "a head behind the answer: {number}");
+        stream.heads.push(fields);
+        stream.is_ended |= is_end;
+    }
+
+    fn take_ack(&mut self) {
+        self.heard.settings_acks += 1;
+        let said = self.said.pop_front().expect("settings are acknowledged once");
+        if let Some(bytes) = said.get(&HEADER_TABLE_SIZE) {
+            self.fields.allow(*bytes as usize);
+        }
+        self.agreed.extend(said);
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// The first frame of some bytes, if it is whole, and what is behind it.
+    fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (head, rest) = bytes.split_at_checked(FRAME_HEAD)?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let (payload, rest) = rest.split_at_checked(length)?;
+        let stream = number(&head[5..]) & (u32::MAX >> 1);
+        Some((Self { kind: head[3], flags: head[4], stream, payload }, rest))
+    }
+}
+
+fn unpadded(flags: u8, payload: &[u8]) -> &[u8] {
+    if flags & PADDED == 0 {
+        return payload;
+    }
+    let (padding, rest) = payload.split_first().expect("how much padding there is");
+    &rest[..rest.len() - usize::from(*padding)]
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes(bytes[..4].try_into().expect("four bytes"))
+}
+
+fn read_settings(payload: &[u8]) -> HashMap<u16, u32> {
+    payload.chunks_exact(6).map(|one| (u16::from_be_bytes([one[0], one[1]]), number(&one[2..]))).collect()
+}
