@@ -10,12 +10,14 @@ mod address;
 mod client_certificates;
 mod connection;
 mod connection_limits;
-mod cork;
+mod conversation;
 mod crowd;
-mod driven;
 mod failures;
 mod handshakes;
+mod http1;
+mod http2;
 mod inherited;
+mod lifetime;
 #[cfg(target_os = "linux")]
 mod linux;
 mod listener;
@@ -26,6 +28,10 @@ mod peer;
 mod places;
 #[cfg(not(target_os = "linux"))]
 mod portable;
+mod preface;
+mod request_body;
+mod requests;
+mod running_body;
 mod serve;
 mod tls;
 mod wake_set;
@@ -40,6 +46,7 @@ pub use memory::MemoryConnector;
 pub use metrics::describe;
 pub use page::PagePlace;
 pub use peer::{Peer, PeerAddress};
+pub use request_body::{RequestBody, RequestBodyError};
 pub use serve::serve;
 pub use tls::{ClientCertificates, Tls, TlsError};
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::net::RequestBody;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::Request;
@@ -144,7 +145,7 @@ impl Ops {
         // These listeners are the last to go, at once: they tell of the drain.
         let (_never, drain) = DrainTrigger::new();
         for PublicPort { listener, answers } in [healthz, metrics].into_iter().flatten() {
-            let handle = move |_, request: Request<Incoming>| ready(answers(&request));
+            let handle = move |_, request: Request<RequestBody>| ready(answers(&request));
             match Listener::of_bound(listener) {
                 Ok(listener) => {
                     let serving = net::serve(listener, None, public_limits(), tasks.clone(), drain.clone(), handle);
@@ -178,9 +179,9 @@ fn public_limits() -> ConnectionLimits {
 }
 
 /// A function that answers requests.
-pub(super) type Answers = Arc<dyn Fn(&Request<Incoming>) -> AdminAnswer + Send + Sync>;
+pub(super) type Answers = Arc<dyn Fn(&Request<RequestBody>) -> AdminAnswer + Send + Sync>;
 /// One that may have to ask before it answers.
-type AdminAnswers = Arc<dyn Fn(&Request<Incoming>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
+type AdminAnswers = Arc<dyn Fn(&Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
 
 async fn serve_pages(
     listener: AdminListener,
@@ -219,7 +220,8 @@ where
 }
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: AdminAnswers) {
-    let service = service_fn(|request| answers(&request).map(Ok::<_, Infallible>));
+    let service =
+        service_fn(|request: Request<Incoming>| answers(&request.map(RequestBody::from)).map(Ok::<_, Infallible>));
     if let Err(error) = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(%error, "an admin connection ended");
     }

@@ -15,8 +15,6 @@ pub struct ConnectionLimits {
     pub header_bytes_max: u32,
     /// How many streams one HTTP/2 connection may have.
     pub streams_max: u32,
-    /// How many bytes one HTTP/2 stream may hold back for a client that does not read.
-    pub send_buffer_bytes_max: usize,
     /// The age at which a connection is ended gracefully, give or take a tenth, so that its client comes back with
     /// today's certificates, and perhaps to another replica. What runs on it is not cut. Zero means never.
     pub connection_age_max: Duration,
@@ -34,7 +32,6 @@ impl Default for ConnectionLimits {
             header_max: Duration::from_secs(10),
             header_bytes_max: 64 << 10,
             streams_max: 250,
-            send_buffer_bytes_max: 64 << 10,
             connection_age_max: Duration::from_secs(3600),
             ping_after: Duration::from_secs(30),
         }

@@ -17,6 +17,7 @@ pub(super) struct WakeSet {
     is_polling: AtomicBool,
     codec: AtomicBool,
     reader: AtomicBool,
+    clock: AtomicBool,
     aside: AtomicBool,
     streams: Mutex<Vec<usize>>,
 }
@@ -24,9 +25,12 @@ pub(super) struct WakeSet {
 /// A part of a connection, besides its streams.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WakePart {
+    /// The codec: hyper's, or over HTTP/2 whatever is to be done besides the streams.
     Codec,
     /// The codec, because there is something to read.
     Reader,
+    /// The connection's timer.
+    Clock,
     /// Something that the connection waits for besides its work.
     Aside,
 }
@@ -106,6 +110,7 @@ impl WakeSet {
         match part {
             WakePart::Codec => &self.codec,
             WakePart::Reader => &self.reader,
+            WakePart::Clock => &self.clock,
             WakePart::Aside => &self.aside,
         }
     }
@@ -130,7 +135,7 @@ impl Wake for PartWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.wake_set.put(self.part);
-        if matches!(self.part, WakePart::Reader) {
+        if matches!(self.part, WakePart::Reader | WakePart::Clock) {
             self.wake_set.put(WakePart::Codec);
         }
         self.wake_set.wake_task();

@@ -13,7 +13,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, X_CONTE
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
@@ -34,6 +34,7 @@ use crate::auth::{Caller, Gate, Impersonation};
 use crate::base::{Cut, DrainWatch, Tasks, mutant};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::listing::Shed;
+use crate::net::RequestBody;
 use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
 
 /// What came of a shared question.
@@ -92,7 +93,7 @@ impl Forwarding {
     /// Passes a request on, with its own bytes. The answer says why.
     pub(super) async fn forward(
         &self,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         caller: &Caller,
         info: Option<&RequestInfo>,
         query: &Query,
@@ -107,7 +108,7 @@ impl Forwarding {
 
     async fn carry(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<RequestBody>,
         caller: &Caller,
         info: Option<&RequestInfo>,
         query: &Query,
@@ -202,7 +203,7 @@ impl Forwarding {
     /// somebody waits or upstream is being asked, whichever is longer.
     async fn shared(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<RequestBody>,
         (payer, acting_as): (Option<Payer>, ActingAs),
         context: &ResponseContext,
         place: AdmissionPlace,
@@ -258,7 +259,7 @@ impl Forwarding {
     /// Passes an upgrade on: bytes flow both ways once upstream has agreed, and not before (P3).
     async fn tunnel(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<RequestBody>,
         acting_as: &ActingAs,
         context: &ResponseContext,
         place: AdmissionPlace,
@@ -384,7 +385,7 @@ fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
 }
 
 /// The request without its body, and without the headers that describe one.
-fn without_body(request: Request<Incoming>) -> Request<UpstreamBody> {
+fn without_body(request: Request<RequestBody>) -> Request<UpstreamBody> {
     let mut request = request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync());
     for name in [CONTENT_LENGTH, EXPECT] {
         request.headers_mut().remove(name);

@@ -2,9 +2,9 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::net::RequestBody;
 use http::header::USER_AGENT;
 use http::{Method, Request, Response, StatusCode, Version};
-use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::Admission;
@@ -111,7 +111,7 @@ impl Frontend {
     }
 
     /// Answers one request.
-    pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<Incoming>) -> Response<ReplyBody> {
+    pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<RequestBody>) -> Response<ReplyBody> {
         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
         let finish = |response: Response<_>| {
             count_refusal(&response);
@@ -185,7 +185,7 @@ impl Frontend {
     /// The answer to a proxy that asks how its upstream is.
     fn health(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<RequestBody>,
         info: &Result<RequestInfo, RequestInfoError>,
         context: &ResponseContext,
     ) -> Option<Response<ReplyBody>> {
@@ -210,7 +210,7 @@ impl Frontend {
     fn record(
         &self,
         peer: &Peer,
-        request: &Request<Incoming>,
+        request: &Request<RequestBody>,
         info: &RequestInfo,
         context: &mut ResponseContext,
     ) -> Option<AuditRecord> {
@@ -222,7 +222,7 @@ impl Frontend {
     fn admit(
         &self,
         peer: &Peer,
-        request: &Request<Incoming>,
+        request: &Request<RequestBody>,
         context: &ResponseContext,
     ) -> Result<(), Box<Response<ReplyBody>>> {
         self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
@@ -248,7 +248,7 @@ impl Frontend {
     fn forbids(
         &self,
         peer: &Peer,
-        request: &Request<Incoming>,
+        request: &Request<RequestBody>,
         info: &Result<RequestInfo, RequestInfoError>,
         caller: &Caller,
     ) -> Option<String> {

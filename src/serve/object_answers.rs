@@ -20,8 +20,7 @@ use crate::base::Tasks;
 use crate::listing::gzip;
 use crate::wire::{Encoding, Envelope};
 
-/// Answers up to this length have no place: a codec may hold back as much for any stream
-/// (`net::ConnectionLimits::send_buffer_bytes_max`), and most answers are far smaller.
+/// Answers up to this length have no place: most are far smaller, and few connections have so many streams.
 pub(super) const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// Hands out objects.

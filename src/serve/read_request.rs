@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
+use crate::net::RequestBody;
 use http::{HeaderValue, Request, Response};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::body::ReplyBody;
@@ -16,7 +16,7 @@ use crate::wire::Representation;
 
 /// A read request, with what was understood of it.
 pub(super) struct ReadRequest {
-    pub(super) http: Request<Incoming>,
+    pub(super) http: Request<RequestBody>,
     pub(super) caller: Caller,
     pub(super) info: RequestInfo,
     pub(super) query: Arc<Query>,

@@ -5,9 +5,9 @@ mod get;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::net::RequestBody;
 use http::header::USER_AGENT;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::admission::{Admission, AdmissionPlace};
@@ -442,7 +442,7 @@ fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
     written + read.view.selector().held_bytes()
 }
 
-fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {
+fn protocol(request: &Request<RequestBody>, websocket: bool) -> &'static str {
     match (websocket, request.version()) {
         (true, _) => "websocket",
         (false, http::Version::HTTP_2) => "h2",

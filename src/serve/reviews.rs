@@ -7,11 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::net::RequestBody;
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::Admission;
@@ -102,7 +102,7 @@ impl ReviewDesk {
     async fn answered(
         &self,
         kind: Kind,
-        body: Incoming,
+        body: RequestBody,
         (received, payer): (Instant, Option<Payer>),
         hops: HeaderValue,
     ) -> Result<Bytes, Status> {

@@ -4,19 +4,22 @@ mod model;
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
-use hyper::rt::Executor as _;
+use http::Response;
+use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::cork::Corked;
-use super::super::driven::{Driven, Streams};
+use super::super::conversation::Conversation;
+use super::super::http2::{Http2, Http2Limits};
 use super::*;
+use crate::base::Cut;
 
-/// Who waits for something: two streams and the codec.
+/// Who waits for something: two streams and the reader.
 const PARTS: usize = 3;
-const CODEC: usize = 2;
+const READER: usize = 2;
 const WAKES: usize = 3;
 /// Where a wake may fall: so many places are passed while everything is polled for the first time, and some more.
 const PLACES: usize = 14;
@@ -86,12 +89,22 @@ fn listen(world: &Shared, part: usize, cx: &Context<'_>) {
     place(world);
 }
 
-/// The other end of the connection, which takes all that is written.
-struct Socket(Shared);
+/// The other end of the connection: it has asked two things, and takes all that is written.
+struct Socket(Shared, &'static [u8]);
+
+/// Settings, and a GET of `/` on each of two streams.
+const ASKED: &[u8] =
+    b"\0\0\0\x04\0\0\0\0\0\0\0\x03\x01\x05\0\0\0\x01\x82\x86\x84\0\0\x03\x01\x05\0\0\0\x03\x82\x86\x84";
 
 impl AsyncRead for Socket {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Poll::Pending
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let asked = std::mem::take(&mut self.1);
+        if asked.is_empty() {
+            listen(&self.0, READER, cx);
+            return Poll::Pending;
+        }
+        into.put_slice(asked);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -113,40 +126,31 @@ impl AsyncWrite for Socket {
 /// Runs a connection until nothing more happens and nobody is woken.
 fn run(plan: Vec<(usize, usize)>) -> World {
     let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
-    let (io, started) = (Corked::new(Socket(world.clone()), WakeSet::shared()), Streams::default());
-    let codec = {
-        let (world, started, mut begun, mut io) = (world.clone(), started.clone(), false, io.clone());
-        poll_fn(move |cx| {
-            listen(&world, CODEC, cx);
-            assert!(Pin::new(&mut io).poll_write(cx, b"x").is_ready());
-            if !std::mem::replace(&mut begun, true) {
-                for stream in 0..CODEC {
-                    let world = world.clone();
-                    started.execute(poll_fn(move |cx| {
-                        listen(&world, stream, cx);
-                        Poll::<()>::Pending
-                    }));
-                }
-            }
-            Poll::<()>::Pending
-        })
-    };
-    let mut codec = pin!(codec);
-    let mut driven = Driven::new(codec.as_mut(), io, started);
+    let limits = Http2Limits { streams_max: 2, header_bytes_max: 1_000, ping_after: Duration::from_secs(3_600) };
+    let (asked, mut stream) = (world.clone(), 0);
+    let mut connection = Http2::new(Socket(world.clone(), ASKED), limits, move |_| {
+        let (world, this) = (asked.clone(), stream);
+        stream += 1;
+        let answer = poll_fn(move |cx| {
+            listen(&world, this, cx);
+            Poll::<Response<Empty<bytes::Bytes>>>::Pending
+        });
+        Some((answer, Cut::default()))
+    });
     let flag = Arc::new(TaskFlag::default());
     let waker = Waker::from(flag.clone());
     flag.0.store(true, Ordering::SeqCst);
     loop {
         while flag.0.swap(false, Ordering::SeqCst) {
             place(&world);
-            assert!(Pin::new(&mut driven).poll(&mut Context::from_waker(&waker)).is_pending());
+            assert!(connection.poll(&mut Context::from_waker(&waker)).is_pending());
             place(&world);
         }
         // All is quiet: what has not found its place happens now.
         let Some(waker) = happens(&mut world.lock(), |_| true) else { break };
         waker.wake();
     }
-    drop(driven);
+    drop(connection);
     std::mem::take(&mut *world.lock())
 }
 
@@ -157,8 +161,8 @@ fn chosen(of: &[(usize, usize)], count: usize) -> Vec<Vec<(usize, usize)>> {
     (0..of.len()).flat_map(with).collect()
 }
 
-#[test]
-fn whoever_is_woken_is_polled_and_nobody_else() {
+#[tokio::test]
+async fn whoever_is_woken_is_polled_and_nobody_else() {
     let choices: Vec<_> = (1..=PLACES).flat_map(|place| (0..PARTS).map(move |part| (place, part))).collect();
     let mut passed = 0;
     for plan in chosen(&choices, WAKES) {

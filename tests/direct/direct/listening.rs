@@ -8,9 +8,9 @@ use futures_util::stream::poll_fn;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use kube_fanout::base::{DrainTrigger, Tasks};
-use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer, Tls};
+use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -34,7 +34,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn answer(&self, peer: Peer, request: &Request<Incoming>) -> Response<Body> {
+    fn answer(&self, peer: Peer, request: &Request<RequestBody>) -> Response<Body> {
         let path = request.uri().path();
         if path == "/leave" {
             peer.connection.close();
@@ -56,7 +56,7 @@ impl Listening {
         let (tasks, seen) = (Tasks::new(), Arc::<Seen>::default());
         let (drain, watch) = DrainTrigger::new();
         let here = seen.clone();
-        let handle = move |peer: Peer, request: Request<Incoming>| {
+        let handle = move |peer: Peer, request: Request<RequestBody>| {
             let answer = here.answer(peer, &request);
             async { answer }
         };

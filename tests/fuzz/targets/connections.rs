@@ -9,8 +9,8 @@ use bytes::Bytes;
 use http::header::{TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
 use kube_fanout::base::{DrainTrigger, Tasks};
+use kube_fanout::net::RequestBody;
 use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer};
 use kube_fanout::serve::websocket;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -82,7 +82,7 @@ impl Server {
         let path = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.sock"));
         let (asked, (drain, watch)) = (Asked::default(), DrainTrigger::new());
         let noted = asked.clone();
-        let handle = move |_: Peer, request: Request<Incoming>| {
+        let handle = move |_: Peer, request: Request<RequestBody>| {
             let (head, body) = request.into_parts();
             let is_last = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(UPGRADE);
             noted.lock().expect("no panic").push((head.uri.to_string(), head.version, is_last));

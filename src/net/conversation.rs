@@ -1,0 +1,52 @@
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::task::coop::unconstrained;
+
+use super::wake_set::{WakePart, WakeSet};
+
+/// What a connection speaks, and all that is asked and answered on it, as one task.
+pub(super) trait Conversation {
+    /// Goes on, and is ready when it is over.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
+
+    /// Says that nothing more is to be asked. What runs goes on, and so does what was asked before the client knew.
+    fn say_goodbye(&mut self);
+
+    fn wake_set(&self) -> &Arc<WakeSet>;
+}
+
+pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Which of two futures was first.
+pub(super) enum First<O> {
+    /// The connection ended.
+    Ended(Result<(), Failure>),
+    Aside(O),
+}
+
+/// Runs a connection until it is over, or until `aside` is. What is aside is looked at when it was woken, and not
+/// whenever the connection is.
+pub(super) async fn until<O>(
+    conversation: &mut impl Conversation,
+    mut aside: Pin<&mut impl Future<Output = O>>,
+) -> First<O> {
+    let wake_set = conversation.wake_set().clone();
+    let waker = wake_set.waker(WakePart::Aside);
+    // `aside` may not have been polled yet, so it is polled at once.
+    wake_set.put(WakePart::Aside);
+    let run = poll_fn(|cx| {
+        if let Poll::Ready(ended) = conversation.poll(cx) {
+            return Poll::Ready(First::Ended(ended));
+        }
+        if !wake_set.take(WakePart::Aside) {
+            return Poll::Pending;
+        }
+        aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
+    });
+    // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one. They
+    // count their turns instead.
+    unconstrained(run).await
+}

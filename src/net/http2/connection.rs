@@ -1,0 +1,347 @@
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::mem::take;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Body;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::exchange::{Exchange, Streams};
+use super::fault::{Broken, Fault, Reason};
+use super::frame::HIGHEST;
+use super::hpack::Decoder;
+use super::input::Input;
+use super::output::Output;
+use super::patience::{Beat, Heartbeat, LatelyReset, Patience};
+use super::windows::{ReceiveWindow, SendLimits};
+use crate::base::Cut;
+use crate::net::ConnectionLimits;
+use crate::net::conversation::{Conversation, Failure};
+use crate::net::request_body::RequestBody;
+use crate::net::wake_set::{WakePart, WakeSet};
+
+/// The server's end of a connection of HTTP/2, and all of its streams, as one task: an event that concerns a hundred
+/// streams wakes one task, and what they write goes out in a few large writes.
+///
+/// `S` takes requests. `F` answers one, and `B` is an answer's body.
+pub(in crate::net) struct Http2<I, S, F, B> {
+    pub(super) io: I,
+    pub(super) service: S,
+    pub(super) limits: Http2Limits,
+    pub(super) input: Input,
+    pub(super) output: Output,
+    pub(super) decoder: Decoder,
+    pub(super) streams: Streams<F, B>,
+    pub(super) send: SendLimits,
+    pub(super) receive: ReceiveWindow,
+    /// Whether the client has sent its settings, which come first.
+    pub(super) has_settings: bool,
+    /// The highest stream that a request came on.
+    pub(super) last_stream: u32,
+    pub(super) lately_reset: LatelyReset,
+    pub(super) patience: Patience,
+    pub(super) farewell: Farewell,
+    /// The client has said that it asks nothing more.
+    pub(super) is_client_leaving: bool,
+    /// Whether the client is not listened to until it has read something.
+    is_deaf: bool,
+    heartbeat: Heartbeat,
+    /// The next look at the heartbeat, and at streams with limited time.
+    clock: Pin<Box<Sleep>>,
+    /// Streams that wait for room in the output, or for the connection's window: who came first goes first.
+    pub(super) waiting: VecDeque<usize>,
+    /// An empty list, which is exchanged for that of the streams that were woken.
+    spare: Vec<usize>,
+    /// Whether no more is read, and no stream is left; and why.
+    over: Option<Ended>,
+    pub(super) wake_set: Arc<WakeSet>,
+    pub(super) writer: Waker,
+    reader: Waker,
+    ticker: Waker,
+}
+
+/// How a connection has ended.
+type Ended = Result<(), Broken>;
+
+/// What one connection may have.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::net) struct Http2Limits {
+    pub(in crate::net) streams_max: usize,
+    pub(in crate::net) header_bytes_max: usize,
+    /// How long a client may be silent before it is pinged. It is gone if it does not answer for as long again.
+    pub(in crate::net) ping_after: Duration,
+}
+
+/// How far the goodbye is: a client learns first that it is to ask nothing more, and then, once it must have heard
+/// that, what it was the last to be answered (RFC 9113 §6.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Farewell {
+    Unsaid,
+    Announced,
+    Said,
+}
+
+/// What the ping behind an announced goodbye carries.
+pub(super) const GOODBYE: [u8; 8] = *b"farewell";
+
+/// A header block that is so many times as large as what its fields may be is read, to refuse them with an answer: only
+/// what was read is understood of the next one.
+const HEADER_BLOCKS: usize = 2;
+
+/// How many turns streams and connection take before other tasks run.
+const TURNS_MAX: usize = 16;
+/// How often a turn reads.
+const READS_MAX: usize = 4;
+const READ_BYTES: usize = 32 << 10;
+
+thread_local! {
+    /// The buffer into which all connections of a thread read, one after the other.
+    static READ: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+impl<I, S, F, B> Http2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    /// A connection whose preface has been read.
+    pub(in crate::net) fn new(io: I, limits: Http2Limits, service: S) -> Self {
+        let wake_set = WakeSet::shared();
+        wake_set.put(WakePart::Clock);
+        let (writer, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
+        let heartbeat = Heartbeat::new(limits.ping_after);
+        let mut output = Output::default();
+        let receive = ReceiveWindow::announced(&mut output, limits.streams_max, limits.header_bytes_max);
+        Self {
+            io,
+            service,
+            input: Input::new(HEADER_BLOCKS * limits.header_bytes_max),
+            limits,
+            output,
+            decoder: Decoder::new(),
+            streams: Streams::new(),
+            send: SendLimits::new(),
+            receive,
+            has_settings: false,
+            last_stream: 0,
+            lately_reset: LatelyReset::default(),
+            patience: Patience::new(),
+            farewell: Farewell::Unsaid,
+            is_client_leaving: false,
+            is_deaf: false,
+            clock: Box::pin(sleep_until(heartbeat.next())),
+            heartbeat,
+            waiting: VecDeque::new(),
+            spare: Vec::new(),
+            over: None,
+            ticker: wake_set.waker(WakePart::Clock),
+            wake_set,
+            writer,
+            reader,
+        }
+    }
+
+    fn poll_turns(&mut self) -> Poll<Ended> {
+        let mut is_alone = self.is_lasting_stream_alone();
+        for _ in 0..TURNS_MAX {
+            self.take_turn(is_alone);
+            if self.wake_set.is_quiet() {
+                break;
+            }
+            is_alone = false;
+        }
+        self.poll_out()
+    }
+
+    fn take_turn(&mut self, is_alone: bool) {
+        // What was put since says so again.
+        self.wake_set.take(WakePart::Codec);
+        if self.wake_set.take(WakePart::Clock) {
+            self.look_at_clock();
+        }
+        if self.wake_set.take(WakePart::Reader) && self.over.is_none() {
+            self.read();
+        }
+        let mut woken = take(&mut self.spare);
+        self.wake_set.take_streams(&mut woken);
+        woken.drain(..).for_each(|key| self.poll_stream(key, is_alone));
+        self.spare = woken;
+    }
+
+    /// Whether all there is to do is one stream, which lasts: then its event is a write of its own.
+    fn is_lasting_stream_alone(&self) -> bool {
+        let only = self.wake_set.only_stream().and_then(|key| self.streams.get(key));
+        only.is_some_and(Exchange::is_lasting)
+    }
+
+    /// Writes out what there is. If the client does not read, the rest goes out when it does.
+    fn poll_out(&mut self) -> Poll<Ended> {
+        let writer = self.writer.clone();
+        let mut cx = Context::from_waker(&writer);
+        let flushed = self.output.poll_flush(&mut self.io, &mut cx)?;
+        if !self.output.is_full() {
+            self.wake_waiting();
+        }
+        if self.is_deaf && !self.output.is_stuck() {
+            self.is_deaf = false;
+            self.wake_set.put(WakePart::Reader);
+            self.wake_set.put(WakePart::Codec);
+        }
+        let has_left = self.farewell == Farewell::Said || self.is_client_leaving;
+        if self.over.is_none() && has_left && self.streams.is_empty() {
+            self.over = Some(Ok(()));
+        }
+        let Some(over) = &self.over else { return Poll::Pending };
+        if !matches!(over, Err(Broken::Dead | Broken::Io(_))) {
+            ready!(flushed);
+            // Whether or not it can be said, nothing more is.
+            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut cx));
+        }
+        Poll::Ready(self.over.take().unwrap_or(Ok(())))
+    }
+
+    /// Lets those try again who waited for room, as far as there is some.
+    pub(super) fn wake_waiting(&mut self) {
+        if self.send.window <= 0 {
+            return;
+        }
+        for key in take(&mut self.waiting) {
+            if let Some(stream) = self.streams.get_mut(key) {
+                stream.is_waiting = false;
+                stream.waker.wake_by_ref();
+            }
+        }
+    }
+
+    fn read(&mut self) {
+        let mut buffer = READ.take();
+        buffer.resize(READ_BYTES, 0);
+        let mut left = READS_MAX;
+        while self.over.is_none() {
+            if self.output.is_stuck() {
+                self.is_deaf = true;
+                break;
+            }
+            if left == 0 {
+                // Others have their turn, and then there may be more.
+                self.wake_set.put(WakePart::Reader);
+                self.wake_set.put(WakePart::Codec);
+                break;
+            }
+            left -= 1;
+            let mut read = ReadBuf::new(&mut buffer);
+            let polled = Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), &mut read);
+            match polled {
+                Poll::Pending => break,
+                Poll::Ready(Err(error)) => self.end(Err(error.into())),
+                // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
+                Poll::Ready(Ok(())) if read.filled().is_empty() => self.end(Ok(())),
+                Poll::Ready(Ok(())) => {
+                    self.heartbeat.hear();
+                    self.hear(read.filled());
+                }
+            }
+        }
+        READ.set(buffer);
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        let mut input = take(&mut self.input);
+        let heard = input.hear(bytes, |heard| match heard.and_then(|heard| self.receive(heard)) {
+            Err(Fault::Stream(stream, reason)) => self.reset_for(stream, reason),
+            received => received,
+        });
+        self.input = input;
+        if let Err(Fault::Connection(reason, what)) = heard {
+            self.output.put_goaway(self.last_stream, reason);
+            self.end(Err(Broken::Rule(what)));
+        }
+    }
+
+    /// Ends the connection, once what there is to be said has gone out.
+    fn end(&mut self, why: Ended) {
+        self.over = Some(why);
+        let keys: Vec<_> = self.streams.all().map(|stream| stream.id).collect();
+        for key in keys.into_iter().filter_map(|id| self.streams.key(id)).collect::<Vec<_>>() {
+            self.remove(key);
+        }
+    }
+
+    /// Pings a silent client, and ends streams whose time is up. One timer serves all.
+    pub(super) fn look_at_clock(&mut self) {
+        while self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
+            let now = Instant::now();
+            match self.heartbeat.beat(now) {
+                Beat::Nothing => {}
+                Beat::Ping => self.output.put_ping([0; 8]),
+                Beat::Dead => return self.end(Err(Broken::Dead)),
+            }
+            let mut next = self.heartbeat.next();
+            for stream in self.streams.all() {
+                match stream.until {
+                    Some((at, why)) if at <= now => stream.cut.cut(why),
+                    Some((at, _)) => next = next.min(at),
+                    None => {}
+                }
+            }
+            self.clock.as_mut().reset(next);
+        }
+    }
+
+    /// Looks again at that time at the latest.
+    pub(super) fn look_until(&mut self, at: Instant) {
+        if at < self.clock.deadline() {
+            self.clock.as_mut().reset(at);
+            self.look_at_clock();
+        }
+    }
+}
+
+impl<I, S, F, B> Conversation for Http2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        self.wake_set.begin_polling(cx);
+        let ended = self.poll_turns();
+        self.wake_set.end_polling();
+        if ended.is_pending() && !self.wake_set.is_quiet() {
+            cx.waker().wake_by_ref();
+        }
+        ended.map_err(Into::into)
+    }
+
+    fn say_goodbye(&mut self) {
+        if self.farewell == Farewell::Unsaid {
+            self.farewell = Farewell::Announced;
+            self.output.put_goaway(HIGHEST, Reason::No);
+            self.output.put_ping(GOODBYE);
+            self.wake_set.put(WakePart::Codec);
+        }
+    }
+
+    fn wake_set(&self) -> &Arc<WakeSet> {
+        &self.wake_set
+    }
+}
+
+impl From<&ConnectionLimits> for Http2Limits {
+    fn from(limits: &ConnectionLimits) -> Self {
+        Self {
+            streams_max: limits.streams_max as usize,
+            header_bytes_max: limits.header_bytes_max as usize,
+            ping_after: limits.ping_after,
+        }
+    }
+}

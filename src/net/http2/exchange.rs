@@ -1,0 +1,125 @@
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use slab::Slab;
+use tokio::time::Instant;
+
+use crate::base::Cut;
+use crate::net::request_body::Inbox;
+use crate::net::wake_set::StreamWaker;
+
+/// A request and its answer. `F` is the future that answers, `B` the answer's body.
+pub(super) struct Exchange<F, B> {
+    pub(super) id: u32,
+    pub(super) phase: Phase<F, B>,
+    /// What is left of the piece of the body that was taken last.
+    pub(super) chunk: Bytes,
+    /// Whether it is the last piece.
+    pub(super) is_last: bool,
+    /// How many bytes the client takes: below zero where it has made its windows smaller since.
+    pub(super) window: i64,
+    /// The request's body, until it is whole.
+    pub(super) upload: Option<Upload>,
+    pub(super) flag: Arc<StreamWaker>,
+    /// The waker that the stream is polled with.
+    pub(super) waker: Waker,
+    pub(super) cut: Cut,
+    /// The time at which it ends, and why, if it runs for so long.
+    pub(super) until: Option<(Instant, &'static str)>,
+    /// How often it was polled, up to [`LASTING_POLLS`].
+    pub(super) polls: u8,
+    /// Whether it waits for room in the output, or for the connection's window.
+    pub(super) is_waiting: bool,
+}
+
+pub(super) enum Phase<F, B> {
+    Asked(F),
+    Answering(B),
+}
+
+/// A stream that was polled so often is one that lasts. Others may be over with the next write, for which a write and a
+/// record of their own would be too much.
+const LASTING_POLLS: u8 = 8;
+
+/// A request's body that arrives.
+pub(super) struct Upload {
+    pub(super) inbox: Arc<Inbox>,
+    /// How many bytes the client may still send.
+    pub(super) window: usize,
+    /// How many bytes were taken of which the client has not been told.
+    pub(super) untold: usize,
+    /// Whether all of it is there.
+    pub(super) has_ended: bool,
+}
+
+impl<F, B> Exchange<F, B> {
+    pub(super) fn note_poll(&mut self) {
+        self.polls = (self.polls + 1).min(LASTING_POLLS);
+    }
+
+    pub(super) fn is_lasting(&self) -> bool {
+        self.polls == LASTING_POLLS
+    }
+
+    /// Whether the client may still send something of its request.
+    pub(super) fn is_open_for_more(&self) -> bool {
+        self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
+    }
+}
+
+/// The streams of a connection, by their keys and by their numbers.
+pub(super) struct Streams<F, B> {
+    by_key: Slab<Exchange<F, B>>,
+    /// Numbers only rise, so that these stay in their order.
+    keys: Vec<(u32, usize)>,
+}
+
+impl<F, B> Streams<F, B> {
+    pub(super) fn new() -> Self {
+        Self { by_key: Slab::new(), keys: Vec::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// The key of the stream that is put next.
+    pub(super) fn next_key(&self) -> usize {
+        self.by_key.vacant_key()
+    }
+
+    pub(super) fn put(&mut self, stream: Exchange<F, B>) {
+        let id = stream.id;
+        self.keys.push((id, self.by_key.insert(stream)));
+    }
+
+    pub(super) fn key(&self, id: u32) -> Option<usize> {
+        let place = self.keys.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(self.keys[place].1)
+    }
+
+    pub(super) fn get_mut(&mut self, key: usize) -> Option<&mut Exchange<F, B>> {
+        self.by_key.get_mut(key)
+    }
+
+    pub(super) fn get(&self, key: usize) -> Option<&Exchange<F, B>> {
+        self.by_key.get(key)
+    }
+
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Exchange<F, B>> {
+        self.by_key.iter_mut().map(|(_, stream)| stream)
+    }
+
+    pub(super) fn remove(&mut self, key: usize) -> Option<Exchange<F, B>> {
+        let stream = self.by_key.try_remove(key)?;
+        if let Ok(place) = self.keys.binary_search_by_key(&stream.id, |(id, _)| *id) {
+            self.keys.remove(place);
+        }
+        Some(stream)
+    }
+}

@@ -1,0 +1,333 @@
+//! Frames as bytes: their heads, and what is in those of a client (RFC 9113 §4, RFC 9113 §6).
+
+use super::fault::{Fault, Reason};
+
+pub(super) const HEAD_BYTES: usize = 9;
+/// The largest payload of a client's frame: what every server has to take, and we announce no more.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 16_384;
+/// The highest number of a stream, and the largest window.
+pub(super) const HIGHEST: u32 = (1 << 31) - 1;
+
+pub(super) const END_STREAM: u8 = 0x1;
+pub(super) const ACK: u8 = 0x1;
+pub(super) const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    Data,
+    Headers,
+    Priority,
+    Reset,
+    Settings,
+    PushPromise,
+    Ping,
+    GoAway,
+    WindowUpdate,
+    Continuation,
+    /// One of an extension, which is ignored.
+    Unknown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FrameHead {
+    /// Bytes of the payload.
+    pub(super) length: usize,
+    pub(super) kind: FrameKind,
+    pub(super) flags: u8,
+    pub(super) stream: u32,
+}
+
+/// A client's frame.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame<'a> {
+    Data {
+        stream: u32,
+        data: &'a [u8],
+        /// What it takes of the windows: its padding counts as well.
+        flow: u32,
+        ends: bool,
+    },
+    Headers {
+        stream: u32,
+        block: &'a [u8],
+        ends: bool,
+        is_whole: bool,
+    },
+    Continuation {
+        stream: u32,
+        block: &'a [u8],
+        is_whole: bool,
+    },
+    Reset {
+        stream: u32,
+    },
+    Settings(&'a [u8]),
+    SettingsAck,
+    Ping([u8; 8]),
+    Pong([u8; 8]),
+    GoAway,
+    WindowUpdate {
+        stream: u32,
+        increment: u32,
+    },
+    /// Priorities, which nothing here goes by.
+    Priority,
+    Unknown,
+}
+
+/// A setting of the client that concerns what is sent to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Setting {
+    HeaderTable,
+    InitialWindow(u32),
+    FrameBytesMax(u32),
+}
+
+impl FrameHead {
+    pub(super) fn new(kind: FrameKind, flags: u8, stream: u32, length: usize) -> Self {
+        Self { length, kind, flags, stream }
+    }
+
+    /// Reads the head that `bytes` begin with; `None` if it is not whole.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let [l1, l2, l3, kind, flags, s1, s2, s3, s4] = *bytes.first_chunk::<HEAD_BYTES>()?;
+        let length = u32::from_be_bytes([0, l1, l2, l3]) as usize;
+        // The highest bit is reserved.
+        let stream = u32::from_be_bytes([s1, s2, s3, s4]) & HIGHEST;
+        Some(Self { length, kind: FrameKind::of(kind), flags, stream })
+    }
+
+    pub(super) fn bytes(self) -> [u8; HEAD_BYTES] {
+        let [_, l1, l2, l3] = u32::try_from(self.length).unwrap_or(u32::MAX).to_be_bytes();
+        let [s1, s2, s3, s4] = self.stream.to_be_bytes();
+        [l1, l2, l3, self.kind as u8, self.flags, s1, s2, s3, s4]
+    }
+
+    fn has(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl FrameKind {
+    fn of(byte: u8) -> Self {
+        match byte {
+            0 => Self::Data,
+            1 => Self::Headers,
+            2 => Self::Priority,
+            3 => Self::Reset,
+            4 => Self::Settings,
+            5 => Self::PushPromise,
+            6 => Self::Ping,
+            7 => Self::GoAway,
+            8 => Self::WindowUpdate,
+            9 => Self::Continuation,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// Reads a frame, whose payload is whole.
+    ///
+    /// # Errors
+    /// What the frame breaks by itself, whatever has come before it.
+    pub(super) fn read(head: FrameHead, payload: &'a [u8]) -> Result<Self, Fault> {
+        let FrameHead { kind, stream, .. } = head;
+        let of_connection = match kind {
+            FrameKind::Settings | FrameKind::Ping | FrameKind::GoAway => stream != 0,
+            FrameKind::WindowUpdate | FrameKind::Unknown => false,
+            _ => stream == 0,
+        };
+        if of_connection {
+            return Err(Fault::protocol("a frame of a stream is one of the connection, or the other way round"));
+        }
+        Ok(match kind {
+            FrameKind::Data => {
+                let data = without_padding(head, payload)?;
+                let flow = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+                Self::Data { stream, data, flow, ends: head.has(END_STREAM) }
+            }
+            FrameKind::Headers => {
+                let block = without_priority(head, without_padding(head, payload)?)?;
+                Self::Headers { stream, block, ends: head.has(END_STREAM), is_whole: head.has(END_HEADERS) }
+            }
+            FrameKind::Continuation => Self::Continuation { stream, block: payload, is_whole: head.has(END_HEADERS) },
+            FrameKind::Priority => match payload.first_chunk() {
+                Some(dependency) if payload.len() == 5 => independent(stream, *dependency).map(|()| Self::Priority)?,
+                _ => return Err(Fault::Stream(stream, Reason::FrameSize)),
+            },
+            FrameKind::Reset => number(payload).map(|_| Self::Reset { stream })?,
+            FrameKind::Settings if head.has(ACK) && payload.is_empty() => Self::SettingsAck,
+            FrameKind::Settings if head.has(ACK) || !payload.len().is_multiple_of(6) => return Err(wrong_size()),
+            FrameKind::Settings => Self::Settings(payload),
+            FrameKind::Ping => {
+                let Ok(opaque) = payload.try_into() else { return Err(wrong_size()) };
+                if head.has(ACK) { Self::Pong(opaque) } else { Self::Ping(opaque) }
+            }
+            FrameKind::GoAway if payload.len() < 8 => return Err(wrong_size()),
+            FrameKind::GoAway => Self::GoAway,
+            FrameKind::WindowUpdate => match number(payload)? & HIGHEST {
+                0 if stream == 0 => return Err(Fault::protocol("a window that grows by nothing")),
+                0 => return Err(Fault::Stream(stream, Reason::Protocol)),
+                increment => Self::WindowUpdate { stream, increment },
+            },
+            FrameKind::PushPromise => return Err(Fault::protocol("a client pushes nothing")),
+            FrameKind::Unknown => Self::Unknown,
+        })
+    }
+}
+
+/// The settings in a frame, of which others than those are none of ours (RFC 9113 §6.5.2).
+pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Setting, Fault>> {
+    payload.chunks_exact(6).filter_map(|setting| {
+        let (name, value) = setting.split_first_chunk()?;
+        let value = u32::from_be_bytes(value.try_into().ok()?);
+        Some(match (u16::from_be_bytes(*name), value) {
+            (0x1, _) => Ok(Setting::HeaderTable),
+            (0x2, 2..) => Err(Fault::protocol("a flag is 0 or 1")),
+            (0x4, ..=HIGHEST) => Ok(Setting::InitialWindow(value)),
+            (0x4, _) => Err(Fault::Connection(Reason::FlowControl, "a window has 31 bits")),
+            (0x5, 0x4000..=0xff_ffff) => Ok(Setting::FrameBytesMax(value)),
+            (0x5, _) => Err(Fault::protocol("no frame may be so large, or so small")),
+            _ => return None,
+        })
+    })
+}
+
+fn without_padding(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
+    if !head.has(PADDED) {
+        return Ok(payload);
+    }
+    let Some((padding, rest)) = payload.split_first() else { return Err(wrong_size()) };
+    let kept = rest.len().checked_sub(usize::from(*padding));
+    kept.map(|kept| &rest[..kept]).ok_or(Fault::protocol("more padding than there is room for"))
+}
+
+fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
+    if !head.has(PRIORITY) {
+        return Ok(payload);
+    }
+    let Some((priority, rest)) = payload.split_first_chunk::<5>() else { return Err(wrong_size()) };
+    let [d1, d2, d3, d4, _] = *priority;
+    independent(head.stream, [d1, d2, d3, d4]).map(|()| rest)
+}
+
+/// A stream does not depend on itself (RFC 7540 §5.3.1).
+fn independent(stream: u32, dependency: [u8; 4]) -> Result<(), Fault> {
+    if u32::from_be_bytes(dependency) & HIGHEST == stream {
+        return Err(Fault::protocol("a stream depends on itself"));
+    }
+    Ok(())
+}
+
+fn number(payload: &[u8]) -> Result<u32, Fault> {
+    payload.try_into().map(u32::from_be_bytes).map_err(|_| wrong_size())
+}
+
+fn wrong_size() -> Fault {
+    Fault::Connection(Reason::FrameSize, "a frame has not the size of its kind")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of which stream it is refused, or of the connection, and why.
+    type Outcome = Result<(), (u32, Reason)>;
+
+    fn head(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> FrameHead {
+        FrameHead::new(FrameKind::of(kind), flags, stream, payload.len())
+    }
+
+    #[test]
+    fn a_head_is_read_as_it_was_written() {
+        for (head, bytes) in [
+            (FrameHead::new(FrameKind::Data, END_STREAM, 1, 5), [0, 0, 5, 0, 1, 0, 0, 0, 1]),
+            (FrameHead::new(FrameKind::GoAway, 0, 0, 8), [0, 0, 8, 7, 0, 0, 0, 0, 0]),
+            (
+                FrameHead::new(FrameKind::Continuation, END_HEADERS, HIGHEST, 0xff_ffff),
+                [255, 255, 255, 9, 4, 127, 255, 255, 255],
+            ),
+        ] {
+            assert_eq!(head.bytes(), bytes);
+            assert_eq!(FrameHead::read(&bytes), Some(head));
+            assert_eq!(FrameHead::read(&bytes[..8]), None);
+        }
+        let reserved = FrameHead::read(&[0, 0, 0, 77, 0, 128, 0, 0, 3]).expect("whole");
+        assert_eq!((reserved.kind, reserved.stream), (FrameKind::Unknown, 3));
+    }
+
+    #[test]
+    fn a_frame_that_breaks_a_rule_is_refused_for_its_stream_or_for_all() {
+        use Reason::{FrameSize, Protocol};
+        let connection = |reason| Err((0, reason));
+        let rows: &[(u8, u8, u32, &[u8], Outcome)] = &[
+            (0, 0, 1, b"data", Ok(())),
+            (0, 0, 0, b"data", connection(Protocol)),
+            (0, PADDED, 1, &[4, 1, 0, 0, 0, 0], Ok(())),
+            (0, PADDED, 1, &[5, 0, 0, 0, 0], connection(Protocol)),
+            (0, PADDED, 1, &[], connection(FrameSize)),
+            (1, PRIORITY, 1, &[0, 0, 0, 3, 9, 0x82], Ok(())),
+            (1, PRIORITY, 3, &[128, 0, 0, 3, 9, 0x82], connection(Protocol)),
+            (1, PRIORITY, 3, &[0, 0, 0, 1], connection(FrameSize)),
+            (1, 0, 0, &[0x82], connection(Protocol)),
+            (2, 0, 3, &[0, 0, 0, 1, 9], Ok(())),
+            (2, 0, 3, &[0, 0, 0, 3, 9], connection(Protocol)),
+            (2, 0, 3, &[0, 0, 0, 1], Err((3, FrameSize))),
+            (3, 0, 1, &[0, 0, 0, 8], Ok(())),
+            (3, 0, 1, &[0, 0, 8], connection(FrameSize)),
+            (3, 0, 0, &[0, 0, 0, 8], connection(Protocol)),
+            (4, 0, 0, &[0, 3, 0, 0, 0, 1], Ok(())),
+            (4, 0, 0, &[0, 3, 0, 0, 0], connection(FrameSize)),
+            (4, 0, 1, &[], connection(Protocol)),
+            (4, ACK, 0, &[], Ok(())),
+            (4, ACK, 0, &[0, 3, 0, 0, 0, 1], connection(FrameSize)),
+            (5, 0, 1, &[0, 0, 0, 2], connection(Protocol)),
+            (6, 0, 0, &[0; 8], Ok(())),
+            (6, 0, 0, &[0; 7], connection(FrameSize)),
+            (6, 0, 1, &[0; 8], connection(Protocol)),
+            (7, 0, 0, &[0; 8], Ok(())),
+            (7, 0, 0, &[0; 7], connection(FrameSize)),
+            (8, 0, 0, &[0, 0, 0, 1], Ok(())),
+            (8, 0, 0, &[128, 0, 0, 0], connection(Protocol)),
+            (8, 0, 5, &[0, 0, 0, 0], Err((5, Protocol))),
+            (8, 0, 5, &[0, 0, 0], connection(FrameSize)),
+            (9, END_HEADERS, 1, &[], Ok(())),
+            (9, 0, 0, &[], connection(Protocol)),
+            (10, 255, 0, b"anything", Ok(())),
+        ];
+        for (kind, flags, stream, payload, expected) in rows {
+            let read = Frame::read(head(*kind, *flags, *stream, payload), payload);
+            let told = read.map(|_| ()).map_err(|fault| match fault {
+                Fault::Connection(reason, _) => (0, reason),
+                Fault::Stream(stream, reason) => (stream, reason),
+            });
+            assert_eq!(told, *expected, "{kind} {flags:#x} {stream} {payload:?}");
+        }
+    }
+
+    #[test]
+    fn padding_counts_for_the_window_and_is_not_data() {
+        let payload = [2, b'a', 0, 0];
+        let read = Frame::read(head(0, PADDED | END_STREAM, 1, &payload), &payload);
+        assert_eq!(read.expect("right"), Frame::Data { stream: 1, data: b"a", flow: 4, ends: true });
+    }
+
+    #[test]
+    fn settings_are_taken_where_they_are_ours_and_refused_where_they_are_wrong() {
+        let read = |name: u8, value: u32| {
+            let mut payload = vec![0, name];
+            payload.extend(value.to_be_bytes());
+            settings(&payload).next().map(Result::ok)
+        };
+        assert_eq!(read(1, 0), Some(Some(Setting::HeaderTable)));
+        assert_eq!([read(2, 0), read(2, 1), read(2, 2)], [None, None, Some(None)]);
+        assert_eq!(read(4, HIGHEST), Some(Some(Setting::InitialWindow(HIGHEST))));
+        assert_eq!(read(4, HIGHEST + 1), Some(None));
+        assert_eq!([read(5, 16_383), read(5, 1 << 24)], [Some(None), Some(None)]);
+        assert_eq!(read(5, 16_384), Some(Some(Setting::FrameBytesMax(16_384))));
+        assert_eq!([read(3, 7), read(99, 7)], [None, None]);
+    }
+}

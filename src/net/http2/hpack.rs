@@ -1,0 +1,345 @@
+//! Header blocks (RFC 7541): those of clients are read, with the table that every client may have, and ours are written
+//! without one.
+
+use std::collections::VecDeque;
+
+use http::{HeaderMap, HeaderName};
+
+use super::huffman;
+use super::static_table::STATIC_TABLE;
+
+/// What every client may keep in our table (RFC 9113 §6.5.2). Less would spare memory, but there are clients that do
+/// not hear of it, and a token that comes with every request is read once.
+const TABLE_BYTES_MAX: usize = 4_096;
+/// What a field counts besides its bytes (RFC 7541 §4.1).
+pub(super) const FIELD_BYTES: usize = 32;
+
+/// A reader of a connection's header blocks, one after the other.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    /// The newest field comes first.
+    table: VecDeque<Field>,
+    table_bytes: usize,
+    /// What the client has chosen.
+    chosen_bytes_max: usize,
+}
+
+/// A name and a value.
+type Field = (Box<[u8]>, Box<[u8]>);
+
+/// A block that cannot be read. Nothing behind it can, either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unreadable;
+
+/// Where a name is: in a table, or spelled out.
+struct Reader<'a>(&'a [u8]);
+
+impl Decoder {
+    pub(super) fn new() -> Self {
+        Self { table: VecDeque::new(), table_bytes: 0, chosen_bytes_max: TABLE_BYTES_MAX }
+    }
+
+    /// Reads a whole block, field by field. No field is larger than its block, or than what is in the table.
+    pub(super) fn read(&mut self, block: &[u8], mut field: impl FnMut(&[u8], &[u8])) -> Result<(), Unreadable> {
+        let mut rest = Reader(block);
+        let (mut name, mut value) = (Vec::new(), Vec::new());
+        let mut has_begun = false;
+        while let Some(first) = rest.0.first().copied() {
+            if first & 0xe0 == 0x20 && !has_begun {
+                let chosen = rest.number(5)?;
+                if chosen > TABLE_BYTES_MAX {
+                    return Err(Unreadable);
+                }
+                self.chosen_bytes_max = chosen;
+                self.make_room(0);
+                continue;
+            }
+            if first & 0xe0 == 0x20 {
+                return Err(Unreadable);
+            }
+            has_begun = true;
+            if first & 0x80 != 0 {
+                let (name, value) = self.at(rest.number(7)?).ok_or(Unreadable)?;
+                field(name, value);
+                continue;
+            }
+            let is_kept = first & 0x40 != 0;
+            name.clear();
+            match rest.number(if is_kept { 6 } else { 4 })? {
+                0 => rest.string(&mut name)?,
+                at => name.extend_from_slice(self.at(at).ok_or(Unreadable)?.0),
+            }
+            value.clear();
+            rest.string(&mut value)?;
+            field(&name, &value);
+            if is_kept {
+                self.keep(&name, &value);
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&self, place: usize) -> Option<(&[u8], &[u8])> {
+        let place = place.checked_sub(1)?;
+        if let Some((name, value)) = STATIC_TABLE.get(place) {
+            return Some((name.as_bytes(), value.as_bytes()));
+        }
+        self.table.get(place - STATIC_TABLE.len()).map(|(name, value)| (&**name, &**value))
+    }
+
+    fn keep(&mut self, name: &[u8], value: &[u8]) {
+        let bytes = name.len() + value.len() + FIELD_BYTES;
+        self.make_room(bytes);
+        // One that is larger than the table has emptied it.
+        if bytes <= self.chosen_bytes_max {
+            self.table.push_front((name.into(), value.into()));
+            self.table_bytes += bytes;
+        }
+    }
+
+    fn make_room(&mut self, bytes: usize) {
+        while self.table_bytes + bytes > self.chosen_bytes_max {
+            let Some((name, value)) = self.table.pop_back() else { break };
+            self.table_bytes -= name.len() + value.len() + FIELD_BYTES;
+        }
+        if self.table.is_empty() {
+            self.table = VecDeque::new();
+        }
+    }
+}
+
+impl Reader<'_> {
+    /// Reads a number whose first bits are the last `bits` of a byte (RFC 7541 §5.1).
+    fn number(&mut self, bits: u32) -> Result<usize, Unreadable> {
+        let prefix = (1_usize << bits) - 1;
+        let mut number = usize::from(self.byte()?) & prefix;
+        if number < prefix {
+            return Ok(number);
+        }
+        // Nothing here has a number of more than 28 bits.
+        for shift in [0, 7, 14, 21] {
+            let byte = usize::from(self.byte()?);
+            number += (byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(Unreadable)
+    }
+
+    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), Unreadable> {
+        let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
+        let length = self.number(7)?;
+        let (string, rest) = self.0.split_at_checked(length).ok_or(Unreadable)?;
+        self.0 = rest;
+        if is_coded {
+            return huffman::decode(string, into).ok_or(Unreadable);
+        }
+        into.extend_from_slice(string);
+        Ok(())
+    }
+
+    fn byte(&mut self) -> Result<u8, Unreadable> {
+        let (byte, rest) = self.0.split_first().ok_or(Unreadable)?;
+        self.0 = rest;
+        Ok(*byte)
+    }
+}
+
+/// Says that our table is empty. A client that makes its own smaller waits for it (RFC 7541 §4.2).
+pub(super) fn put_no_table(block: &mut Vec<u8>) {
+    block.push(0x20);
+}
+
+pub(super) fn put_status(block: &mut Vec<u8>, status: u16) {
+    let known = match status {
+        200 => 8,
+        204 => 9,
+        304 => 11,
+        400 => 12,
+        404 => 13,
+        500 => 14,
+        _ => {
+            put_number(block, 0, 4, STATUS);
+            return put_string(block, status.to_string().as_bytes());
+        }
+    };
+    put_number(block, 0x80, 7, known);
+}
+
+/// Writes fields that nobody keeps, and not in Huffman's code: they are read once, by a client nearby.
+pub(super) fn put_fields(block: &mut Vec<u8>, fields: &HeaderMap) {
+    for (name, value) in fields {
+        match known(name) {
+            Some(place) => put_number(block, 0, 4, place),
+            None => {
+                block.push(0);
+                put_string(block, name.as_str().as_bytes());
+            }
+        }
+        put_string(block, value.as_bytes());
+    }
+}
+
+/// The places of `:status` in the table, and of the fields that most answers have.
+const STATUS: usize = 8;
+
+fn known(name: &HeaderName) -> Option<usize> {
+    Some(match name.as_str() {
+        "cache-control" => 24,
+        "content-encoding" => 26,
+        "content-length" => 28,
+        "content-type" => 31,
+        "date" => 33,
+        "etag" => 34,
+        "vary" => 59,
+        _ => return None,
+    })
+}
+
+fn put_string(block: &mut Vec<u8>, string: &[u8]) {
+    put_number(block, 0, 7, string.len());
+    block.extend_from_slice(string);
+}
+
+fn put_number(block: &mut Vec<u8>, flags: u8, bits: u32, number: usize) {
+    let prefix = u8::MAX >> (8 - bits);
+    if let Ok(number) = u8::try_from(number)
+        && number < prefix
+    {
+        return block.push(flags | number);
+    }
+    block.push(flags | prefix);
+    let mut rest = number - usize::from(prefix);
+    while rest >= 0x80 {
+        block.push(0x80 | low(rest));
+        rest >>= 7;
+    }
+    block.push(low(rest));
+}
+
+/// The last seven bits.
+fn low(number: usize) -> u8 {
+    number.to_le_bytes()[0] & 0x7f
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, Unreadable> {
+        let mut fields = Vec::new();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        decoder.read(block, |name, value| fields.push(format!("{}: {}", text(name), text(value))))?;
+        Ok(fields)
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<char> = hex.chars().filter(|digit| !digit.is_whitespace()).collect();
+        let byte = |pair: &[char]| u8::from_str_radix(&pair.iter().collect::<String>(), 16).expect("hexadecimal");
+        digits.chunks(2).map(byte).collect()
+    }
+
+    /// RFC 7541, Appendix C.3 and C.4: three requests on one connection, as they are and in Huffman's code.
+    #[test]
+    fn requests_of_the_rfc_are_read() {
+        let plain = [
+            "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d",
+            "8286 84be 5808 6e6f 2d63 6163 6865",
+            "8287 85bf 400a 6375 7374 6f6d 2d6b 6579 0c63 7573 746f 6d2d 7661 6c75 65",
+        ];
+        let coded = [
+            "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff",
+            "8286 84be 5886 a8eb 1064 9cbf",
+            "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf",
+        ];
+        for blocks in [plain, coded] {
+            let mut decoder = Decoder::new();
+            let read = blocks.map(|block| read(&mut decoder, &bytes(block)).expect("right"));
+            assert_eq!(read[0], [":method: GET", ":scheme: http", ":path: /", ":authority: www.example.com"]);
+            assert_eq!(read[1][3..], [":authority: www.example.com", "cache-control: no-cache"]);
+            assert_eq!(
+                read[2],
+                [
+                    ":method: GET",
+                    ":scheme: https",
+                    ":path: /index.html",
+                    ":authority: www.example.com",
+                    "custom-key: custom-value",
+                ]
+            );
+            assert_eq!(decoder.table_bytes, 164);
+        }
+    }
+
+    /// RFC 7541, Appendix C.5: a table of 256 bytes forgets what is oldest.
+    #[test]
+    fn the_oldest_fields_are_forgotten() {
+        let mut decoder = Decoder::new();
+        assert_eq!(read(&mut decoder, &bytes("3fe101")), Ok(vec![]), "256 bytes");
+        let first = "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 \
+                     3a32 3120 474d 546e 1768 7474 7073 3a2f 2f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
+        assert_eq!(read(&mut decoder, &bytes(first)).expect("right").len(), 4);
+        assert_eq!((decoder.table_bytes, decoder.table.len()), (222, 4));
+        assert_eq!(
+            read(&mut decoder, &bytes("4803 3330 37c1 c0bf")).expect("right"),
+            [
+                ":status: 307",
+                "cache-control: private",
+                "date: Mon, 21 Oct 2013 20:13:21 GMT",
+                "location: https://www.example.com",
+            ]
+        );
+        assert_eq!((decoder.table_bytes, decoder.table.len()), (222, 4));
+        assert_eq!(read(&mut decoder, &bytes("20")), Ok(vec![]), "none");
+        assert_eq!((decoder.table_bytes, decoder.table.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused() {
+        for (block, what) in [
+            ("80", "a field without a number"),
+            ("be", "a field that is in no table"),
+            ("ff ff ff ff ff 7f", "a number without an end"),
+            ("ff", "a number that is cut off"),
+            ("00 05 61 62", "a name that is cut off"),
+            ("41", "a field without a value"),
+            ("3f e2 1f", "a table that is too large: 4097 bytes"),
+            ("82 20", "a table that changes behind a field"),
+            ("00 81 00 00", "a name that is no code"),
+        ] {
+            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(Unreadable), "{what}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut fields = HeaderMap::new();
+        fields.insert("content-type", "application/json".parse().expect("right"));
+        fields.insert("kube-fanout-served", "cache".parse().expect("right"));
+        fields.insert("warning", "x".repeat(5_000).parse().expect("right"));
+        let known = ["cache-control", "content-encoding", "content-length", "date", "etag", "vary"];
+        known.iter().for_each(|name| drop(fields.insert(*name, "1".parse().expect("right"))));
+        for status in [200, 201, 204, 304, 400, 404, 410, 500] {
+            let mut block = Vec::new();
+            put_no_table(&mut block);
+            put_status(&mut block, status);
+            put_fields(&mut block, &fields);
+            let mut expected = vec![format!(":status: {status}")];
+            expected.extend(fields.iter().map(|(name, value)| format!("{name}: {}", value.to_str().expect("text"))));
+            assert_eq!(read(&mut Decoder::new(), &block), Ok(expected));
+        }
+    }
+
+    /// Whatever a client sends is read or refused, and what it makes us keep has a bound.
+    #[test]
+    fn no_block_breaks_it() {
+        let mut decoder = Decoder::new();
+        let mut random = fastrand::Rng::with_seed(7541);
+        for _ in 0..20_000 {
+            let block: Vec<u8> = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
+            let _ = read(&mut decoder, &block);
+            assert!(decoder.table_bytes <= TABLE_BYTES_MAX);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+use std::mem::take;
+
+use super::fault::{Fault, Reason};
+use super::frame::{Frame, FrameHead, HEAD_BYTES, PAYLOAD_BYTES_MAX};
+
+/// What has come from a client and is no whole frame yet, or no whole header block.
+#[derive(Debug, Default)]
+pub(super) struct Input {
+    partial: Vec<u8>,
+    block: Option<Block>,
+    block_bytes_max: usize,
+}
+
+/// What a client says, frame by frame, but for header blocks, which are whole.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard<'a> {
+    /// The head of a request, or its trailers.
+    Fields {
+        stream: u32,
+        block: &'a [u8],
+        ends: bool,
+    },
+    Other(Frame<'a>),
+}
+
+/// A header block of which more is to come.
+#[derive(Debug)]
+struct Block {
+    stream: u32,
+    bytes: Vec<u8>,
+    ends: bool,
+    frames: usize,
+}
+
+/// In how many frames a header block may come.
+const BLOCK_FRAMES_MAX: usize = 64;
+
+impl Input {
+    pub(super) fn new(block_bytes_max: usize) -> Self {
+        Self { partial: Vec::new(), block: None, block_bytes_max }
+    }
+
+    /// Takes what has come, and hands on what is whole. Faults of streams are for `receive` to settle, which is asked
+    /// again with what comes behind them.
+    pub(super) fn hear(
+        &mut self,
+        bytes: &[u8],
+        mut receive: impl FnMut(Result<Heard<'_>, Fault>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let mut joined = take(&mut self.partial);
+        let all = if joined.is_empty() {
+            bytes
+        } else {
+            joined.extend_from_slice(bytes);
+            &joined
+        };
+        let mut rest = all;
+        while let Some(head) = FrameHead::read(rest) {
+            if head.length > PAYLOAD_BYTES_MAX {
+                return Err(Fault::Connection(Reason::FrameSize, "a frame is too large"));
+            }
+            let Some((frame, more)) = rest.split_at_checked(HEAD_BYTES + head.length) else { break };
+            rest = more;
+            self.hear_frame(Frame::read(head, &frame[HEAD_BYTES..]), &mut receive)?;
+        }
+        if joined.is_empty() {
+            self.partial = rest.to_vec();
+        } else {
+            let used = all.len() - rest.len();
+            joined.drain(..used);
+            // An idle connection keeps no buffer.
+            self.partial = if joined.is_empty() { Vec::new() } else { joined };
+        }
+        Ok(())
+    }
+
+    fn hear_frame(
+        &mut self,
+        frame: Result<Frame<'_>, Fault>,
+        receive: &mut impl FnMut(Result<Heard<'_>, Fault>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        match (self.block.take(), frame) {
+            (Some(mut block), Ok(Frame::Continuation { stream, block: more, is_whole })) if stream == block.stream => {
+                block.bytes.extend_from_slice(more);
+                block.frames += 1;
+                if is_whole {
+                    return receive(Ok(Heard::Fields { stream, block: &block.bytes, ends: block.ends }));
+                }
+                self.keep(block)
+            }
+            (Some(_), _) => Err(Fault::protocol("another frame amid a header block")),
+            (None, Ok(Frame::Continuation { .. })) => Err(Fault::protocol("nothing is continued")),
+            (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
+                receive(Ok(Heard::Fields { stream, block, ends }))
+            }
+            (None, Ok(Frame::Headers { stream, block, ends, is_whole: false })) => {
+                self.keep(Block { stream, bytes: block.to_vec(), ends, frames: 1 })
+            }
+            (None, frame) => receive(frame.map(Heard::Other)),
+        }
+    }
+
+    /// A block that is larger than what its fields may be, or comes in crumbs, is not waited for.
+    fn keep(&mut self, block: Block) -> Result<(), Fault> {
+        if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
+            return Err(Fault::Connection(Reason::EnhanceYourCalm, "a header block that is too large"));
+        }
+        self.block = Some(block);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::{END_HEADERS, END_STREAM, FrameKind};
+    use super::*;
+
+    fn frame(kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
+    }
+
+    /// What is heard of these bytes when they come in pieces of that size.
+    fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Fault> {
+        let (mut input, mut heard) = (Input::new(100), Vec::new());
+        for piece in bytes.chunks(piece) {
+            input.hear(piece, |frame| {
+                heard.push(format!("{:?}", frame?));
+                Ok(())
+            })?;
+        }
+        assert_eq!((input.partial.capacity(), input.block.is_none()), (0, true), "nothing is kept");
+        Ok(heard)
+    }
+
+    #[test]
+    fn frames_are_heard_however_they_come() {
+        let bytes = [
+            frame(FrameKind::Settings, 0, 0, &[]),
+            frame(FrameKind::Headers, END_STREAM, 1, b"ab"),
+            frame(FrameKind::Continuation, 0, 1, b""),
+            frame(FrameKind::Continuation, END_HEADERS, 1, b"cd"),
+            frame(FrameKind::Headers, END_HEADERS, 3, b"ef"),
+            frame(FrameKind::Data, END_STREAM, 3, b"data"),
+        ]
+        .concat();
+        let whole = heard(&bytes, bytes.len()).expect("right");
+        assert_eq!(whole.len(), 4);
+        assert_eq!(whole[1], format!("{:?}", Heard::Fields { stream: 1, block: b"abcd", ends: true }));
+        assert_eq!(whole[2], format!("{:?}", Heard::Fields { stream: 3, block: b"ef", ends: false }));
+        for piece in 1..bytes.len() {
+            assert_eq!(heard(&bytes, piece).as_ref(), Ok(&whole), "{piece}");
+        }
+    }
+
+    #[test]
+    fn a_header_block_is_not_interrupted_and_has_an_end() {
+        let begun = frame(FrameKind::Headers, 0, 1, b"ab");
+        let wrong = [
+            frame(FrameKind::Ping, 0, 0, &[0; 8]),
+            frame(FrameKind::Unknown, 0, 0, b""),
+            frame(FrameKind::Continuation, END_HEADERS, 3, b"cd"),
+            frame(FrameKind::Headers, END_HEADERS, 1, b"cd"),
+        ];
+        for frame in wrong {
+            assert!(matches!(
+                heard(&[&begun[..], &frame].concat(), 1_000),
+                Err(Fault::Connection(Reason::Protocol, _))
+            ));
+            assert!(matches!(heard(&[&begun[..], &frame].concat(), 1), Err(Fault::Connection(Reason::Protocol, _))));
+        }
+        let alone = frame(FrameKind::Continuation, END_HEADERS, 1, b"cd");
+        assert!(matches!(heard(&alone, 100), Err(Fault::Connection(Reason::Protocol, _))));
+        let crumbs = frame(FrameKind::Continuation, 0, 1, b"").repeat(BLOCK_FRAMES_MAX);
+        let large = frame(FrameKind::Continuation, 0, 1, &[0; 99]);
+        for more in [crumbs, large] {
+            let told = heard(&[&begun[..], &more].concat(), 1_000);
+            assert!(matches!(told, Err(Fault::Connection(Reason::EnhanceYourCalm, _))));
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_too_large_is_not_waited_for() {
+        let head = FrameHead::new(FrameKind::Data, 0, 1, PAYLOAD_BYTES_MAX + 1).bytes();
+        assert!(matches!(heard(&head, 9), Err(Fault::Connection(Reason::FrameSize, _))));
+    }
+}

@@ -1,0 +1,246 @@
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::mem::{replace, take};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::AsyncWrite;
+
+use super::fault::Reason;
+use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
+
+/// What goes out on a connection. The frames of a turn are gathered and go out in a few large writes: each write to a
+/// TLS stream is a record, and a system call, of its own.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    /// Whole frames. An idle connection keeps no buffer.
+    held: Vec<u8>,
+    /// How many bytes of `held` have been written out.
+    sent: usize,
+    /// Whether the stream below may hold something back that was written to it.
+    is_unflushed: bool,
+}
+
+/// How many bytes of answers are gathered at most: four full TLS records, which rustls takes at a time.
+pub(super) const GATHERED_BYTES_MAX: usize = 64 << 10;
+/// How many bytes may wait for a client that does not read, with what is said to it besides answers.
+const WAITING_BYTES_MAX: usize = 2 * GATHERED_BYTES_MAX;
+/// The largest frame that goes out by itself, without a copy: of larger ones there are mostly several.
+const LIGHT_BYTES_MAX: usize = 8 << 10;
+
+thread_local! {
+    /// The buffer in which all connections of a thread gather, one after the other. So it stays in the processor's
+    /// cache.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+impl Output {
+    /// Whether no more of answers is taken for now.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting() >= GATHERED_BYTES_MAX
+    }
+
+    /// Whether so much waits that the client must not be listened to, for it would have to be answered.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.waiting() >= WAITING_BYTES_MAX
+    }
+
+    fn waiting(&self) -> usize {
+        self.held.len() - self.sent
+    }
+
+    /// Puts a frame.
+    pub(super) fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
+        if self.held.capacity() == 0 {
+            self.held = SPARE.take();
+            if self.held.capacity() == 0 {
+                self.held.reserve_exact(WAITING_BYTES_MAX);
+            }
+        }
+        self.held.extend_from_slice(&FrameHead::new(kind, flags, stream, payload.len()).bytes());
+        self.held.extend_from_slice(payload);
+    }
+
+    /// Puts a header block, in as many frames as the client's limit takes.
+    pub(super) fn put_block(&mut self, stream: u32, block: &[u8], ends: bool, frame_bytes_max: usize) {
+        let (mut kind, mut flags, mut rest) = (FrameKind::Headers, if ends { END_STREAM } else { 0 }, block);
+        while let Some((part, more)) = rest.split_at_checked(frame_bytes_max).filter(|(_, more)| !more.is_empty()) {
+            self.put(kind, flags, stream, part);
+            (kind, flags, rest) = (FrameKind::Continuation, 0, more);
+        }
+        self.put(kind, flags | END_HEADERS, stream, rest);
+    }
+
+    pub(super) fn put_reset(&mut self, stream: u32, reason: Reason) {
+        self.put(FrameKind::Reset, 0, stream, &(reason as u32).to_be_bytes());
+    }
+
+    pub(super) fn put_goaway(&mut self, last: u32, reason: Reason) {
+        let [last, reason] = [last, reason as u32].map(u32::to_be_bytes);
+        self.put(FrameKind::GoAway, 0, 0, &[last, reason].concat());
+    }
+
+    pub(super) fn put_ping(&mut self, opaque: [u8; 8]) {
+        self.put(FrameKind::Ping, 0, 0, &opaque);
+    }
+
+    pub(super) fn put_pong(&mut self, opaque: [u8; 8]) {
+        self.put(FrameKind::Ping, ACK, 0, &opaque);
+    }
+
+    pub(super) fn put_settings_ack(&mut self) {
+        self.put(FrameKind::Settings, ACK, 0, &[]);
+    }
+
+    /// Gives a window back to the client: that of a stream, or of the connection, which is 0.
+    pub(super) fn put_window(&mut self, stream: u32, bytes: usize) {
+        let increment = u32::try_from(bytes).unwrap_or(HIGHEST).min(HIGHEST);
+        self.put(FrameKind::WindowUpdate, 0, stream, &increment.to_be_bytes());
+    }
+
+    /// Writes a frame of data that comes alone straight out, if it is small; what is not taken at once is held. Whether
+    /// it was done.
+    pub(super) fn put_lightly<I: AsyncWrite + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+        (flags, stream, data): (u8, u32, &[u8]),
+    ) -> io::Result<bool> {
+        if data.len() > LIGHT_BYTES_MAX || self.waiting() > 0 {
+            return Ok(false);
+        }
+        let head = FrameHead::new(FrameKind::Data, flags, stream, data.len()).bytes();
+        let Poll::Ready(written) = Pin::new(io).poll_write_vectored(cx, &[IoSlice::new(&head), IoSlice::new(data)])?
+        else {
+            return Ok(false);
+        };
+        self.is_unflushed = true;
+        if written < HEAD_BYTES + data.len() {
+            self.held.extend_from_slice(&head[written.min(HEAD_BYTES)..]);
+            self.held.extend_from_slice(&data[written.saturating_sub(HEAD_BYTES)..]);
+        }
+        Ok(true)
+    }
+
+    /// Writes out what is held, as much as is taken.
+    pub(super) fn poll_out<I: AsyncWrite + Unpin>(&mut self, io: &mut I, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.waiting() > 0 {
+            let written = ready!(Pin::new(&mut *io).poll_write(cx, &self.held[self.sent..]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += written;
+            self.is_unflushed = true;
+        }
+        self.held.clear();
+        self.sent = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends a turn: everything goes out, and what the client does not take yet is all that is kept.
+    pub(super) fn poll_flush<I: AsyncWrite + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        let out = self.poll_out(io, cx);
+        self.give_spare();
+        ready!(out)?;
+        if self.is_unflushed {
+            ready!(Pin::new(io).poll_flush(cx))?;
+            self.is_unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn give_spare(&mut self) {
+        if self.held.capacity() < WAITING_BYTES_MAX {
+            return;
+        }
+        let rest = self.held[take(&mut self.sent)..].to_vec();
+        let mut spare = replace(&mut self.held, rest);
+        spare.clear();
+        SPARE.set(spare);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    fn cx() -> Context<'static> {
+        Context::from_waker(Waker::noop())
+    }
+
+    #[tokio::test]
+    async fn frames_go_out_in_order_and_an_idle_connection_keeps_no_buffer() {
+        let (mut near, mut far) = tokio::io::duplex(1 << 20);
+        let mut output = Output::default();
+        output.put_pong(*b"12345678");
+        output.put_reset(3, Reason::Refused);
+        assert!(!output.put_lightly(&mut near, &mut cx(), (0, 5, b"data")).expect("open"), "others come first");
+        assert!(output.poll_flush(&mut near, &mut cx()).is_ready());
+        assert!(output.put_lightly(&mut near, &mut cx(), (END_STREAM, 5, b"data")).expect("open"));
+        assert!(output.poll_flush(&mut near, &mut cx()).is_ready() && output.waiting() == 0);
+        assert_eq!(output.held.capacity(), 0);
+        let mut seen = vec![0; 17 + 13 + 13];
+        far.read_exact(&mut seen).await.expect("open");
+        assert_eq!(&seen[..17], b"\x00\x00\x08\x06\x01\x00\x00\x00\x0012345678");
+        assert_eq!(seen[17..30], [0, 0, 4, 3, 0, 0, 0, 0, 3, 0, 0, 0, 7]);
+        assert_eq!(&seen[30..], b"\x00\x00\x04\x00\x01\x00\x00\x00\x05data");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_taken_is_held_and_nothing_else_is() {
+        let (mut near, mut far) = tokio::io::duplex(10);
+        let mut output = Output::default();
+        assert!(output.put_lightly(&mut near, &mut cx(), (0, 1, b"abcd")).expect("open"));
+        output.put(FrameKind::Data, 0, 1, &[b'x'; 200]);
+        let sent = 13 + 9 + 200;
+        let (mut seen, mut most) = (Vec::new(), 0);
+        while seen.len() < sent {
+            let _ = output.poll_flush(&mut near, &mut cx());
+            most = most.max(output.held.capacity());
+            let mut some = [0; 10];
+            let count = far.read(&mut some).await.expect("open");
+            seen.extend_from_slice(&some[..count]);
+        }
+        assert_eq!(&seen[9..13], b"abcd");
+        assert_eq!(&seen[22..], [b'x'; 200]);
+        assert!(most <= 300, "{most}");
+    }
+
+    #[tokio::test]
+    async fn it_is_full_and_then_stuck() {
+        let (mut near, _far) = tokio::io::duplex(10);
+        let mut output = Output::default();
+        output.put(FrameKind::Data, 0, 1, &vec![0; GATHERED_BYTES_MAX + 10]);
+        assert!(output.poll_flush(&mut near, &mut cx()).is_pending());
+        assert!(output.is_full() && !output.is_stuck());
+        while !output.is_stuck() {
+            output.put_pong([0; 8]);
+        }
+        assert!(output.waiting() < WAITING_BYTES_MAX + 17);
+    }
+
+    #[test]
+    fn a_large_block_is_several_frames() {
+        let mut output = Output::default();
+        output.put_block(1, &[7; 25], true, 10);
+        let frames: Vec<_> = [(10, 1, END_STREAM), (10, 9, 0), (5, 9, END_HEADERS)].into();
+        let mut at = 0;
+        for (length, kind, flags) in frames {
+            let head = FrameHead::read(&output.held[at..]).expect("whole");
+            assert_eq!((head.length, head.kind as u8, head.flags), (length, kind, flags));
+            at += HEAD_BYTES + length;
+        }
+        assert_eq!(at, output.held.len());
+        let mut one = Output::default();
+        one.put_block(1, &[7; 10], false, 10);
+        assert_eq!(one.held.len(), 19);
+    }
+}

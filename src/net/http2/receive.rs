@@ -1,0 +1,230 @@
+//! What a client's frames do to a connection.
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use hyper::body::Body;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::answer;
+use super::connection::{Farewell, GOODBYE, Http2};
+use super::exchange::{Exchange, Phase, Upload};
+use super::fault::{Fault, Reason};
+use super::frame::Frame;
+use super::input::Heard;
+use super::request_head::{NoRequest, RequestHead};
+use super::windows::{UPLOAD_BYTES_MAX, grow};
+use crate::base::Cut;
+use crate::net::request_body::{Inbox, RequestBody, WrongLength};
+use crate::net::wake_set::StreamWaker;
+
+/// The status of the one answer that is the codec's own (RFC 6585 §5).
+const FIELDS_TOO_LARGE: u16 = 431;
+
+impl<I, S, F, B> Http2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    pub(super) fn receive(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
+        if !self.has_settings {
+            let Heard::Other(Frame::Settings(_)) = heard else {
+                return Err(Fault::protocol("settings come first"));
+            };
+            self.has_settings = true;
+        }
+        let frame = match heard {
+            Heard::Fields { stream, block, ends } => return self.receive_fields(stream, block, ends),
+            Heard::Other(frame) => frame,
+        };
+        match frame {
+            Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow as usize, ends),
+            Frame::WindowUpdate { stream, increment } => return self.receive_window(stream, increment.into()),
+            Frame::Reset { stream } => return self.receive_reset(stream),
+            Frame::Settings(payload) => self.receive_settings(payload)?,
+            Frame::Ping(opaque) => self.output.put_pong(opaque),
+            Frame::Pong(GOODBYE) if self.farewell == Farewell::Announced => {
+                self.farewell = Farewell::Said;
+                self.output.put_goaway(self.last_stream, Reason::No);
+            }
+            Frame::GoAway => self.is_client_leaving = true,
+            Frame::SettingsAck | Frame::Pong(_) | Frame::Priority | Frame::Unknown => {}
+            Frame::Headers { .. } | Frame::Continuation { .. } => unreachable!("they are made into fields"),
+        }
+        self.patience.spend()
+    }
+
+    fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Fault> {
+        let mut head = RequestHead::new(self.limits.header_bytes_max);
+        let read = self.decoder.read(block, |name, value| head.take(name, value));
+        read.map_err(|_| Fault::Connection(Reason::Compression, "a header block that cannot be read"))?;
+        if let Some(key) = self.streams.key(stream) {
+            return self.receive_trailers(key, head, ends);
+        }
+        if stream.is_multiple_of(2) {
+            return Err(Fault::protocol("a stream of the server"));
+        }
+        if stream <= self.last_stream {
+            if self.lately_reset.has(stream) {
+                return self.patience.spend();
+            }
+            return Err(Fault::Connection(Reason::StreamClosed, "a stream that is over"));
+        }
+        if self.farewell == Farewell::Said {
+            // It was told that this one is not answered.
+            return self.patience.spend();
+        }
+        self.last_stream = stream;
+        if self.streams.len() >= self.limits.streams_max {
+            return Err(Fault::Stream(stream, Reason::Refused));
+        }
+        match head.into_request(ends) {
+            Ok((request, length)) => self.begin(stream, request, length, ends),
+            Err(NoRequest::Malformed) => return Err(Fault::Stream(stream, Reason::Protocol)),
+            Err(NoRequest::TooLarge) => {
+                let mut block = self.begun_block();
+                answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
+                self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
+                if !ends {
+                    self.output.put_reset(stream, Reason::No);
+                    self.lately_reset.note(stream);
+                }
+                return self.patience.spend();
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_trailers(&mut self, key: usize, head: RequestHead, ends: bool) -> Result<(), Fault> {
+        let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
+        let id = stream.id;
+        let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
+            return Err(Fault::Stream(id, Reason::StreamClosed));
+        };
+        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Fault::Stream(id, Reason::Protocol))?;
+        upload.has_ended = true;
+        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol))
+    }
+
+    fn begin(&mut self, id: u32, request: Request<()>, length: Option<u64>, ends: bool) {
+        let flag = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
+        let waker = Waker::from(flag.clone());
+        let (upload, body) = if ends {
+            (None, RequestBody::empty())
+        } else {
+            let (inbox, body) = Inbox::new(length, waker.clone());
+            (Some(Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false }), body)
+        };
+        let Some((future, cut)) = (self.service)(request.map(|()| body)) else {
+            // The client may send it again elsewhere: nobody has looked at it (RFC 9113 §8.7).
+            self.output.put_reset(id, Reason::Refused);
+            self.lately_reset.note(id);
+            return;
+        };
+        waker.wake_by_ref();
+        // Registered once, for the waker stays the same. A stream that is cut already is looked at in any case.
+        let _ = cut.poll_cut(&Context::from_waker(&waker));
+        self.streams.put(Exchange {
+            id,
+            phase: Phase::Asked(future),
+            chunk: Bytes::new(),
+            is_last: false,
+            window: self.send.first_window,
+            upload,
+            flag,
+            waker,
+            cut,
+            until: None,
+            polls: 0,
+            is_waiting: false,
+        });
+    }
+
+    fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Fault> {
+        self.receive.take(flow)?;
+        let stream = self.streams.key(id).and_then(|key| self.streams.get_mut(key));
+        let Some(stream) = stream else {
+            self.receive.give_back(flow, &mut self.output);
+            if id > self.last_stream || id.is_multiple_of(2) {
+                return Err(Fault::protocol("data of a stream that was never begun"));
+            }
+            if self.lately_reset.has(id) {
+                return Ok(());
+            }
+            return Err(Fault::Stream(id, Reason::StreamClosed));
+        };
+        let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
+            self.receive.give_back(flow, &mut self.output);
+            return Err(Fault::Stream(id, Reason::StreamClosed));
+        };
+        let Some(left) = upload.window.checked_sub(flow) else {
+            self.receive.give_back(flow, &mut self.output);
+            return Err(Fault::Stream(id, Reason::FlowControl));
+        };
+        upload.window = left;
+        // Nobody takes padding.
+        upload.untold += flow - data.len();
+        self.receive.give_back(flow - data.len(), &mut self.output);
+        if upload.inbox.put(data).is_err() {
+            self.receive.give_back(data.len(), &mut self.output);
+            return Err(Fault::Stream(id, Reason::Protocol));
+        }
+        if ends {
+            upload.has_ended = true;
+            return upload.inbox.end(None).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol));
+        }
+        if data.is_empty() { self.patience.spend() } else { Ok(()) }
+    }
+
+    fn receive_window(&mut self, id: u32, increment: i64) -> Result<(), Fault> {
+        if id == 0 {
+            let grown = grow(&mut self.send.window, increment);
+            self.wake_waiting();
+            return grown.ok_or(Fault::Connection(Reason::FlowControl, "more than a window may have"));
+        }
+        let Some(stream) = self.streams.key(id).and_then(|key| self.streams.get_mut(key)) else {
+            return self.of_no_stream(id);
+        };
+        // Where there was room it is not waited for.
+        let was_closed = stream.window <= 0;
+        grow(&mut stream.window, increment).ok_or(Fault::Stream(id, Reason::FlowControl))?;
+        if was_closed {
+            stream.waker.wake_by_ref();
+        }
+        Ok(())
+    }
+
+    fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
+        let Some(key) = self.streams.key(id) else { return self.of_no_stream(id) };
+        let is_answered = self.streams.get(key).is_some_and(|stream| matches!(stream.phase, Phase::Answering(_)));
+        self.remove(key);
+        // To take back what was not answered costs the client nothing.
+        if is_answered { Ok(()) } else { self.patience.spend() }
+    }
+
+    /// A frame of a stream that there is not: it is over, or was never begun.
+    fn of_no_stream(&mut self, id: u32) -> Result<(), Fault> {
+        if id > self.last_stream || id.is_multiple_of(2) {
+            return Err(Fault::protocol("a frame of a stream that was never begun"));
+        }
+        self.patience.spend()
+    }
+
+    fn receive_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {
+        let by = self.send.take(payload)?;
+        for stream in self.streams.all().filter(|_| by != 0) {
+            let was_closed = stream.window <= 0;
+            let too_large = Fault::Connection(Reason::FlowControl, "more than a window may have");
+            grow(&mut stream.window, by).ok_or(too_large)?;
+            if was_closed {
+                stream.waker.wake_by_ref();
+            }
+        }
+        self.output.put_settings_ack();
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! The head of a request, made of the fields of a header block (RFC 9113 §8.3), or of its trailers.
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, TE, TRANSFER_ENCODING, UPGRADE};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, uri};
+
+use super::hpack::FIELD_BYTES;
+
+/// What has been read of a head.
+#[derive(Debug, Default)]
+pub(super) struct RequestHead {
+    method: Option<Method>,
+    scheme: Option<Scheme>,
+    authority: Option<Authority>,
+    path: Option<PathAndQuery>,
+    pub(super) fields: HeaderMap,
+    /// As HTTP/2 counts it: each field has 32 bytes besides its own.
+    bytes: usize,
+    bytes_max: usize,
+    is_malformed: bool,
+}
+
+/// Why no request is made of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoRequest {
+    /// It is no request (RFC 9113 §8.1.1).
+    Malformed,
+    /// Its fields are larger than what is taken.
+    TooLarge,
+}
+
+impl RequestHead {
+    pub(super) fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, ..Self::default() }
+    }
+
+    /// Takes the next field.
+    pub(super) fn take(&mut self, name: &[u8], value: &[u8]) {
+        self.bytes = self.bytes.saturating_add(name.len() + value.len() + FIELD_BYTES);
+        if self.is_malformed || self.bytes > self.bytes_max {
+            return;
+        }
+        let taken = match name.strip_prefix(b":") {
+            Some(name) => self.take_pseudo(name, value),
+            None => self.take_field(name, value),
+        };
+        self.is_malformed = taken.is_none();
+    }
+
+    fn take_pseudo(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        // They come before all others, and each of them once.
+        if !self.fields.is_empty() {
+            return None;
+        }
+        match name {
+            b"method" => once(&mut self.method, Method::from_bytes(value).ok()?),
+            b"scheme" => once(&mut self.scheme, Scheme::try_from(value).ok()?),
+            b"authority" => once(&mut self.authority, Authority::try_from(value).ok()?),
+            b"path" => {
+                if !(value.starts_with(b"/") || value == b"*") {
+                    return None;
+                }
+                once(&mut self.path, PathAndQuery::from_maybe_shared(Bytes::copy_from_slice(value)).ok()?)
+            }
+            _ => None,
+        }
+    }
+
+    fn take_field(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        let name = HeaderName::from_lowercase(name).ok()?;
+        // They are of a connection of HTTP/1.
+        let is_foreign = name == CONNECTION || name == TRANSFER_ENCODING || name == UPGRADE;
+        if is_foreign
+            || matches!(name.as_str(), "keep-alive" | "proxy-connection")
+            || (name == TE && value != b"trailers")
+        {
+            return None;
+        }
+        self.fields.try_append(name, HeaderValue::from_bytes(value).ok()?).ok()?;
+        Some(())
+    }
+
+    /// The request, and the length of its body where that is said. `ends` says that it has none.
+    pub(super) fn into_request(mut self, ends: bool) -> Result<(Request<()>, Option<u64>), NoRequest> {
+        if self.bytes > self.bytes_max {
+            return Err(NoRequest::TooLarge);
+        }
+        let length = self.content_length()?;
+        if self.is_malformed || (ends && length.is_some_and(|length| length > 0)) {
+            return Err(NoRequest::Malformed);
+        }
+        self.join_cookies();
+        let fields = std::mem::take(&mut self.fields);
+        let method = self.method.take().ok_or(NoRequest::Malformed)?;
+        let mut request = Request::new(());
+        *request.uri_mut() = self.uri(&method).ok_or(NoRequest::Malformed)?;
+        *request.method_mut() = method;
+        *request.version_mut() = Version::HTTP_2;
+        *request.headers_mut() = fields;
+        Ok((request, length))
+    }
+
+    /// The fields, as they come behind a body.
+    pub(super) fn into_trailers(self) -> Result<HeaderMap, NoRequest> {
+        if self.bytes > self.bytes_max {
+            return Err(NoRequest::TooLarge);
+        }
+        let is_head = self.method.is_some() || self.scheme.is_some() || self.authority.is_some() || self.path.is_some();
+        if self.is_malformed || is_head { Err(NoRequest::Malformed) } else { Ok(self.fields) }
+    }
+
+    fn uri(&mut self, method: &Method) -> Option<Uri> {
+        let mut parts = uri::Parts::default();
+        let (scheme, path) = (self.scheme.take(), self.path.take());
+        if *method == Method::CONNECT {
+            // It has neither (RFC 9113 §8.5).
+            if scheme.is_some() || path.is_some() {
+                return None;
+            }
+        } else {
+            let path = path.filter(|path| path.as_str() != "*" || *method == Method::OPTIONS)?;
+            (parts.scheme, parts.path_and_query) = (Some(scheme?), Some(path));
+        }
+        parts.authority = self.authority.take();
+        if parts.authority.is_none() {
+            // A URI has both or none.
+            parts.scheme = None;
+        }
+        Uri::from_parts(parts).ok()
+    }
+
+    /// What all fields of that name agree on, if there are some.
+    fn content_length(&self) -> Result<Option<u64>, NoRequest> {
+        let mut length = None;
+        for value in self.fields.get_all(CONTENT_LENGTH) {
+            let digits = value.to_str().ok().filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
+            let said = digits.and_then(|digits| digits.parse().ok()).ok_or(NoRequest::Malformed)?;
+            if length.is_some_and(|length| length != said) {
+                return Err(NoRequest::Malformed);
+            }
+            length = Some(said);
+        }
+        Ok(length)
+    }
+
+    /// Makes one field of a cookie that came in pieces (RFC 9113 §8.2.3): upstream may speak HTTP/1.
+    fn join_cookies(&mut self) {
+        if self.fields.get_all(COOKIE).iter().nth(1).is_none() {
+            return;
+        }
+        let pieces: Vec<_> = self.fields.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        if let Ok(cookie) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+            self.fields.insert(COOKIE, cookie);
+        }
+    }
+}
+
+fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
+    let is_first = place.is_none();
+    *place = Some(value);
+    is_first.then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GET: [(&str, &str); 4] =
+        [(":method", "GET"), (":scheme", "https"), (":authority", "fanout"), (":path", "/api/v1/pods?watch=1")];
+
+    fn head(fields: &[(&str, &str)]) -> RequestHead {
+        let mut head = RequestHead::new(1_000);
+        fields.iter().for_each(|(name, value)| head.take(name.as_bytes(), value.as_bytes()));
+        head
+    }
+
+    fn with(fields: &[(&str, &str)]) -> Result<(Request<()>, Option<u64>), NoRequest> {
+        head(&[&GET, fields].concat()).into_request(false)
+    }
+
+    #[test]
+    fn a_request_has_what_its_fields_say() {
+        let (request, length) =
+            with(&[("accept", "*/*"), ("content-length", "7"), ("content-length", "7")]).expect("right");
+        assert_eq!(request.uri(), "https://fanout/api/v1/pods?watch=1");
+        assert_eq!((request.method(), request.version(), length), (&Method::GET, Version::HTTP_2, Some(7)));
+        assert_eq!(request.headers()["accept"], "*/*");
+        let (request, length) = head(&[GET[0], GET[1], GET[3]]).into_request(true).expect("right");
+        assert_eq!((request.uri().to_string().as_str(), length), ("/api/v1/pods?watch=1", None));
+        let (request, _) = head(&[(":method", "OPTIONS"), GET[1], (":path", "*")]).into_request(true).expect("right");
+        assert_eq!(request.uri(), "*");
+        let connect = head(&[(":method", "CONNECT"), (":authority", "fanout:443")]).into_request(true).expect("right");
+        assert_eq!(connect.0.uri(), "fanout:443");
+    }
+
+    #[test]
+    fn a_cookie_in_pieces_is_one() {
+        let (request, _) = with(&[("cookie", "a=1"), ("accept", "*/*"), ("cookie", "b=2; c=3")]).expect("right");
+        let cookies: Vec<_> = request.headers().get_all(COOKIE).iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        let rows: &[&[(&str, &str)]] = &[
+            &GET[1..],
+            &[GET[0], GET[2], GET[3]],
+            &GET[..3],
+            &[GET[0], GET[1], (":path", "")],
+            &[GET[0], GET[1], (":path", "api")],
+            &[GET[0], GET[1], (":path", "*")],
+            &[GET[0], GET[1], (":path", "/a b")],
+            &[GET[0], GET[1], GET[3], GET[3]],
+            &[GET[0], GET[1], GET[3], (":status", "200")],
+            &[GET[0], GET[1], GET[3], (":protocol", "websocket")],
+            &[GET[0], GET[1], ("accept", "*/*"), GET[3]],
+            &[GET[0], GET[1], GET[3], ("Accept", "*/*")],
+            &[GET[0], GET[1], GET[3], ("", "x")],
+            &[GET[0], GET[1], GET[3], ("a b", "x")],
+            &[GET[0], GET[1], GET[3], ("a", "x\r\nb: y")],
+            &[GET[0], GET[1], GET[3], ("connection", "close")],
+            &[GET[0], GET[1], GET[3], ("keep-alive", "1")],
+            &[GET[0], GET[1], GET[3], ("proxy-connection", "close")],
+            &[GET[0], GET[1], GET[3], ("transfer-encoding", "chunked")],
+            &[GET[0], GET[1], GET[3], ("upgrade", "websocket")],
+            &[GET[0], GET[1], GET[3], ("te", "gzip")],
+            &[GET[0], GET[1], GET[3], ("content-length", "1"), ("content-length", "2")],
+            &[GET[0], GET[1], GET[3], ("content-length", "+1")],
+            &[GET[0], GET[1], GET[3], ("content-length", "99999999999999999999")],
+            &[(":method", "CONNECT"), (":authority", "fanout:443"), (":path", "/")],
+            &[GET[0], GET[1], (":authority", "a b"), GET[3]],
+        ];
+        for fields in rows {
+            assert_eq!(head(fields).into_request(false).map(|_| ()), Err(NoRequest::Malformed), "{fields:?}");
+        }
+        assert!(with(&[("te", "trailers")]).is_ok());
+        let ends = head(&[&GET[..], &[("content-length", "1")]].concat()).into_request(true);
+        assert_eq!(ends.map(|_| ()), Err(NoRequest::Malformed), "a body was promised");
+    }
+
+    #[test]
+    fn a_head_has_a_limit() {
+        let long = "x".repeat(1_000);
+        assert_eq!(with(&[("a", &long)]).map(|_| ()), Err(NoRequest::TooLarge));
+        let many = vec![("a", ""); 30];
+        assert_eq!(with(&many).map(|_| ()), Err(NoRequest::TooLarge));
+        assert_eq!(head(&many).into_trailers(), Ok(head(&many).fields));
+        assert_eq!(head(&vec![("a", ""); 31]).into_trailers(), Err(NoRequest::TooLarge));
+    }
+
+    #[test]
+    fn trailers_are_fields_alone() {
+        assert_eq!(head(&[("a", "1")]).into_trailers().expect("right")["a"], "1");
+        assert_eq!(head(&[(":path", "/")]).into_trailers(), Err(NoRequest::Malformed));
+        assert_eq!(head(&[("A", "1")]).into_trailers(), Err(NoRequest::Malformed));
+    }
+}

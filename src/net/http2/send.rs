@@ -1,0 +1,247 @@
+//! How the streams of a connection are answered.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf as _, Bytes};
+use http::{HeaderMap, Request, Response};
+use hyper::body::{Body, Frame};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+
+use super::answer;
+use super::connection::Http2;
+use super::exchange::{Exchange, Phase};
+use super::fault::{Fault, Reason};
+use super::frame::{END_STREAM, FrameKind};
+use super::hpack;
+use super::windows::UPLOAD_BYTES_MAX;
+use crate::base::Cut;
+use crate::net::request_body::RequestBody;
+
+/// How many bytes of an answer go out before other streams have their turn.
+const TURN_BYTES: usize = 32 << 10;
+
+/// What a body gives next.
+enum Piece {
+    Data,
+    /// It is at its end, with trailers or without.
+    End(Option<HeaderMap>),
+    Broken,
+}
+
+impl<I, S, F, B> Http2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    /// Lets a stream that was woken go on. `is_alone` says that nothing else goes out.
+    pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
+        // The wake-up may be for a stream that is over. If another has taken its place, that one is polled for nothing.
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.flag.unmark();
+        stream.note_poll();
+        if stream.cut.is_cut() {
+            return self.reset(key, Reason::Cancel);
+        }
+        if let Phase::Asked(future) = &mut stream.phase {
+            match Pin::new(future).poll(&mut Context::from_waker(&stream.waker)) {
+                Poll::Pending => {}
+                Poll::Ready(answer) => self.begin_answer(key, answer),
+            }
+        }
+        self.tell_what_was_taken(key);
+        self.send_body(key, is_alone);
+        self.limit(key);
+    }
+
+    fn begin_answer(&mut self, key: usize, answer: Response<B>) {
+        let (mut head, body) = answer.into_parts();
+        let ends = body.is_end_stream();
+        let mut block = self.begun_block();
+        let length = body.size_hint().exact().filter(|_| !ends);
+        answer::put(&mut block, head.status.as_u16(), &mut head.headers, length);
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.phase = Phase::Answering(body);
+        self.output.put_block(stream.id, &block, ends, self.send.frame_bytes_max);
+        if ends {
+            self.finish(key);
+        }
+    }
+
+    /// A header block with what has to come first in it.
+    pub(super) fn begun_block(&mut self) -> Vec<u8> {
+        let mut block = Vec::with_capacity(512);
+        if std::mem::take(&mut self.send.must_say_no_table) {
+            hpack::put_no_table(&mut block);
+        }
+        block
+    }
+
+    /// Sends what there is of a body, as far as there is room for it. Nothing is taken from it before.
+    fn send_body(&mut self, key: usize, mut is_alone: bool) {
+        let mut left = TURN_BYTES;
+        while let Some(stream) = self.streams.get_mut(key) {
+            let Phase::Answering(_) = stream.phase else { return };
+            let (is_between, is_last) = (stream.chunk.is_empty(), stream.is_last);
+            if !(is_between && is_last) {
+                if stream.window <= 0 {
+                    // The client says when there is room.
+                    return;
+                }
+                if self.send.window <= 0 || !self.has_room() {
+                    return self.wait(key);
+                }
+            }
+            if is_between && !is_last {
+                let Some(stream) = self.streams.get_mut(key) else { return };
+                let Phase::Answering(body) = &mut stream.phase else { return };
+                match next(body, &mut Context::from_waker(&stream.waker), &mut stream.chunk) {
+                    Poll::Pending => return,
+                    Poll::Ready(Piece::Data) => {
+                        stream.is_last = body.is_end_stream();
+                        continue;
+                    }
+                    Poll::Ready(Piece::End(None)) => stream.is_last = true,
+                    Poll::Ready(Piece::End(Some(trailers))) => return self.send_trailers(key, &trailers),
+                    Poll::Ready(Piece::Broken) => return self.reset(key, Reason::Internal),
+                }
+            }
+            if left == 0 {
+                return self.streams.get(key).iter().for_each(|stream| stream.waker.wake_by_ref());
+            }
+            left = left.saturating_sub(self.send_piece(key, left, is_alone));
+            is_alone = false;
+        }
+    }
+
+    /// Sends what fits into a frame; how much it was. The stream is over with its last piece.
+    fn send_piece(&mut self, key: usize, at_most: usize, is_alone: bool) -> usize {
+        let Some(stream) = self.streams.get_mut(key) else { return 0 };
+        let room = usize::try_from(stream.window.min(self.send.window)).unwrap_or(0);
+        let length = stream.chunk.len().min(room).min(self.send.frame_bytes_max).min(at_most);
+        let ends = stream.is_last && length == stream.chunk.len();
+        let (flags, data) = (if ends { END_STREAM } else { 0 }, &stream.chunk[..length]);
+        let mut cx = Context::from_waker(&self.writer);
+        // An error is met again by whoever reads.
+        let is_out =
+            is_alone && self.output.put_lightly(&mut self.io, &mut cx, (flags, stream.id, data)).unwrap_or_default();
+        if !is_out {
+            self.output.put(FrameKind::Data, flags, stream.id, data);
+        }
+        stream.chunk.advance(length);
+        if stream.chunk.is_empty() {
+            // What it was a part of is not kept alive by it.
+            stream.chunk = Bytes::new();
+        }
+        let sent = i64::try_from(length).unwrap_or(i64::MAX);
+        stream.window -= sent;
+        self.send.window -= sent;
+        if ends {
+            self.finish(key);
+        }
+        length
+    }
+
+    fn send_trailers(&mut self, key: usize, trailers: &HeaderMap) {
+        let mut block = self.begun_block();
+        hpack::put_fields(&mut block, trailers);
+        if let Some(stream) = self.streams.get(key) {
+            self.output.put_block(stream.id, &block, true, self.send.frame_bytes_max);
+        }
+        self.finish(key);
+    }
+
+    /// Whether more of an answer may be put. What is there goes out first.
+    fn has_room(&mut self) -> bool {
+        if self.output.is_full() {
+            // An error is met again by whoever reads.
+            let _ = self.output.poll_out(&mut self.io, &mut Context::from_waker(&self.writer));
+        }
+        !self.output.is_full()
+    }
+
+    fn wait(&mut self, key: usize) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        if !std::mem::replace(&mut stream.is_waiting, true) {
+            self.waiting.push_back(key);
+        }
+    }
+
+    /// Gives back the windows of what was taken of a request's body.
+    fn tell_what_was_taken(&mut self, key: usize) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let Some(upload) = &mut stream.upload else { return };
+        let taken = upload.inbox.take_taken();
+        upload.untold += taken;
+        if !upload.has_ended && upload.untold >= UPLOAD_BYTES_MAX / 2 {
+            self.output.put_window(stream.id, upload.untold);
+            upload.window += std::mem::take(&mut upload.untold);
+        }
+        self.receive.give_back(taken, &mut self.output);
+    }
+
+    /// Ends a stream in time, if its time is limited. Most end at once, and need no timer.
+    fn limit(&mut self, key: usize) {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.until.is_none()) else { return };
+        if let Some((max, why)) = stream.cut.limit() {
+            let at = Instant::now() + max;
+            stream.until = Some((at, why));
+            self.look_until(at);
+        }
+    }
+
+    /// The answer is whole. Nothing more of the request is waited for (RFC 9113 §8.1).
+    fn finish(&mut self, key: usize) {
+        if self.streams.get(key).is_some_and(Exchange::is_open_for_more) {
+            self.reset(key, Reason::No);
+        } else {
+            self.remove(key);
+        }
+    }
+
+    fn reset(&mut self, key: usize, reason: Reason) {
+        if let Some(stream) = self.streams.get(key) {
+            self.lately_reset.note(stream.id);
+            self.output.put_reset(stream.id, reason);
+        }
+        self.remove(key);
+    }
+
+    /// Resets the stream with that number, for a fault of the client.
+    pub(super) fn reset_for(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
+        match self.streams.key(id) {
+            Some(key) => self.reset(key, reason),
+            None if id > self.last_stream => return Err(Fault::Connection(reason, "a stream that was never begun")),
+            None => {
+                self.output.put_reset(id, reason);
+                self.lately_reset.note(id);
+            }
+        }
+        self.patience.spend()
+    }
+
+    /// Forgets a stream: who answers it is dropped, and who takes its body learns that it is over.
+    pub(super) fn remove(&mut self, key: usize) {
+        let Some(stream) = self.streams.remove(key) else { return };
+        if let Some(upload) = &stream.upload {
+            self.receive.give_back(upload.inbox.untold(), &mut self.output);
+            upload.inbox.break_off();
+        }
+    }
+}
+
+/// Takes the next piece of a body.
+fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Piece> {
+    Pin::new(body).poll_frame(cx).map(|frame| match frame.map(|frame| frame.map(Frame::into_data)) {
+        None => Piece::End(None),
+        Some(Err(_)) => Piece::Broken,
+        Some(Ok(Ok(data))) => {
+            *chunk = data;
+            Piece::Data
+        }
+        Some(Ok(Err(frame))) => Piece::End(frame.into_trailers().ok()),
+    })
+}

@@ -1,0 +1,386 @@
+//! A connection as its client sees it, frame by frame.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::Frame as BodyFrame;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::sync::mpsc;
+use tokio::time::{Duration, Instant, timeout};
+
+use super::connection::{Http2, Http2Limits};
+use super::fault::Reason;
+use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
+use crate::base::Cut;
+use crate::net::conversation::{First, until};
+use crate::net::request_body::RequestBody;
+
+type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// The server's side: what was asked, and the bodies of the answers, which the test sends.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<Vec<Asked>>>);
+
+type Asked = (Request<RequestBody>, mpsc::UnboundedSender<Bytes>, Cut);
+
+impl Server {
+    fn answer(&self, request: Request<RequestBody>) -> (BoxFuture<'static, Response<Body>>, Cut) {
+        let ((pieces, mut taken), cut) = (mpsc::unbounded_channel(), Cut::default());
+        self.0.lock().push((request, pieces, cut.clone()));
+        let body = async_stream(move |cx| taken.poll_recv(cx));
+        (Box::pin(async move { Response::new(body) }), cut)
+    }
+
+    fn asked(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    /// Sends a piece of the answer to that request.
+    fn send(&self, request: usize, piece: impl Into<Bytes>) {
+        self.0.lock()[request].1.send(piece.into()).expect("the stream is there");
+    }
+}
+
+fn async_stream(
+    mut next: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<Option<Bytes>> + Send + 'static,
+) -> Body {
+    let frames =
+        futures_util::stream::poll_fn(move |cx| next(cx).map(|piece| piece.map(|piece| Ok(BodyFrame::data(piece)))));
+    StreamBody::new(frames).boxed_unsync()
+}
+
+/// The client's side.
+struct Client {
+    io: DuplexStream,
+    server: Server,
+    ended: tokio::task::JoinHandle<Result<(), String>>,
+    /// Says goodbye when it is dropped.
+    leave: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+const LIMITS: Http2Limits =
+    Http2Limits { streams_max: 4, header_bytes_max: 1_000, ping_after: Duration::from_secs(30) };
+/// GET, http, `/`.
+const GET: &[u8] = &[0x82, 0x86, 0x84];
+/// POST, http, `/`.
+const POST: &[u8] = &[0x83, 0x86, 0x84];
+
+impl Client {
+    async fn new(buffer: usize) -> Self {
+        let (near, far) = tokio::io::duplex(buffer);
+        let server = Server::default();
+        let answering = server.clone();
+        let (leave, left) = tokio::sync::oneshot::channel::<()>();
+        let ended = tokio::spawn(async move {
+            let mut connection = Http2::new(far, LIMITS, move |request| Some(answering.answer(request)));
+            let mut left = Box::pin(left);
+            if let First::Ended(ended) = until(&mut connection, left.as_mut()).await {
+                return ended.map_err(|error| error.to_string());
+            }
+            crate::net::conversation::Conversation::say_goodbye(&mut connection);
+            match until(&mut connection, Box::pin(std::future::pending::<()>()).as_mut()).await {
+                First::Ended(ended) => ended.map_err(|error| error.to_string()),
+                First::Aside(()) => unreachable!("it is never ready"),
+            }
+        });
+        let mut this = Self { io: near, server, ended, leave: Some(leave) };
+        this.put(FrameKind::Settings, 0, 0, &[]).await;
+        assert_eq!(this.next().await.0.kind, FrameKind::Settings);
+        assert_eq!(this.next().await.0.kind, FrameKind::WindowUpdate);
+        assert_eq!(this.next().await.0, FrameHead::new(FrameKind::Settings, ACK, 0, 0));
+        this
+    }
+
+    async fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
+        let bytes = [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat();
+        self.io.write_all(&bytes).await.expect("open");
+    }
+
+    async fn ask(&mut self, stream: u32, block: &[u8], ends: bool) {
+        let flags = END_HEADERS | if ends { END_STREAM } else { 0 };
+        self.put(FrameKind::Headers, flags, stream, block).await;
+    }
+
+    async fn next(&mut self) -> (FrameHead, Vec<u8>) {
+        let mut head = [0; HEAD_BYTES];
+        self.io.read_exact(&mut head).await.expect("open");
+        let head = FrameHead::read(&head).expect("whole");
+        let mut payload = vec![0; head.length];
+        self.io.read_exact(&mut payload).await.expect("open");
+        (head, payload)
+    }
+
+    /// The next frame, which has nothing but numbers.
+    async fn numbers(&mut self) -> (FrameKind, u32, Vec<u32>) {
+        let (head, payload) = self.next().await;
+        let numbers = payload.chunks_exact(4).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four")));
+        (head.kind, head.stream, numbers.collect())
+    }
+
+    async fn window(&mut self, stream: u32, bytes: u32) {
+        self.put(FrameKind::WindowUpdate, 0, stream, &bytes.to_be_bytes()).await;
+    }
+}
+
+fn reset(stream: u32, reason: Reason) -> (FrameKind, u32, Vec<u32>) {
+    (FrameKind::Reset, stream, vec![reason as u32])
+}
+
+#[tokio::test]
+async fn an_answer_goes_out_as_it_comes_and_others_beside_it() {
+    let mut client = Client::new(1 << 16).await;
+    client.ask(1, GET, true).await;
+    client.ask(3, GET, true).await;
+    for stream in [1, 3] {
+        let (head, block) = client.next().await;
+        assert_eq!((head.kind, head.flags, head.stream), (FrameKind::Headers, END_HEADERS, stream));
+        assert_eq!(block.first(), Some(if stream == 1 { &0x20 } else { &0x88 }), "that there is no table is said once");
+    }
+    for (request, stream) in [(1, 3), (0, 1), (1, 3)] {
+        client.server.send(request, &b"event"[..]);
+        let (head, data) = client.next().await;
+        assert_eq!((head, &data[..]), (FrameHead::new(FrameKind::Data, 0, stream, 5), &b"event"[..]));
+    }
+    client.server.0.lock().clear();
+    for _ in 0..2 {
+        let (head, _) = client.next().await;
+        assert_eq!((head.kind, head.flags, head.length), (FrameKind::Data, END_STREAM, 0));
+    }
+    drop(client.io);
+    assert_eq!(client.ended.await.expect("no panic"), Ok(()));
+}
+
+/// Whatever the windows are: those of the stream and of the connection, and settings that change them meanwhile.
+#[tokio::test]
+async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
+    let mut client = Client::new(1 << 20).await;
+    let setting = |bytes: u32| [&[0, 4][..], &bytes.to_be_bytes()].concat();
+    client.put(FrameKind::Settings, 0, 0, &setting(10)).await;
+    assert_eq!(client.next().await.0.kind, FrameKind::Settings);
+    client.ask(1, GET, true).await;
+    client.next().await;
+    let sent: Vec<u8> = (0..200_000_u32).map(|n| (n % 251) as u8).collect();
+    sent.chunks(70_000).for_each(|piece| client.server.send(0, piece.to_vec()));
+    let mut seen = client.next().await.1;
+    assert_eq!(seen.len(), 10);
+    // Ten less than nothing: what is given back only pays for it.
+    client.put(FrameKind::Settings, 0, 0, &setting(0)).await;
+    assert_eq!(client.next().await.0.kind, FrameKind::Settings);
+    client.window(1, 10).await;
+    client.window(1, 1).await;
+    let one = client.next().await.1;
+    assert_eq!(one.len(), 1);
+    seen.extend(one);
+    client.window(1, HIGHEST - 10).await;
+    while seen.len() < 65_535 {
+        seen.extend(client.next().await.1);
+    }
+    assert_eq!(seen.len(), 65_535, "the connection's window");
+    assert!(timeout(Duration::from_millis(50), client.next()).await.is_err());
+    client.window(0, 5).await;
+    let five = client.next().await.1;
+    assert_eq!(five.len(), 5);
+    seen.extend(five);
+    client.window(0, 1_000_000).await;
+    while seen.len() < sent.len() {
+        seen.extend(client.next().await.1);
+    }
+    assert_eq!(seen, sent);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_or_reset_leaves_the_others() {
+    let mut client = Client::new(1 << 16).await;
+    for stream in [1, 3, 5] {
+        client.ask(stream, GET, true).await;
+        client.next().await;
+    }
+    client.server.0.lock()[0].2.cut("test");
+    assert_eq!(client.numbers().await, reset(1, Reason::Cancel));
+    client.put(FrameKind::Reset, 0, 3, &8_u32.to_be_bytes()).await;
+    client.put(FrameKind::Ping, 0, 0, b"12345678").await;
+    assert_eq!(client.next().await.1, b"12345678");
+    assert!(client.server.0.lock()[1].1.is_closed(), "its body is dropped");
+    client.server.send(2, &b"event"[..]);
+    assert_eq!(client.next().await.0.stream, 5);
+}
+
+#[tokio::test]
+async fn more_streams_than_there_may_be_are_refused_and_may_come_again() {
+    let mut client = Client::new(1 << 16).await;
+    for stream in [1, 3, 5, 7] {
+        client.ask(stream, GET, true).await;
+        client.next().await;
+    }
+    client.ask(9, GET, true).await;
+    assert_eq!(client.numbers().await, reset(9, Reason::Refused));
+    client.put(FrameKind::Reset, 0, 1, &8_u32.to_be_bytes()).await;
+    client.ask(11, GET, true).await;
+    assert_eq!(client.next().await.0.stream, 11);
+    assert_eq!(client.server.asked(), 5);
+}
+
+#[tokio::test]
+async fn a_body_is_taken_through_its_windows_and_answered() {
+    let mut client = Client::new(1 << 16).await;
+    client.ask(1, POST, false).await;
+    client.next().await;
+    let (request, pieces, _) = client.server.0.lock().remove(0);
+    let taken = tokio::spawn(async move { request.into_body().collect().await.expect("whole").to_bytes() });
+    let sent: Vec<u8> = (0..2_000_000_u32).map(|n| (n % 251) as u8).collect();
+    let mut room = [(0, 1 << 20), (1, 256 << 10)];
+    for (at, piece) in sent.chunks(16_000).enumerate() {
+        while room.iter().any(|(_, room)| *room < piece.len()) {
+            let (kind, stream, increment) = client.numbers().await;
+            assert_eq!(kind, FrameKind::WindowUpdate);
+            room[stream as usize].1 += increment[0] as usize;
+        }
+        room.iter_mut().for_each(|(_, room)| *room -= piece.len());
+        let flags = if (at + 1) * 16_000 >= sent.len() { END_STREAM } else { 0 };
+        client.put(FrameKind::Data, flags, 1, piece).await;
+    }
+    assert_eq!(taken.await.expect("no panic"), sent);
+    drop(pieces);
+    loop {
+        let (head, _) = client.next().await;
+        if head.kind == FrameKind::Data {
+            assert_eq!(head.flags, END_STREAM);
+            break;
+        }
+        assert_eq!((head.kind, head.stream), (FrameKind::WindowUpdate, 0), "the stream has ended");
+    }
+}
+
+/// Reads a frame, and counts what it gives back of the connection's window.
+async fn read(client: &mut Client, room: &mut usize) -> FrameKind {
+    let (head, payload) = client.next().await;
+    if (head.kind, head.stream) == (FrameKind::WindowUpdate, 0) {
+        *room += u32::from_be_bytes(payload[..4].try_into().expect("four")) as usize;
+    }
+    head.kind
+}
+
+/// Uploads that nobody takes are given back when their streams are over, however they end.
+#[tokio::test]
+async fn the_connections_window_does_not_leak() {
+    let mut client = Client::new(1 << 20).await;
+    let mut room: usize = 1 << 20;
+    for round in 0..40_u32 {
+        let stream = 2 * round + 1;
+        client.ask(stream, POST, false).await;
+        let piece = vec![0; 16_000];
+        for _ in 0..10 {
+            while room < piece.len() {
+                read(&mut client, &mut room).await;
+            }
+            room -= piece.len();
+            client.put(FrameKind::Data, 0, stream, &piece).await;
+        }
+        if round % 2 == 0 {
+            client.put(FrameKind::Reset, 0, stream, &8_u32.to_be_bytes()).await;
+        } else {
+            client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
+            while read(&mut client, &mut room).await != FrameKind::Ping {}
+            client.server.0.lock().iter().for_each(|(_, _, cut)| cut.cut("test"));
+        }
+    }
+    client.put(FrameKind::Ping, 0, 0, &[2; 8]).await;
+    while read(&mut client, &mut room).await != FrameKind::Ping {}
+    assert_eq!(client.server.asked(), 40, "forty uploads of 160 KB through a window of a megabyte");
+}
+
+#[tokio::test]
+async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
+    let mut client = Client::new(1 << 16).await;
+    client.ask(1, GET, true).await;
+    client.next().await;
+    client.leave = None;
+    assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![HIGHEST, 0]));
+    let (ping, opaque) = client.next().await;
+    assert_eq!(ping.kind, FrameKind::Ping);
+    client.ask(3, GET, true).await;
+    client.next().await;
+    client.put(FrameKind::Ping, ACK, 0, &opaque).await;
+    assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![3, 0]));
+    client.ask(5, GET, true).await;
+    client.server.send(1, &b"event"[..]);
+    assert_eq!(client.next().await.0.stream, 3);
+    assert_eq!(client.server.asked(), 2, "one that was sent behind it is not looked at");
+    client.server.0.lock().clear();
+    for _ in 0..2 {
+        assert_eq!(client.next().await.0.flags, END_STREAM);
+    }
+    assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
+    assert_eq!(client.ended.await.expect("no panic"), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_client_is_pinged_and_a_dead_one_is_left() {
+    let mut client = Client::new(1 << 16).await;
+    let begun = Instant::now();
+    client.ask(1, GET, true).await;
+    client.next().await;
+    for at in [30, 60] {
+        let (ping, opaque) = client.next().await;
+        assert_eq!((ping.kind, ping.flags, begun.elapsed().as_secs()), (FrameKind::Ping, 0, at));
+        client.put(FrameKind::Ping, ACK, 0, &opaque).await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.next().await.0.kind, FrameKind::Ping);
+    let ended = client.ended.await.expect("no panic");
+    assert_eq!((ended, begun.elapsed().as_secs()), (Err("the client did not answer a ping".to_owned()), 120));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_not_over_in_its_time_is_cut() {
+    let mut client = Client::new(1 << 16).await;
+    for stream in [1, 3] {
+        client.ask(stream, GET, true).await;
+        client.next().await;
+    }
+    let begun = Instant::now();
+    for (request, seconds) in [(0, 20), (1, 10)] {
+        client.server.0.lock()[request].2.within(Duration::from_secs(seconds), "too_slow");
+        client.server.send(request, &b"event"[..]);
+        client.next().await;
+    }
+    for (stream, seconds) in [(3, 10), (1, 20)] {
+        assert_eq!((client.numbers().await, begun.elapsed().as_secs()), (reset(stream, Reason::Cancel), seconds));
+    }
+}
+
+/// A client that asks and asks, and never reads.
+#[tokio::test]
+async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
+    let mut client = Client::new(1 << 10).await;
+    let mut taken = 0;
+    while timeout(Duration::from_millis(200), client.put(FrameKind::Ping, 0, 0, &[0; 8])).await.is_ok() {
+        taken += 1;
+    }
+    // A ping and its answer are 17 bytes. Patience would have ended at a thousand, and it is not asked about more.
+    assert!(taken <= 1_100, "{taken}");
+}
+
+#[tokio::test]
+async fn whoever_breaks_a_rule_is_told_which_and_hung_up_on() {
+    for (kind, flags, stream, payload, reason) in [
+        (FrameKind::Data, 0, 1, &b"data"[..], Reason::Protocol),
+        (FrameKind::Headers, END_HEADERS, 2, GET, Reason::Protocol),
+        (FrameKind::Headers, END_HEADERS, 1, &[0x80], Reason::Compression),
+        (FrameKind::Reset, 0, 1, &[0, 0, 0, 8], Reason::Protocol),
+        (FrameKind::WindowUpdate, 0, 0, &[127, 255, 255, 255], Reason::FlowControl),
+        (FrameKind::Settings, 0, 0, &[0, 4, 255, 255, 255, 255], Reason::FlowControl),
+        (FrameKind::Ping, 0, 0, &[0; 7], Reason::FrameSize),
+        (FrameKind::Continuation, 0, 1, &[], Reason::Protocol),
+    ] {
+        let mut client = Client::new(1 << 16).await;
+        client.put(kind, flags, stream, payload).await;
+        assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![0, reason as u32]), "{kind:?}");
+        assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
+        assert!(client.ended.await.expect("no panic").is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! Flow control: what the client lets us send, and what we let it send (RFC 9113 §5.2).
+
+use super::fault::{Fault, Reason};
+use super::frame::{FrameKind, HIGHEST, Setting, settings};
+use super::output::{GATHERED_BYTES_MAX, Output};
+
+/// What every window is at first.
+const FIRST: u32 = 65_535;
+/// What a client may send of a request's body before it is taken.
+pub(super) const UPLOAD_BYTES_MAX: usize = 256 << 10;
+/// The same of all on a connection.
+const CONNECTION_BYTES_MAX: usize = 1 << 20;
+
+/// What the client lets us send.
+#[derive(Debug)]
+pub(super) struct SendLimits {
+    /// The connection's window, in bytes.
+    pub(super) window: i64,
+    /// The window of a new stream.
+    pub(super) first_window: i64,
+    /// The largest payload of a frame.
+    pub(super) frame_bytes_max: usize,
+    /// Whether the next header block must say that we keep no table.
+    pub(super) must_say_no_table: bool,
+}
+
+impl SendLimits {
+    pub(super) fn new() -> Self {
+        Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_say_no_table: true }
+    }
+
+    /// Takes settings. By how much the windows of streams change is returned.
+    pub(super) fn take(&mut self, payload: &[u8]) -> Result<i64, Fault> {
+        let before = self.first_window;
+        for setting in settings(payload) {
+            match setting? {
+                Setting::HeaderTable => self.must_say_no_table = true,
+                Setting::InitialWindow(bytes) => self.first_window = bytes.into(),
+                // Larger ones would only make others wait.
+                Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(GATHERED_BYTES_MAX),
+            }
+        }
+        Ok(self.first_window - before)
+    }
+}
+
+/// Makes a window larger, or smaller; `None` if it is larger than a window may be.
+pub(super) fn grow(window: &mut i64, by: i64) -> Option<()> {
+    *window += by;
+    (*window <= HIGHEST.into()).then_some(())
+}
+
+/// What we let a client send on a connection.
+#[derive(Debug)]
+pub(super) struct ReceiveWindow {
+    left: usize,
+    /// What was taken, of which the client has not been told.
+    untold: usize,
+}
+
+impl ReceiveWindow {
+    /// Announces our limits, which comes first on every connection.
+    pub(super) fn announced(output: &mut Output, streams_max: usize, header_bytes_max: usize) -> Self {
+        let values = [(0x3, streams_max), (0x4, UPLOAD_BYTES_MAX), (0x6, header_bytes_max)];
+        let setting = |(name, value): (u16, usize)| {
+            let value = u32::try_from(value).unwrap_or(u32::MAX);
+            name.to_be_bytes().into_iter().chain(value.to_be_bytes())
+        };
+        output.put(FrameKind::Settings, 0, 0, &values.into_iter().flat_map(setting).collect::<Vec<_>>());
+        output.put_window(0, CONNECTION_BYTES_MAX - FIRST as usize);
+        Self { left: CONNECTION_BYTES_MAX, untold: 0 }
+    }
+
+    pub(super) fn take(&mut self, bytes: usize) -> Result<(), Fault> {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.ok_or(Fault::Connection(Reason::FlowControl, "more than the connection's window"))?;
+        Ok(())
+    }
+
+    /// Gives room back, and tells the client of it when it is half of all.
+    pub(super) fn give_back(&mut self, bytes: usize, output: &mut Output) {
+        self.untold += bytes;
+        if self.untold >= CONNECTION_BYTES_MAX / 2 {
+            output.put_window(0, self.untold);
+            self.left += self.untold;
+            self.untold = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_change_what_is_sent() {
+        let mut send = SendLimits::new();
+        send.must_say_no_table = false;
+        assert_eq!(send.take(&[0, 4, 0, 0, 0, 1, 0, 5, 0, 255, 255, 255, 0, 4, 0, 0, 0, 5]), Ok(5 - 65_535));
+        assert_eq!((send.first_window, send.frame_bytes_max, send.must_say_no_table), (5, GATHERED_BYTES_MAX, false));
+        assert_eq!(send.take(&[0, 1, 0, 0, 0, 0]), Ok(0));
+        assert!(send.must_say_no_table);
+        assert!(send.take(&[0, 5, 0, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn a_window_has_31_bits_and_may_be_below_zero() {
+        let mut window = 10;
+        assert_eq!((grow(&mut window, -20), window), (Some(()), -10));
+        assert_eq!(grow(&mut window, i64::from(HIGHEST)), Some(()));
+        assert_eq!(grow(&mut window, 11), None);
+    }
+
+    #[test]
+    fn room_is_given_back_by_halves_and_never_lost() {
+        let mut output = Output::default();
+        let mut window = ReceiveWindow::announced(&mut output, 250, 65_536);
+        assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
+        assert!(matches!(window.take(1), Err(Fault::Connection(Reason::FlowControl, _))));
+        window.give_back(CONNECTION_BYTES_MAX / 2 - 1, &mut output);
+        assert!(window.take(1).is_err());
+        window.give_back(CONNECTION_BYTES_MAX / 2 + 1, &mut output);
+        assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
+    }
+}

@@ -1,0 +1,133 @@
+//! When a connection ends: what it waits for beside its requests.
+
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::connection::ConnectionState;
+use super::metrics::ConnectionFailure;
+use super::{Connection, ConnectionLimits};
+use crate::base::{Cut, DrainWatch};
+
+/// The jitter of the age at which a connection is ended, in both directions.
+const AGE_JITTER: f64 = 0.1;
+
+/// How long a connection that came in a drain may take for its first request once everything closes.
+pub(super) const NEWCOMER_MAX: Duration = Duration::from_millis(500);
+/// The time between two looks whether the request has come.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The reason for which a connection must not go on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectionOver {
+    #[error("no request came")]
+    Silent,
+    #[error("it was cut")]
+    Cut,
+}
+
+/// Completes when a connection must end after what runs on it, or at once.
+pub(super) async fn ending(
+    this: &Connection,
+    cut: &Cut,
+    drain: DrainWatch,
+    is_late: bool,
+    limits: &ConnectionLimits,
+) -> Result<(), ConnectionOver> {
+    tokio::select! {
+        biased;
+        over = silence(this, limits) => over,
+        () = cut.over() => Err(ConnectionOver::Cut),
+        () = leave(this, drain, is_late) => Ok(()),
+        () = this.reached(ConnectionState::Closing) => {
+            if this.is(ConnectionState::Cut) { Err(ConnectionOver::Cut) } else { Ok(()) }
+        }
+        () = old_age(limits.connection_age_max) => Ok(()),
+    }
+}
+
+/// Completes when a connection is to go in a drain. A connection that was there before is told at a moment of its own:
+/// by GOAWAY, or in HTTP/1 with its next answer, for HTTP/1 has no other way that loses nothing.
+async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
+    if !is_late {
+        drain.my_notice().await;
+        this.advance(ConnectionState::Leaving);
+        if this.is_multiplexed() {
+            return;
+        }
+    }
+    drain.closing().await;
+    while !this.has_asked() && this.born().elapsed() < NEWCOMER_MAX {
+        // Nothing notifies when a request comes, so this looks again.
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Completes when a connection that is ending must end at once: it was told so, or nothing has run on it for long and
+/// its client does not take what is left.
+pub(super) async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
+    let silence = async {
+        // The time counts from the goodbye: what came before it may be the reason for it.
+        sleep(limits.idle_max).await;
+        this.silent_for(limits.idle_max, limits.idle_max).await;
+    };
+    tokio::select! {
+        biased;
+        () = silence => {}
+        () = this.reached(ConnectionState::Cut) => {}
+        () = cut.over() => {}
+    }
+}
+
+/// Completes when a connection has been silent for too long. The codecs have limits of their own, but only once they
+/// know which protocol it is, and HTTP/2's has none while its client answers pings.
+async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), ConnectionOver> {
+    this.silent_for(limits.first_request_max, limits.idle_max).await;
+    if this.has_asked() {
+        return Ok(());
+    }
+    ConnectionFailure::Silent.count();
+    Err(ConnectionOver::Silent)
+}
+
+/// Completes at a connection's own moment, so that those that came together do not come back together.
+async fn old_age(age_max: Duration) {
+    if age_max.is_zero() {
+        pending::<()>().await;
+    }
+    sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use futures_util::future::join_all;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// As they do when another replica has gone.
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_came_together_are_told_to_go_over_a_fifth_of_their_age() {
+        const CONNECTIONS: usize = 1_000;
+        let (born, hour) = (Instant::now(), ConnectionLimits::default().connection_age_max);
+        let ages = join_all((0..CONNECTIONS).map(|_| async {
+            old_age(hour).await;
+            born.elapsed()
+        }));
+        let ages = ages.await;
+        assert!(ages.iter().all(|age| (hour.mul_f64(0.9)..=hour.mul_f64(1.1)).contains(age)), "{ages:?}");
+        let mut seconds = HashMap::<u64, usize>::new();
+        ages.iter().for_each(|age| *seconds.entry(age.as_secs()).or_default() += 1);
+        let most = seconds.values().max().expect("some");
+        assert!(most * 100 <= CONNECTIONS * 2, "{most} of {CONNECTIONS} within a second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_an_age_a_connection_lasts() {
+        let long = Duration::from_secs(86_400 * 365);
+        assert!(tokio::time::timeout(long, old_age(Duration::ZERO)).await.is_err());
+    }
+}

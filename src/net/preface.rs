@@ -1,0 +1,121 @@
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+
+use super::http2::PREFACE;
+
+/// A byte stream of which the beginning was read to know its protocol, and is read again.
+#[derive(Debug)]
+pub(super) struct Rewound<I> {
+    read: Vec<u8>,
+    io: I,
+}
+
+/// What a connection speaks.
+#[derive(Debug)]
+pub(super) enum Spoken<I> {
+    Http1(Rewound<I>),
+    /// Its preface has been read.
+    Http2(I),
+}
+
+/// Finds out what a connection speaks, by what it begins with. A client may do so whatever TLS has agreed on: it knows
+/// what it wants (RFC 9113 §3.3).
+pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<Spoken<I>> {
+    let mut read = Vec::new();
+    while PREFACE.starts_with(&read) {
+        if read.len() == PREFACE.len() {
+            return Ok(Spoken::Http2(io));
+        }
+        let left = PREFACE.len() - read.len();
+        if (&mut io).take(left as u64).read_buf(&mut read).await? == 0 {
+            break;
+        }
+    }
+    Ok(Spoken::Http1(Rewound { read, io }))
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Rewound<I> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.read.is_empty() {
+            return Pin::new(&mut self.io).poll_read(cx, buf);
+        }
+        let length = self.read.len().min(buf.remaining());
+        buf.put_slice(&self.read[..length]);
+        self.read.drain(..length);
+        if self.read.is_empty() {
+            self.read = Vec::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Rewound<I> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    async fn found(pieces: &[&[u8]]) -> Option<Vec<u8>> {
+        let (near, mut far) = tokio::io::duplex(100);
+        let finding = tokio::spawn(async move { spoken(near).await.expect("open") });
+        for piece in pieces {
+            far.write_all(piece).await.expect("open");
+            tokio::task::yield_now().await;
+        }
+        far.shutdown().await.expect("open");
+        let mut rest = Vec::new();
+        match finding.await.expect("it is found") {
+            Spoken::Http1(mut io) => {
+                io.read_to_end(&mut rest).await.expect("open");
+                Some(rest)
+            }
+            Spoken::Http2(mut io) => {
+                io.read_to_end(&mut rest).await.expect("open");
+                assert_eq!(rest, b"rest");
+                None
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_preface_tells_and_nothing_is_lost_without_it() {
+        let whole = [PREFACE, b"rest"].concat();
+        assert_eq!(found(&[&whole]).await, None);
+        for at in 1..whole.len() {
+            assert_eq!(found(&[&whole[..at], &whole[at..]]).await, None, "{at}");
+        }
+        for other in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"P", b"PRI * HTTP/1.1\r\n", &PREFACE[..23], b""] {
+            assert_eq!(found(&[other]).await.as_deref(), Some(other));
+            assert_eq!(found(&[&other[..other.len() / 2], &other[other.len() / 2..]]).await.as_deref(), Some(other));
+        }
+    }
+}

@@ -1,0 +1,276 @@
+use std::collections::VecDeque;
+use std::mem::take;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
+
+/// The body of a request.
+#[derive(Debug)]
+pub struct RequestBody(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Empty,
+    /// It comes from the codec of HTTP/1.
+    Http1(Incoming),
+    Http2(Http2Body),
+}
+
+/// A body whose frames arrive on a stream of HTTP/2.
+#[derive(Debug)]
+struct Http2Body(Arc<Inbox>);
+
+/// What has arrived of a body, between its connection, which puts it, and whoever takes it.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    arrived: Mutex<Arrived>,
+    /// Wakes the stream's own task.
+    stream: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Arrived {
+    data: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+    end: Option<End>,
+    /// Bytes that are still to come, where the client has said how many.
+    left: Option<u64>,
+    /// Bytes that were taken, of which the client has not been told.
+    taken: usize,
+    /// Nobody takes any more.
+    is_dropped: bool,
+    taker: Option<Waker>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Whole,
+    Broken,
+}
+
+/// A body that was not whole when its stream ended, or its connection.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestBodyError {
+    #[error(transparent)]
+    Http1(#[from] hyper::Error),
+    #[error("the request ended before its body did")]
+    Broken,
+}
+
+/// The body's length is not what was said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WrongLength;
+
+impl Inbox {
+    /// An inbox for a body of that length, if it is known, and the body.
+    pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, RequestBody) {
+        let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
+        let inbox = Arc::new(Self { arrived, stream });
+        (inbox.clone(), RequestBody(Kind::Http2(Http2Body(inbox))))
+    }
+
+    /// Puts what has come.
+    pub(super) fn put(&self, data: &[u8]) -> Result<(), WrongLength> {
+        let mut arrived = self.arrived.lock();
+        if let Some(left) = &mut arrived.left {
+            *left = left.checked_sub(data.len() as u64).ok_or(WrongLength)?;
+        }
+        if arrived.is_dropped {
+            arrived.taken += data.len();
+            return Ok(());
+        }
+        if !data.is_empty() {
+            arrived.data.push_back(Bytes::copy_from_slice(data));
+        }
+        wake(&mut arrived.taker);
+        Ok(())
+    }
+
+    /// The body is whole.
+    pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), WrongLength> {
+        let mut arrived = self.arrived.lock();
+        if arrived.left.is_some_and(|left| left > 0) {
+            return Err(WrongLength);
+        }
+        (arrived.trailers, arrived.end) = (trailers, Some(End::Whole));
+        wake(&mut arrived.taker);
+        Ok(())
+    }
+
+    /// Nothing more comes, and the body is not whole.
+    pub(super) fn break_off(&self) {
+        let mut arrived = self.arrived.lock();
+        if arrived.end.is_none() {
+            arrived.end = Some(End::Broken);
+        }
+        wake(&mut arrived.taker);
+    }
+
+    /// How many bytes were taken since the last call.
+    pub(super) fn take_taken(&self) -> usize {
+        take(&mut self.arrived.lock().taken)
+    }
+
+    /// How many bytes the client has sent of which it was not told that they were taken.
+    pub(super) fn untold(&self) -> usize {
+        let arrived = self.arrived.lock();
+        arrived.taken + arrived.data.iter().map(Bytes::len).sum::<usize>()
+    }
+}
+
+fn wake(waker: &mut Option<Waker>) {
+    if let Some(waker) = waker.take() {
+        waker.wake();
+    }
+}
+
+impl Http2Body {
+    fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        let mut arrived = self.0.arrived.lock();
+        // A body that was broken off gives nothing more: what is there could be taken for all.
+        if arrived.end == Some(End::Broken) {
+            return Poll::Ready(Some(Err(RequestBodyError::Broken)));
+        }
+        if let Some(data) = arrived.data.pop_front() {
+            arrived.taken += data.len();
+            self.0.stream.wake_by_ref();
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if arrived.end.is_some() {
+            return Poll::Ready(arrived.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+        }
+        arrived.taker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Http2Body {
+    fn drop(&mut self) {
+        let mut arrived = self.0.arrived.lock();
+        arrived.is_dropped = true;
+        let rest = take(&mut arrived.data);
+        let bytes = rest.iter().map(Bytes::len).sum::<usize>();
+        arrived.taken += bytes;
+        drop(arrived);
+        if bytes > 0 {
+            self.0.stream.wake_by_ref();
+        }
+    }
+}
+
+impl RequestBody {
+    /// No body.
+    pub fn empty() -> Self {
+        Self(Kind::Empty)
+    }
+}
+
+impl From<Incoming> for RequestBody {
+    fn from(body: Incoming) -> Self {
+        Self(Kind::Http1(body))
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = RequestBodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        match &mut self.get_mut().0 {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Http1(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Kind::Http2(body) => body.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Http1(body) => body.is_end_stream(),
+            Kind::Http2(Http2Body(inbox)) => {
+                let arrived = inbox.arrived.lock();
+                arrived.end == Some(End::Whole) && arrived.data.is_empty() && arrived.trailers.is_none()
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Http1(body) => body.size_hint(),
+            Kind::Http2(Http2Body(inbox)) => {
+                let arrived = inbox.arrived.lock();
+                let here = arrived.data.iter().map(|data| data.len() as u64).sum();
+                arrived.left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left.saturating_add(here)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    fn next(body: &mut RequestBody) -> Poll<Option<Result<Bytes, ()>>> {
+        body.frame().now_or_never().map_or(Poll::Pending, |frame| {
+            Poll::Ready(frame.map(|frame| frame.map_err(|_| ()).map(|frame| frame.into_data().unwrap_or_default())))
+        })
+    }
+
+    #[test]
+    fn a_body_is_taken_as_it_arrives_and_says_so() {
+        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        assert_eq!(next(&mut body), Poll::Pending);
+        inbox.put(b"one").expect("no length was said");
+        inbox.put(b"").expect("no length was said");
+        assert_eq!((inbox.take_taken(), inbox.untold()), (0, 3));
+        assert_eq!(next(&mut body), Poll::Ready(Some(Ok(Bytes::from_static(b"one")))));
+        assert_eq!((inbox.untold(), inbox.take_taken(), inbox.take_taken()), (3, 3, 0));
+        inbox.end(None).expect("no length was said");
+        assert!(body.is_end_stream());
+        assert_eq!(next(&mut body), Poll::Ready(None));
+    }
+
+    #[test]
+    fn a_length_is_kept() {
+        let (inbox, body) = Inbox::new(Some(3), Waker::noop().clone());
+        inbox.put(b"ab").expect("less than was said");
+        assert_eq!(body.size_hint().exact(), Some(3));
+        assert_eq!(inbox.end(None), Err(WrongLength));
+        assert_eq!(inbox.put(b"cd"), Err(WrongLength));
+        inbox.put(b"c").expect("what was said");
+        assert_eq!(inbox.end(None), Ok(()));
+    }
+
+    #[test]
+    fn what_is_broken_off_is_never_taken_for_whole() {
+        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        inbox.put(b"one").expect("no length was said");
+        inbox.break_off();
+        assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
+        assert!(!body.is_end_stream());
+        inbox.break_off();
+        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        inbox.end(None).expect("no length was said");
+        inbox.break_off();
+        assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
+    }
+
+    #[test]
+    fn what_nobody_takes_is_given_back() {
+        let (inbox, body) = Inbox::new(None, Waker::noop().clone());
+        inbox.put(b"one").expect("no length was said");
+        drop(body);
+        assert_eq!(inbox.take_taken(), 3);
+        inbox.put(b"two").expect("no length was said");
+        assert_eq!((inbox.take_taken(), inbox.untold()), (3, 0));
+    }
+}

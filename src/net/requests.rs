@@ -1,0 +1,79 @@
+use std::pin::Pin;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use hyper::body::Body;
+
+use super::Peer;
+use super::connection::{ConnectionState, RequestUnderWay};
+use super::request_body::RequestBody;
+use super::running_body::RunningBody;
+use crate::base::{Cut, DrainWatch, UnderWay, mutant};
+
+/// How the requests of a connection are answered, whatever it speaks.
+pub(super) struct Requests<S> {
+    pub(super) peer: Peer,
+    /// How many may come when no more are taken.
+    pub(super) late_max: u32,
+    /// The drain, where the connection was there before it.
+    pub(super) leaving: Option<DrainWatch>,
+    pub(super) handle: S,
+}
+
+/// A request that is being answered. It is boxed, so that what is kept for it is gone once there is an answer: a watch
+/// lasts for hours.
+pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
+
+/// What counts a request as under way.
+type Running = (RequestUnderWay, Option<UnderWay>);
+
+impl<S, F, B> Requests<S>
+where
+    S: Fn(Peer, Request<RequestBody>) -> F,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes>,
+{
+    /// Takes a request of HTTP/1; `None` if the connection ends instead.
+    pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<Answering<B>> {
+        let (this, is_last) = (self.peer.connection.clone(), is_last(request.headers()));
+        let running = self.running()?;
+        let answer = (self.handle)(self.peer.clone(), request);
+        Some(Box::pin(async move {
+            let mut answer = answer.await;
+            if is_last || this.is(ConnectionState::Leaving) {
+                say_goodbye(&mut answer);
+            }
+            answer.map(|body| RunningBody::new(body, running))
+        }))
+    }
+
+    /// Takes a request of HTTP/2, and what cuts its stream; `None` if it is refused.
+    pub(super) fn http2(&self, request: Request<RequestBody>) -> Option<(Answering<B>, Cut)> {
+        let running = self.running()?;
+        self.peer.connection.found_multiplexed();
+        let cut = Cut::default();
+        let answer = (self.handle)(Peer { cut: cut.clone(), ..self.peer.clone() }, request);
+        Some((Box::pin(async move { answer.await.map(|body| RunningBody::new(body, running)) }), cut))
+    }
+
+    fn running(&self) -> Option<Running> {
+        let running = self.peer.connection.request(self.late_max)?;
+        Some((running, self.leaving.as_ref().map(DrainWatch::under_way)))
+    }
+}
+
+/// Whether the bytes after a request may be meant as something else than the next one: as a body, by a `Content-Length`
+/// beside a `Transfer-Encoding` that the codec has dropped (RFC 9112 §6.3), or as a protocol that it wanted to change
+/// to.
+fn is_last(headers: &HeaderMap) -> bool {
+    (headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)) && !mutant(24)
+}
+
+/// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not
+/// HTTP any more.
+fn say_goodbye<B>(answer: &mut Response<B>) {
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+}
