@@ -234,7 +234,7 @@ fn wrong_size() -> Fault {
 mod tests {
     use super::*;
 
-    /// Of which stream it is refused, or of the connection, and why.
+    /// The stream for which it is refused, or the connection, and why.
     type Outcome = Result<(), (u32, Reason)>;
 
     fn head(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> FrameHead {
