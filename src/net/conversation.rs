@@ -3,8 +3,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::task::coop::unconstrained;
-
 use super::wake_set::{WakePart, WakeSet};
 
 /// What a connection speaks, and all that is asked and answered on it, as one task.
@@ -46,7 +44,5 @@ pub(super) async fn until<O>(
         }
         aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
     });
-    // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one. They
-    // count their turns instead.
-    unconstrained(run).await
+    run.await
 }

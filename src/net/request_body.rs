@@ -1,13 +1,12 @@
-use std::collections::VecDeque;
 use std::mem::take;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 /// The body of a request.
 #[derive(Debug)]
@@ -35,7 +34,8 @@ pub(super) struct Inbox {
 
 #[derive(Debug, Default)]
 struct Arrived {
-    data: VecDeque<Bytes>,
+    /// In one piece, however small the frames were.
+    data: BytesMut,
     trailers: Option<HeaderMap>,
     end: Option<End>,
     /// Bytes that are still to come, where the client has said how many.
@@ -82,12 +82,12 @@ impl Inbox {
         }
         if arrived.is_dropped {
             arrived.taken += data.len();
+            drop(arrived);
+            self.stream.wake_by_ref();
             return Ok(());
         }
-        if !data.is_empty() {
-            arrived.data.push_back(Bytes::copy_from_slice(data));
-        }
-        wake(&mut arrived.taker);
+        arrived.data.extend_from_slice(data);
+        wake_taker(arrived);
         Ok(())
     }
 
@@ -98,17 +98,17 @@ impl Inbox {
             return Err(WrongLength);
         }
         (arrived.trailers, arrived.end) = (trailers, Some(End::Whole));
-        wake(&mut arrived.taker);
+        wake_taker(arrived);
         Ok(())
     }
 
-    /// Nothing more comes, and the body is not whole.
+    /// Nothing more comes. If the body is not whole, it never will be.
     pub(super) fn break_off(&self) {
         let mut arrived = self.arrived.lock();
         if arrived.end.is_none() {
             arrived.end = Some(End::Broken);
         }
-        wake(&mut arrived.taker);
+        wake_taker(arrived);
     }
 
     /// How many bytes were taken since the last call.
@@ -119,13 +119,16 @@ impl Inbox {
     /// How many bytes the client has sent of which it was not told that they were taken.
     pub(super) fn untold(&self) -> usize {
         let arrived = self.arrived.lock();
-        arrived.taken + arrived.data.iter().map(Bytes::len).sum::<usize>()
+        arrived.taken + arrived.data.len()
     }
 }
 
-fn wake(waker: &mut Option<Waker>) {
-    if let Some(waker) = waker.take() {
-        waker.wake();
+/// Wakes whoever waits for more, with nothing locked: it may take, or drop the body, at once.
+fn wake_taker(mut arrived: MutexGuard<'_, Arrived>) {
+    let taker = arrived.taker.take();
+    drop(arrived);
+    if let Some(taker) = taker {
+        taker.wake();
     }
 }
 
@@ -136,8 +139,10 @@ impl Http2Body {
         if arrived.end == Some(End::Broken) {
             return Poll::Ready(Some(Err(RequestBodyError::Broken)));
         }
-        if let Some(data) = arrived.data.pop_front() {
+        if !arrived.data.is_empty() {
+            let data = take(&mut arrived.data).freeze();
             arrived.taken += data.len();
+            drop(arrived);
             self.0.stream.wake_by_ref();
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
@@ -153,8 +158,7 @@ impl Drop for Http2Body {
     fn drop(&mut self) {
         let mut arrived = self.0.arrived.lock();
         arrived.is_dropped = true;
-        let rest = take(&mut arrived.data);
-        let bytes = rest.iter().map(Bytes::len).sum::<usize>();
+        let bytes = take(&mut arrived.data).len();
         arrived.taken += bytes;
         drop(arrived);
         if bytes > 0 {
@@ -205,7 +209,7 @@ impl Body for RequestBody {
             Kind::Http1(body) => body.size_hint(),
             Kind::Http2(Http2Body(inbox)) => {
                 let arrived = inbox.arrived.lock();
-                let here = arrived.data.iter().map(|data| data.len() as u64).sum();
+                let here = arrived.data.len() as u64;
                 arrived.left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left.saturating_add(here)))
             }
         }
@@ -214,10 +218,22 @@ impl Body for RequestBody {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
     use futures_util::FutureExt as _;
     use http_body_util::BodyExt as _;
 
     use super::*;
+
+    /// A waker that counts.
+    struct Count(Arc<AtomicUsize>);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 
     fn next(body: &mut RequestBody) -> Poll<Option<Result<Bytes, ()>>> {
         body.frame().now_or_never().map_or(Poll::Pending, |frame| {
@@ -266,11 +282,12 @@ mod tests {
 
     #[test]
     fn what_nobody_takes_is_given_back() {
-        let (inbox, body) = Inbox::new(None, Waker::noop().clone());
+        let woken = Arc::new(AtomicUsize::new(0));
+        let (inbox, body) = Inbox::new(None, Waker::from(Arc::new(Count(woken.clone()))));
         inbox.put(b"one").expect("no length was said");
         drop(body);
-        assert_eq!(inbox.take_taken(), 3);
+        assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), (3, 1));
         inbox.put(b"two").expect("no length was said");
-        assert_eq!((inbox.take_taken(), inbox.untold()), (3, 0));
+        assert_eq!((inbox.take_taken(), inbox.untold(), woken.load(Ordering::SeqCst)), (3, 0, 2));
     }
 }

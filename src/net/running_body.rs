@@ -31,7 +31,12 @@ impl<B: Body + Unpin> Body for RunningBody<B> {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
+        let is_over = match &polled {
+            Poll::Pending => false,
+            Poll::Ready(None | Some(Err(_))) => true,
+            Poll::Ready(Some(Ok(_))) => self.running.is_some() && self.body.is_end_stream(),
+        };
+        if is_over {
             self.running = None;
         }
         polled

@@ -174,22 +174,22 @@ where
     match spoken {
         Spoken::Http1(io) => {
             let mut conversation = Http1::new(io, limits, requests);
-            lead(&mut conversation, ending, &this, is_cut(&this, &cut, limits)).await
+            lead(&mut conversation, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         Spoken::Http2(io) => {
             let mut conversation = Http2::new(io, limits.into(), move |request| requests.http2(request));
-            lead(&mut conversation, ending, &this, is_cut(&this, &cut, limits)).await
+            lead(&mut conversation, ending, &this, || is_cut(&this, &cut, limits)).await
         }
     }
 }
 
 /// Runs a connection until it ends, or is ended by GOAWAY, or `Connection: close`: running streams go on then, and end
 /// at their own moment, in a drain as well.
-async fn lead(
+async fn lead<C: Future<Output = ()>>(
     conversation: &mut impl Conversation,
     mut ending: Pin<Box<impl Future<Output = Result<(), ConnectionOver>>>>,
     this: &Connection,
-    is_cut: impl Future<Output = ()>,
+    is_cut: impl FnOnce() -> C,
 ) -> Result<(), Failure> {
     match until(conversation, ending.as_mut()).await {
         First::Ended(ended) => return ended,
@@ -198,7 +198,7 @@ async fn lead(
     drop(ending);
     this.advance(ConnectionState::Leaving);
     conversation.say_goodbye();
-    match until(conversation, Box::pin(is_cut).as_mut()).await {
+    match until(conversation, Box::pin(is_cut()).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(ConnectionOver::Cut.into()),
     }

@@ -89,12 +89,6 @@ impl WakeSet {
         self.is_polling.store(false, Ordering::SeqCst);
     }
 
-    /// The stream that has been woken, if it is the only one.
-    pub(super) fn only_stream(&self) -> Option<usize> {
-        let streams = self.streams.lock();
-        streams.first().copied().filter(|_| streams.len() == 1)
-    }
-
     /// Whether neither the codec nor a stream has been woken.
     pub(super) fn is_quiet(&self) -> bool {
         !self.codec.load(Ordering::SeqCst) && self.streams.lock().is_empty()

@@ -1,11 +1,17 @@
 //! What operators ask running proxies with: `kube-fanout fanout` (docs/OPERATING.md).
 
+use std::time::Duration;
+
+use kube_fanout::auth::AuthMode;
 use kube_fanout::demo;
 use kube_fanout::net::Address;
 use serde_json::Value;
 
-use crate::direct::{self, Dir, Ended, PODS, eventually};
+use crate::direct::{self, Dir, Ended, PATIENCE, PODS, Protocol, eventually};
 use crate::process::{Output, kubeconfig, run, run_called};
+
+/// Permissions are asked for again as often as this.
+const SOON: Duration = Duration::from_millis(50);
 
 async fn asked(arguments: &[&str]) -> Output {
     let arguments: Vec<_> = std::iter::once("fanout").chain(arguments.iter().copied()).map(str::to_owned).collect();
@@ -75,6 +81,42 @@ async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
         assert!(top.stdout.contains(part), "{part}: {}", top.stdout);
     }
     drop(ok);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_told_that_a_client_was_revoked_and_that_one_was_drained() {
+    let up = demo::upstream().pods(3).run().await;
+    for (token, name) in [("a", "ada"), ("b", "bob")] {
+        up.reviews().give(token, name);
+        up.reviews().allow(name, "*");
+    }
+    let dir = Dir::new();
+    let socket = dir.join("admin.sock");
+    let admin = format!("unix:{}", socket.display());
+    let plan = direct::app(&up).drain(PATIENCE).with(|config| {
+        config.admin = Some(Address::Unix(socket));
+        config.auth = AuthMode::Delegated;
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (SOON, SOON, SOON);
+    });
+    let mut app = plan.run().await;
+    let explained = async |name: &str| asked(&["explain", "--address", &admin, "--user", name]).await.stdout;
+    let watch = async |token: &str, protocol| {
+        let watch = app.bearing(token).watch(PODS).initial_events().over(protocol).await;
+        watch.listed().await;
+        watch
+    };
+    let (ada, bob) = (watch("a", Protocol::Http2).await, watch("b", Protocol::Http1).await);
+    up.reviews().deny("ada", "*");
+    assert_eq!(ada.ended_in_time(PATIENCE).await, Ended::Refused(403));
+    let told = explained("ada").await;
+    assert!(told.contains("WATCH pods.v1: revoked: ") && !told.contains("bob"), "{told}");
+    assert!(explained("bob").await.contains("bob (") && bob.is_open());
+    app.begin_stop();
+    // Each is told at a moment of its own within the time that a drain has.
+    eventually("it is told", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
+    drop(bob);
+    app.stop().await;
 }
 
 /// Where everybody of the machine can ask, it is not told who reads what, and that is said.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::direct::{CONFIGMAPS, Dir, PATIENCE, PODS, eventually};
 use crate::process::{Process, metric};
 
-const WATCHES: u64 = 200;
+const WATCHES: u64 = 1_000;
 
 async fn shown(process: &Process) -> Value {
     serde_json::from_str(&process.admin("/debug/config").await).expect("JSON")
@@ -28,7 +28,7 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
     let process = Process::serve(&dir, &up.url(), &["--config", &config]).await;
     let client = process.client();
     let target = TargetCredentials::default().target(&client.url()).await.unwrap_or_else(|error| panic!("{error}"));
-    let plan = Plan { watches: 200, connections: 10, watch_list: true, ..Plan::default() };
+    let plan = Plan { watches: 1_000, connections: 10, watch_list: true, ..Plan::default() };
     let fleet = Fleet::start(&plan, &target);
     fleet.set_out();
     assert!(fleet.synced(PATIENCE).await.is_some(), "{:?}: {:?}", fleet.counts(), fleet.complaint());
@@ -36,7 +36,7 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
 
     write(
         "feeds: {resources: [pods, configmaps], selfCheck: 1m, idle: 1m}\npreload: [configmaps]\nlog: {level: debug}\n\
-         limits: {watches: 200, watchesPerCaller: 200, connections: 100, forwards: 50}\nwindow: {events: 1000}\n\
+         limits: {watches: 1000, watchesPerCaller: 1000, connections: 100, forwards: 50}\nwindow: {events: 1000}\n\
          consistency: bounded\nallowedHosts: [fanout.example]\nreusePort: true\n",
     );
     read_again(&process, "what can be is taken", |shown| shown["settings"]["limits.watches"] == WATCHES).await;
@@ -62,8 +62,8 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
     .await;
     assert_eq!(shown(&process).await["settings"], page["settings"]);
 
-    write("limits: {watches: 250}\nfeeds: {resources: [pods]}\n");
-    read_again(&process, "there is more room", |shown| shown["settings"]["limits.watches"] == 250).await;
+    write("limits: {watches: 1050}\nfeeds: {resources: [pods]}\n");
+    read_again(&process, "there is more room", |shown| shown["settings"]["limits.watches"] == 1_050).await;
     assert_eq!(shown(&process).await["restart"], json!([]));
     client.watch(PODS).initial_events().await.listed().await;
     assert!(!client.get(CONFIGMAPS).await.is_cached());

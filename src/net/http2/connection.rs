@@ -1,7 +1,8 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::mem::take;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::exchange::{Exchange, Streams};
@@ -42,7 +44,9 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) receive: ReceiveWindow,
     /// Whether the client has sent its settings, which come first.
     pub(super) has_settings: bool,
-    /// The highest stream that a request came on.
+    /// The highest stream that a client has begun.
+    pub(super) highest_stream: u32,
+    /// The highest one that was looked at.
     pub(super) last_stream: u32,
     pub(super) lately_reset: LatelyReset,
     pub(super) patience: Patience,
@@ -56,6 +60,8 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     clock: Pin<Box<Sleep>>,
     /// Streams that wait for room in the output, or for the connection's window: who came first goes first.
     pub(super) waiting: VecDeque<usize>,
+    /// Those that wait again after they have sent something in this turn: they go behind the others.
+    pub(super) waiting_again: Vec<usize>,
     /// An empty list, which is exchanged for that of the streams that were woken.
     spare: Vec<usize>,
     /// Whether no more is read, and no stream is left; and why.
@@ -92,7 +98,7 @@ pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 
 /// A header block that is so many times as large as what its fields may be is read, to refuse them with an answer: only
 /// what was read is understood of the next one.
-const HEADER_BLOCKS: usize = 2;
+pub(super) const HEADER_BLOCKS: usize = 2;
 
 /// How many turns streams and connection take before other tasks run.
 const TURNS_MAX: usize = 16;
@@ -131,6 +137,7 @@ where
             send: SendLimits::new(),
             receive,
             has_settings: false,
+            highest_stream: 0,
             last_stream: 0,
             lately_reset: LatelyReset::default(),
             patience: Patience::new(),
@@ -140,6 +147,7 @@ where
             clock: Box::pin(sleep_until(heartbeat.next())),
             heartbeat,
             waiting: VecDeque::new(),
+            waiting_again: Vec::new(),
             spare: Vec::new(),
             over: None,
             ticker: wake_set.waker(WakePart::Clock),
@@ -150,18 +158,16 @@ where
     }
 
     fn poll_turns(&mut self) -> Poll<Ended> {
-        let mut is_alone = self.is_lasting_stream_alone();
         for _ in 0..TURNS_MAX {
-            self.take_turn(is_alone);
+            self.take_turn();
             if self.wake_set.is_quiet() {
                 break;
             }
-            is_alone = false;
         }
         self.poll_out()
     }
 
-    fn take_turn(&mut self, is_alone: bool) {
+    fn take_turn(&mut self) {
         // What was put since says so again.
         self.wake_set.take(WakePart::Codec);
         if self.wake_set.take(WakePart::Clock) {
@@ -172,21 +178,16 @@ where
         }
         let mut woken = take(&mut self.spare);
         self.wake_set.take_streams(&mut woken);
+        // The event of one stream that lasts is a write of its own.
+        let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Exchange::is_lasting);
         woken.drain(..).for_each(|key| self.poll_stream(key, is_alone));
         self.spare = woken;
-    }
-
-    /// Whether all there is to do is one stream, which lasts: then its event is a write of its own.
-    fn is_lasting_stream_alone(&self) -> bool {
-        let only = self.wake_set.only_stream().and_then(|key| self.streams.get(key));
-        only.is_some_and(Exchange::is_lasting)
+        self.waiting.extend(self.waiting_again.drain(..));
     }
 
     /// Writes out what there is. If the client does not read, the rest goes out when it does.
     fn poll_out(&mut self) -> Poll<Ended> {
-        let writer = self.writer.clone();
-        let mut cx = Context::from_waker(&writer);
-        let flushed = self.output.poll_flush(&mut self.io, &mut cx)?;
+        let flushed = self.output.poll_flush(&mut self.io, &mut Context::from_waker(&self.writer))?;
         if !self.output.is_full() {
             self.wake_waiting();
         }
@@ -203,14 +204,14 @@ where
         if !matches!(over, Err(Broken::Dead | Broken::Io(_))) {
             ready!(flushed);
             // Whether or not it can be said, nothing more is.
-            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut cx));
+            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
         }
         Poll::Ready(self.over.take().unwrap_or(Ok(())))
     }
 
     /// Lets those try again who waited for room, as far as there is some.
     pub(super) fn wake_waiting(&mut self) {
-        if self.send.window <= 0 {
+        if self.send.window <= 0 || self.waiting.is_empty() {
             return;
         }
         for key in take(&mut self.waiting) {
@@ -314,7 +315,9 @@ where
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         self.wake_set.begin_polling(cx);
-        let ended = self.poll_turns();
+        // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one.
+        // Turns are counted instead.
+        let ended = pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx);
         self.wake_set.end_polling();
         if ended.is_pending() && !self.wake_set.is_quiet() {
             cx.waker().wake_by_ref();

@@ -53,6 +53,13 @@ pub(super) struct Upload {
     pub(super) has_ended: bool,
 }
 
+impl Drop for Upload {
+    /// Whoever takes the body learns that no more of it comes.
+    fn drop(&mut self) {
+        self.inbox.break_off();
+    }
+}
+
 impl<F, B> Exchange<F, B> {
     pub(super) fn note_poll(&mut self) {
         self.polls = (self.polls + 1).min(LASTING_POLLS);

@@ -27,9 +27,13 @@ pub(super) struct Decoder {
 /// A name and a value.
 type Field = (Box<[u8]>, Box<[u8]>);
 
-/// A block that cannot be read. Nothing behind it can, either.
+/// Why a block was not read to its end. Nothing behind it can be, either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unreadable;
+pub(super) enum Unread {
+    Unreadable,
+    /// Its fields are so large that nobody looks at them: a byte may stand for 4 KiB of the table.
+    TooLarge,
+}
 
 /// Where a name is: in a table, or spelled out.
 struct Reader<'a>(&'a [u8]);
@@ -39,8 +43,20 @@ impl Decoder {
         Self { table: VecDeque::new(), table_bytes: 0, chosen_bytes_max: TABLE_BYTES_MAX }
     }
 
-    /// Reads a whole block, field by field. No field is larger than its block, or than what is in the table.
-    pub(super) fn read(&mut self, block: &[u8], mut field: impl FnMut(&[u8], &[u8])) -> Result<(), Unreadable> {
+    /// Reads a whole block, field by field, as long as all of them together are not larger than `bytes_max`. No field is
+    /// larger than its block, or than what is in the table.
+    pub(super) fn read(
+        &mut self,
+        block: &[u8],
+        bytes_max: usize,
+        mut field: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), Unread> {
+        let mut left = bytes_max;
+        let mut field = |name: &[u8], value: &[u8]| {
+            left = left.checked_sub(name.len() + value.len() + FIELD_BYTES).ok_or(Unread::TooLarge)?;
+            field(name, value);
+            Ok(())
+        };
         let mut rest = Reader(block);
         let (mut name, mut value) = (Vec::new(), Vec::new());
         let mut has_begun = false;
@@ -48,30 +64,30 @@ impl Decoder {
             if first & 0xe0 == 0x20 && !has_begun {
                 let chosen = rest.number(5)?;
                 if chosen > TABLE_BYTES_MAX {
-                    return Err(Unreadable);
+                    return Err(Unread::Unreadable);
                 }
                 self.chosen_bytes_max = chosen;
                 self.make_room(0);
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                return Err(Unreadable);
+                return Err(Unread::Unreadable);
             }
             has_begun = true;
             if first & 0x80 != 0 {
-                let (name, value) = self.at(rest.number(7)?).ok_or(Unreadable)?;
-                field(name, value);
+                let (name, value) = self.at(rest.number(7)?).ok_or(Unread::Unreadable)?;
+                field(name, value)?;
                 continue;
             }
             let is_kept = first & 0x40 != 0;
             name.clear();
             match rest.number(if is_kept { 6 } else { 4 })? {
                 0 => rest.string(&mut name)?,
-                at => name.extend_from_slice(self.at(at).ok_or(Unreadable)?.0),
+                at => name.extend_from_slice(self.at(at).ok_or(Unread::Unreadable)?.0),
             }
             value.clear();
             rest.string(&mut value)?;
-            field(&name, &value);
+            field(&name, &value)?;
             if is_kept {
                 self.keep(&name, &value);
             }
@@ -110,7 +126,7 @@ impl Decoder {
 
 impl Reader<'_> {
     /// Reads a number whose first bits are the last `bits` of a byte (RFC 7541 §5.1).
-    fn number(&mut self, bits: u32) -> Result<usize, Unreadable> {
+    fn number(&mut self, bits: u32) -> Result<usize, Unread> {
         let prefix = (1_usize << bits) - 1;
         let mut number = usize::from(self.byte()?) & prefix;
         if number < prefix {
@@ -124,23 +140,23 @@ impl Reader<'_> {
                 return Ok(number);
             }
         }
-        Err(Unreadable)
+        Err(Unread::Unreadable)
     }
 
-    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), Unreadable> {
+    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), Unread> {
         let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.number(7)?;
-        let (string, rest) = self.0.split_at_checked(length).ok_or(Unreadable)?;
+        let (string, rest) = self.0.split_at_checked(length).ok_or(Unread::Unreadable)?;
         self.0 = rest;
         if is_coded {
-            return huffman::decode(string, into).ok_or(Unreadable);
+            return huffman::decode(string, into).ok_or(Unread::Unreadable);
         }
         into.extend_from_slice(string);
         Ok(())
     }
 
-    fn byte(&mut self) -> Result<u8, Unreadable> {
-        let (byte, rest) = self.0.split_first().ok_or(Unreadable)?;
+    fn byte(&mut self) -> Result<u8, Unread> {
+        let (byte, rest) = self.0.split_first().ok_or(Unread::Unreadable)?;
         self.0 = rest;
         Ok(*byte)
     }
@@ -227,10 +243,10 @@ fn low(number: usize) -> u8 {
 mod tests {
     use super::*;
 
-    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, Unreadable> {
+    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, Unread> {
         let mut fields = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        decoder.read(block, |name, value| fields.push(format!("{}: {}", text(name), text(value))))?;
+        decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value))))?;
         Ok(fields)
     }
 
@@ -308,8 +324,19 @@ mod tests {
             ("82 20", "a table that changes behind a field"),
             ("00 81 00 00", "a name that is no code"),
         ] {
-            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(Unreadable), "{what}");
+            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(Unread::Unreadable), "{what}");
         }
+    }
+
+    /// Two bytes for a name of 4,000.
+    #[test]
+    fn a_block_that_stands_for_far_more_is_not_read_to_its_end() {
+        let mut decoder = Decoder::new();
+        let mut block = vec![0x40];
+        put_string(&mut block, &[b'x'; 4_000]);
+        block.push(0);
+        assert_eq!(read(&mut decoder, &block).expect("once").len(), 1);
+        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(Unread::TooLarge));
     }
 
     #[test]

@@ -155,6 +155,10 @@ impl Output {
 
     fn give_spare(&mut self) {
         if self.held.capacity() < WAITING_BYTES_MAX {
+            // It held what a client did not take at once.
+            if self.waiting() == 0 {
+                (self.held, self.sent) = (Vec::new(), 0);
+            }
             return;
         }
         let rest = self.held[take(&mut self.sent)..].to_vec();
@@ -212,6 +216,8 @@ mod tests {
         assert_eq!(&seen[9..13], b"abcd");
         assert_eq!(&seen[22..], [b'x'; 200]);
         assert!(most <= 300, "{most}");
+        assert!(output.poll_flush(&mut near, &mut cx()).is_ready());
+        assert_eq!(output.held.capacity(), 0, "nothing is kept of a slow moment");
     }
 
     #[tokio::test]

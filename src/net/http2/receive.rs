@@ -9,10 +9,11 @@ use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
-use super::connection::{Farewell, GOODBYE, Http2};
+use super::connection::{Farewell, GOODBYE, HEADER_BLOCKS, Http2};
 use super::exchange::{Exchange, Phase, Upload};
 use super::fault::{Fault, Reason};
 use super::frame::Frame;
+use super::hpack::Unread;
 use super::input::Heard;
 use super::request_head::{NoRequest, RequestHead};
 use super::windows::{UPLOAD_BYTES_MAX, grow};
@@ -60,22 +61,29 @@ where
 
     fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Fault> {
         let mut head = RequestHead::new(self.limits.header_bytes_max);
-        let read = self.decoder.read(block, |name, value| head.take(name, value));
-        read.map_err(|_| Fault::Connection(Reason::Compression, "a header block that cannot be read"))?;
+        let read = self.decoder.read(block, HEADER_BLOCKS * self.limits.header_bytes_max, |name, value| {
+            head.take(name, value);
+        });
+        read.map_err(|unread| match unread {
+            Unread::Unreadable => Fault::Connection(Reason::Compression, "a header block that cannot be read"),
+            Unread::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "more fields than are looked at"),
+        })?;
         if let Some(key) = self.streams.key(stream) {
             return self.receive_trailers(key, head, ends);
         }
         if stream.is_multiple_of(2) {
             return Err(Fault::protocol("a stream of the server"));
         }
-        if stream <= self.last_stream {
+        if stream <= self.highest_stream {
             if self.lately_reset.has(stream) {
                 return self.patience.spend();
             }
             return Err(Fault::Connection(Reason::StreamClosed, "a stream that is over"));
         }
+        self.highest_stream = stream;
         if self.farewell == Farewell::Said {
-            // It was told that this one is not answered.
+            // It is told that this one is not answered, and sends what belongs to it meanwhile.
+            self.lately_reset.note(stream);
             return self.patience.spend();
         }
         self.last_stream = stream;
@@ -149,9 +157,7 @@ where
         let stream = self.streams.key(id).and_then(|key| self.streams.get_mut(key));
         let Some(stream) = stream else {
             self.receive.give_back(flow, &mut self.output);
-            if id > self.last_stream || id.is_multiple_of(2) {
-                return Err(Fault::protocol("data of a stream that was never begun"));
-            }
+            self.has_begun(id)?;
             if self.lately_reset.has(id) {
                 return Ok(());
             }
@@ -187,7 +193,8 @@ where
             return grown.ok_or(Fault::Connection(Reason::FlowControl, "more than a window may have"));
         }
         let Some(stream) = self.streams.key(id).and_then(|key| self.streams.get_mut(key)) else {
-            return self.of_no_stream(id);
+            // Clients go on to give room back for what they have read, long after the answer has ended.
+            return self.has_begun(id);
         };
         // Where there was room it is not waited for.
         let was_closed = stream.window <= 0;
@@ -199,19 +206,22 @@ where
     }
 
     fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
-        let Some(key) = self.streams.key(id) else { return self.of_no_stream(id) };
+        let Some(key) = self.streams.key(id) else {
+            self.has_begun(id)?;
+            return self.patience.spend();
+        };
         let is_answered = self.streams.get(key).is_some_and(|stream| matches!(stream.phase, Phase::Answering(_)));
         self.remove(key);
         // To take back what was not answered costs the client nothing.
         if is_answered { Ok(()) } else { self.patience.spend() }
     }
 
-    /// A frame of a stream that there is not: it is over, or was never begun.
-    fn of_no_stream(&mut self, id: u32) -> Result<(), Fault> {
-        if id > self.last_stream || id.is_multiple_of(2) {
+    /// Refuses a frame of a stream that was never begun: one that is over has none any more.
+    fn has_begun(&self, id: u32) -> Result<(), Fault> {
+        if id > self.highest_stream || id.is_multiple_of(2) {
             return Err(Fault::protocol("a frame of a stream that was never begun"));
         }
-        self.patience.spend()
+        Ok(())
     }
 
     fn receive_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {

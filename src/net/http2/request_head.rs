@@ -115,7 +115,7 @@ impl RequestHead {
         let (scheme, path) = (self.scheme.take(), self.path.take());
         if *method == Method::CONNECT {
             // It has neither (RFC 9113 §8.5).
-            if scheme.is_some() || path.is_some() {
+            if scheme.is_some() || path.is_some() || self.authority.is_none() {
                 return None;
             }
         } else {
@@ -229,6 +229,7 @@ mod tests {
             &[GET[0], GET[1], GET[3], ("content-length", "+1")],
             &[GET[0], GET[1], GET[3], ("content-length", "99999999999999999999")],
             &[(":method", "CONNECT"), (":authority", "fanout:443"), (":path", "/")],
+            &[(":method", "CONNECT")],
             &[GET[0], GET[1], (":authority", "a b"), GET[3]],
         ];
         for fields in rows {

@@ -1,5 +1,6 @@
 //! How the streams of a connection are answered.
 
+use std::mem::{replace, take};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -74,7 +75,7 @@ where
     /// A header block with what has to come first in it.
     pub(super) fn begun_block(&mut self) -> Vec<u8> {
         let mut block = Vec::with_capacity(512);
-        if std::mem::take(&mut self.send.must_say_no_table) {
+        if take(&mut self.send.must_say_no_table) {
             hpack::put_no_table(&mut block);
         }
         block
@@ -92,7 +93,7 @@ where
                     return;
                 }
                 if self.send.window <= 0 || !self.has_room() {
-                    return self.wait(key);
+                    return self.wait(key, left < TURN_BYTES);
                 }
             }
             if is_between && !is_last {
@@ -163,10 +164,12 @@ where
         !self.output.is_full()
     }
 
-    fn wait(&mut self, key: usize) {
+    fn wait(&mut self, key: usize, has_sent: bool) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        if !std::mem::replace(&mut stream.is_waiting, true) {
-            self.waiting.push_back(key);
+        match (replace(&mut stream.is_waiting, true), has_sent) {
+            (true, _) => {}
+            (false, true) => self.waiting_again.push(key),
+            (false, false) => self.waiting.push_back(key),
         }
     }
 
@@ -178,7 +181,7 @@ where
         upload.untold += taken;
         if !upload.has_ended && upload.untold >= UPLOAD_BYTES_MAX / 2 {
             self.output.put_window(stream.id, upload.untold);
-            upload.window += std::mem::take(&mut upload.untold);
+            upload.window += take(&mut upload.untold);
         }
         self.receive.give_back(taken, &mut self.output);
     }
@@ -214,7 +217,7 @@ where
     pub(super) fn reset_for(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
         match self.streams.key(id) {
             Some(key) => self.reset(key, reason),
-            None if id > self.last_stream => return Err(Fault::Connection(reason, "a stream that was never begun")),
+            None if id > self.highest_stream => return Err(Fault::Connection(reason, "a stream that was never begun")),
             None => {
                 self.output.put_reset(id, reason);
                 self.lately_reset.note(id);
@@ -228,7 +231,10 @@ where
         let Some(stream) = self.streams.remove(key) else { return };
         if let Some(upload) = &stream.upload {
             self.receive.give_back(upload.inbox.untold(), &mut self.output);
-            upload.inbox.break_off();
+        }
+        if stream.is_waiting {
+            self.waiting.retain(|waiting| *waiting != key);
+            self.waiting_again.retain(|waiting| *waiting != key);
         }
     }
 }

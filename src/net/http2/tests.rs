@@ -192,6 +192,65 @@ async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
     assert_eq!(seen, sent);
 }
 
+/// As Go's client does for what it has read: long after the answer has ended, and thousands of times.
+#[tokio::test]
+async fn room_for_an_answer_that_has_ended_costs_no_patience() {
+    let mut client = Client::new(1 << 20).await;
+    client.ask(1, GET, true).await;
+    client.next().await;
+    client.server.0.lock().clear();
+    assert_eq!(client.next().await.0.flags, END_STREAM);
+    for _ in 0..5_000 {
+        client.window(1, 4_096).await;
+    }
+    client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
+    assert_eq!(client.next().await.0.kind, FrameKind::Ping);
+}
+
+/// A client that gives back a little of the connection's window at a time.
+#[tokio::test]
+async fn streams_share_a_narrow_connection_by_turns() {
+    let mut client = Client::new(1 << 20).await;
+    for stream in [1, 3, 5] {
+        client.ask(stream, GET, true).await;
+        client.next().await;
+        client.window(stream, 1 << 20).await;
+    }
+    client.server.send(0, vec![0; 200_000]);
+    let mut sent = 0;
+    while sent < 65_535 {
+        sent += client.next().await.0.length;
+    }
+    client.server.send(1, &b"event"[..]);
+    client.server.send(2, &b"event"[..]);
+    let mut told = Vec::new();
+    for _ in 0..4 {
+        client.window(0, 1_000).await;
+        told.push(client.next().await.0);
+        if told.last().is_some_and(|head| head.length < 1_000) {
+            // What is left of it is another's.
+            told.push(client.next().await.0);
+        }
+    }
+    for stream in [3, 5] {
+        assert!(told.iter().any(|head| head.stream == stream && head.length == 5), "{stream}: {told:?}");
+    }
+}
+
+/// What was taken for an upload ends with its connection, whoever has it by then.
+#[tokio::test]
+async fn a_body_that_is_not_whole_breaks_off_with_its_connection() {
+    let mut client = Client::new(1 << 16).await;
+    client.ask(1, POST, false).await;
+    client.put(FrameKind::Data, 0, 1, b"data").await;
+    client.next().await;
+    let (request, ..) = client.server.0.lock().remove(0);
+    let taken = tokio::spawn(request.into_body().collect());
+    client.ended.abort();
+    let taken = timeout(Duration::from_secs(10), taken).await.expect("it is told").expect("no panic");
+    assert!(taken.is_err());
+}
+
 #[tokio::test]
 async fn a_stream_that_is_cut_or_reset_leaves_the_others() {
     let mut client = Client::new(1 << 16).await;
@@ -306,10 +365,14 @@ async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
     client.next().await;
     client.put(FrameKind::Ping, ACK, 0, &opaque).await;
     assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![3, 0]));
-    client.ask(5, GET, true).await;
+    // One that was on its way is not looked at, nor is what belongs to it: its body, and that it is taken back.
+    client.ask(5, POST, false).await;
+    client.put(FrameKind::Data, 0, 5, b"data").await;
+    client.window(5, 10).await;
+    client.put(FrameKind::Reset, 0, 5, &8_u32.to_be_bytes()).await;
     client.server.send(1, &b"event"[..]);
     assert_eq!(client.next().await.0.stream, 3);
-    assert_eq!(client.server.asked(), 2, "one that was sent behind it is not looked at");
+    assert_eq!(client.server.asked(), 2);
     client.server.0.lock().clear();
     for _ in 0..2 {
         assert_eq!(client.next().await.0.flags, END_STREAM);
