@@ -29,7 +29,7 @@ type Field = (Box<[u8]>, Box<[u8]>);
 
 /// Why a block was not read to its end. Nothing behind it can be, either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unread {
+pub(super) enum UnreadBlock {
     Unreadable,
     /// Its fields are so large that nobody looks at them: a byte may stand for 4 KiB of the table.
     TooLarge,
@@ -43,17 +43,17 @@ impl Decoder {
         Self { table: VecDeque::new(), table_bytes: 0, chosen_bytes_max: TABLE_BYTES_MAX }
     }
 
-    /// Reads a whole block, field by field, as long as all of them together are not larger than `bytes_max`. No field is
-    /// larger than its block, or than what is in the table.
+    /// Reads a whole block, field by field, as long as all of them together are not larger than `bytes_max`. No field
+    /// is larger than its block, or than what is in the table.
     pub(super) fn read(
         &mut self,
         block: &[u8],
         bytes_max: usize,
         mut field: impl FnMut(&[u8], &[u8]),
-    ) -> Result<(), Unread> {
+    ) -> Result<(), UnreadBlock> {
         let mut left = bytes_max;
         let mut field = |name: &[u8], value: &[u8]| {
-            left = left.checked_sub(name.len() + value.len() + FIELD_BYTES).ok_or(Unread::TooLarge)?;
+            left = left.checked_sub(name.len() + value.len() + FIELD_BYTES).ok_or(UnreadBlock::TooLarge)?;
             field(name, value);
             Ok(())
         };
@@ -64,18 +64,18 @@ impl Decoder {
             if first & 0xe0 == 0x20 && !has_begun {
                 let chosen = rest.number(5)?;
                 if chosen > TABLE_BYTES_MAX {
-                    return Err(Unread::Unreadable);
+                    return Err(UnreadBlock::Unreadable);
                 }
                 self.chosen_bytes_max = chosen;
                 self.make_room(0);
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                return Err(Unread::Unreadable);
+                return Err(UnreadBlock::Unreadable);
             }
             has_begun = true;
             if first & 0x80 != 0 {
-                let (name, value) = self.at(rest.number(7)?).ok_or(Unread::Unreadable)?;
+                let (name, value) = self.at(rest.number(7)?).ok_or(UnreadBlock::Unreadable)?;
                 field(name, value)?;
                 continue;
             }
@@ -83,7 +83,7 @@ impl Decoder {
             name.clear();
             match rest.number(if is_kept { 6 } else { 4 })? {
                 0 => rest.string(&mut name)?,
-                at => name.extend_from_slice(self.at(at).ok_or(Unread::Unreadable)?.0),
+                at => name.extend_from_slice(self.at(at).ok_or(UnreadBlock::Unreadable)?.0),
             }
             value.clear();
             rest.string(&mut value)?;
@@ -126,7 +126,7 @@ impl Decoder {
 
 impl Reader<'_> {
     /// Reads a number whose first bits are the last `bits` of a byte (RFC 7541 §5.1).
-    fn number(&mut self, bits: u32) -> Result<usize, Unread> {
+    fn number(&mut self, bits: u32) -> Result<usize, UnreadBlock> {
         let prefix = (1_usize << bits) - 1;
         let mut number = usize::from(self.byte()?) & prefix;
         if number < prefix {
@@ -140,23 +140,23 @@ impl Reader<'_> {
                 return Ok(number);
             }
         }
-        Err(Unread::Unreadable)
+        Err(UnreadBlock::Unreadable)
     }
 
-    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), Unread> {
+    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), UnreadBlock> {
         let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.number(7)?;
-        let (string, rest) = self.0.split_at_checked(length).ok_or(Unread::Unreadable)?;
+        let (string, rest) = self.0.split_at_checked(length).ok_or(UnreadBlock::Unreadable)?;
         self.0 = rest;
         if is_coded {
-            return huffman::decode(string, into).ok_or(Unread::Unreadable);
+            return huffman::decode(string, into).ok_or(UnreadBlock::Unreadable);
         }
         into.extend_from_slice(string);
         Ok(())
     }
 
-    fn byte(&mut self) -> Result<u8, Unread> {
-        let (byte, rest) = self.0.split_first().ok_or(Unread::Unreadable)?;
+    fn byte(&mut self) -> Result<u8, UnreadBlock> {
+        let (byte, rest) = self.0.split_first().ok_or(UnreadBlock::Unreadable)?;
         self.0 = rest;
         Ok(*byte)
     }
@@ -243,7 +243,7 @@ fn low(number: usize) -> u8 {
 mod tests {
     use super::*;
 
-    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, Unread> {
+    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, UnreadBlock> {
         let mut fields = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value))))?;
@@ -324,7 +324,7 @@ mod tests {
             ("82 20", "a table that changes behind a field"),
             ("00 81 00 00", "a name that is no code"),
         ] {
-            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(Unread::Unreadable), "{what}");
+            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(UnreadBlock::Unreadable), "{what}");
         }
     }
 
@@ -336,7 +336,7 @@ mod tests {
         put_string(&mut block, &[b'x'; 4_000]);
         block.push(0);
         assert_eq!(read(&mut decoder, &block).expect("once").len(), 1);
-        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(Unread::TooLarge));
+        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(UnreadBlock::TooLarge));
     }
 
     #[test]

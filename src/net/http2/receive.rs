@@ -13,7 +13,7 @@ use super::connection::{Farewell, GOODBYE, HEADER_BLOCKS, Http2};
 use super::exchange::{Exchange, Phase, Upload};
 use super::fault::{Fault, Reason};
 use super::frame::Frame;
-use super::hpack::Unread;
+use super::hpack::UnreadBlock;
 use super::input::Heard;
 use super::request_head::{NoRequest, RequestHead};
 use super::windows::{UPLOAD_BYTES_MAX, grow};
@@ -65,8 +65,8 @@ where
             head.take(name, value);
         });
         read.map_err(|unread| match unread {
-            Unread::Unreadable => Fault::Connection(Reason::Compression, "a header block that cannot be read"),
-            Unread::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "more fields than are looked at"),
+            UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "a header block that cannot be read"),
+            UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "more fields than are looked at"),
         })?;
         if let Some(key) = self.streams.key(stream) {
             return self.receive_trailers(key, head, ends);
