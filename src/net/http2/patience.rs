@@ -57,6 +57,11 @@ impl LatelyReset {
         self.0.push_back(stream);
     }
 
+    /// The client has heard of it.
+    pub(super) fn forget(&mut self, stream: u32) {
+        self.0.retain(|reset| *reset != stream);
+    }
+
     pub(super) fn has(&self, stream: u32) -> bool {
         self.0.contains(&stream)
     }
@@ -146,5 +151,7 @@ mod tests {
         (0..=u32::try_from(REMEMBERED_MAX).expect("few")).for_each(|stream| reset.note(stream));
         assert!(!reset.has(0) && reset.has(1) && reset.has(256));
         assert_eq!(reset.0.len(), REMEMBERED_MAX);
+        reset.forget(256);
+        assert!(!reset.has(256) && reset.has(255));
     }
 }

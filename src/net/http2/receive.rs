@@ -208,6 +208,8 @@ where
     fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
         let Some(key) = self.streams.key(id) else {
             self.has_begun(id)?;
+            // Nothing more can come of it now.
+            self.lately_reset.forget(id);
             return self.patience.spend();
         };
         let is_answered = self.streams.get(key).is_some_and(|stream| matches!(stream.phase, Phase::Answering(_)));
