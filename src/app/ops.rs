@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::net::RequestBody;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::Request;
@@ -23,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
 use crate::base::{DrainTrigger, Tasks, Tunable};
-use crate::net::{self, Address, ConnectionLimits, Listener, bind_tcp_beside_peers, bind_unix};
+use crate::net::{self, Address, ConnectionLimits, Listener, RequestBody, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
 
 /// The listeners of metrics and health. They are bound with the others, and served on a thread and a runtime of their

@@ -7,13 +7,24 @@ use super::wake_set::{WakePart, WakeSet};
 
 /// What a connection speaks, and all that is asked and answered on it, as one task.
 pub(super) trait Conversation {
-    /// Goes on, and is ready when it is over.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
+    /// Polls the parts that were woken, and is ready when the connection is over.
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
     /// Says that nothing more is to be asked. What runs goes on, and so does what was asked before the client knew.
     fn say_goodbye(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;
+
+    /// Goes on, so that no wake-up is lost: its parts may wake each other meanwhile, and others may wake them.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        self.wake_set().begin_polling(cx);
+        let ended = self.go_on(cx);
+        self.wake_set().end_polling();
+        if ended.is_pending() && !self.wake_set().is_quiet() {
+            cx.waker().wake_by_ref();
+        }
+        ended
+    }
 }
 
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -35,7 +46,7 @@ pub(super) async fn until<O>(
     let waker = wake_set.waker(WakePart::Aside);
     // `aside` may not have been polled yet, so it is polled at once.
     wake_set.put(WakePart::Aside);
-    let run = poll_fn(|cx| {
+    poll_fn(|cx| {
         if let Poll::Ready(ended) = conversation.poll(cx) {
             return Poll::Ready(First::Ended(ended));
         }
@@ -43,6 +54,6 @@ pub(super) async fn until<O>(
             return Poll::Pending;
         }
         aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
-    });
-    run.await
+    })
+    .await
 }

@@ -83,18 +83,11 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        self.wake_set.begin_polling(cx);
-        let polled = if self.wake_set.take(WakePart::Codec) {
-            self.connection.as_mut().poll(&mut Context::from_waker(&self.codec))
-        } else {
-            Poll::Pending
-        };
-        self.wake_set.end_polling();
-        if polled.is_pending() && !self.wake_set.is_quiet() {
-            cx.waker().wake_by_ref();
+    fn go_on(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        if !self.wake_set.take(WakePart::Codec) {
+            return Poll::Pending;
         }
-        polled.map_err(Into::into)
+        self.connection.as_mut().poll(&mut Context::from_waker(&self.codec)).map_err(Into::into)
     }
 
     fn say_goodbye(&mut self) {

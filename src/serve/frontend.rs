@@ -2,7 +2,6 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::RequestBody;
 use http::header::USER_AGENT;
 use http::{Method, Request, Response, StatusCode, Version};
 use tokio::time::{Instant, timeout};
@@ -29,7 +28,7 @@ use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender,
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
-use crate::net::{Peer, PeerAddress};
+use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 

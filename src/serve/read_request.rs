@@ -1,6 +1,5 @@
 use std::sync::Arc;
 
-use crate::net::RequestBody;
 use http::{HeaderValue, Request, Response};
 use tokio::time::Instant;
 
@@ -11,6 +10,7 @@ use super::route::ForwardReason;
 use super::sources::{Need, Unready};
 use crate::auth::{Caller, NotGranted, Permit};
 use crate::kube::{Query, RequestInfo, ResourceVersion, Status, Verb};
+use crate::net::RequestBody;
 use crate::upstream::{CAUSE, Cause, Resource};
 use crate::wire::Representation;
 

@@ -5,7 +5,6 @@ mod get;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::RequestBody;
 use http::header::USER_AGENT;
 use http::{Request, Response};
 use tokio::time::Instant;
@@ -34,6 +33,7 @@ use crate::cache::{Chunk, OpenedWatch, Snapshot, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
+use crate::net::RequestBody;
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
 

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::RequestBody;
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -26,6 +25,7 @@ use super::serve_config::ServeConfig;
 use super::statuses::{LIST_RETRY_SECONDS, too_many};
 use crate::auth::Gate;
 use crate::kube::{Payer, Status};
+use crate::net::RequestBody;
 use crate::upstream::{
     ACCESS_REVIEWS, AccessVerdict, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenVerdict, is_impersonation,
 };

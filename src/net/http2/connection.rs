@@ -270,10 +270,7 @@ where
     /// Ends the connection, once what there is to be said has gone out.
     fn end(&mut self, why: Ended) {
         self.over = Some(why);
-        let keys: Vec<_> = self.streams.all().map(|stream| stream.id).collect();
-        for key in keys.into_iter().filter_map(|id| self.streams.key(id)).collect::<Vec<_>>() {
-            self.remove(key);
-        }
+        self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
 
     /// Pings a silent client, and ends streams whose time is up. One timer serves all.
@@ -313,16 +310,10 @@ where
     F: Future<Output = Response<B>> + Unpin,
     B: Body<Data = Bytes> + Unpin,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        self.wake_set.begin_polling(cx);
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one.
         // Turns are counted instead.
-        let ended = pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx);
-        self.wake_set.end_polling();
-        if ended.is_pending() && !self.wake_set.is_quiet() {
-            cx.waker().wake_by_ref();
-        }
-        ended.map_err(Into::into)
+        pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx).map_err(Into::into)
     }
 
     fn say_goodbye(&mut self) {

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use slab::Slab;
 use tokio::time::Instant;
 
+use super::windows::grow;
 use crate::base::Cut;
 use crate::net::request_body::Inbox;
 use crate::net::wake_set::StreamWaker;
@@ -69,6 +70,17 @@ impl<F, B> Exchange<F, B> {
         self.polls == LASTING_POLLS
     }
 
+    /// Makes the window larger, or smaller, and lets the stream go on if it has waited for that. `None` if the window
+    /// is larger than one may be.
+    pub(super) fn widen(&mut self, by: i64) -> Option<()> {
+        let was_closed = self.window <= 0;
+        grow(&mut self.window, by)?;
+        if was_closed {
+            self.waker.wake_by_ref();
+        }
+        Some(())
+    }
+
     /// Whether the client may still send something of its request.
     pub(super) fn is_open_for_more(&self) -> bool {
         self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
@@ -110,12 +122,22 @@ impl<F, B> Streams<F, B> {
         Some(self.keys[place].1)
     }
 
+    /// The stream with that number.
+    pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Exchange<F, B>> {
+        self.key(id).and_then(|key| self.by_key.get_mut(key))
+    }
+
     pub(super) fn get_mut(&mut self, key: usize) -> Option<&mut Exchange<F, B>> {
         self.by_key.get_mut(key)
     }
 
     pub(super) fn get(&self, key: usize) -> Option<&Exchange<F, B>> {
         self.by_key.get(key)
+    }
+
+    /// The keys of all streams.
+    pub(super) fn keys(&self) -> Vec<usize> {
+        self.keys.iter().map(|(_, key)| *key).collect()
     }
 
     pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Exchange<F, B>> {

@@ -24,6 +24,8 @@ use crate::net::wake_set::StreamWaker;
 /// The status of the one answer that is the codec's own (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
 
+const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "more than a window may have");
+
 impl<I, S, F, B> Http2<I, S, F, B>
 where
     I: AsyncRead + AsyncWrite + Unpin,
@@ -68,8 +70,8 @@ where
             UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "a header block that cannot be read"),
             UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "more fields than are looked at"),
         })?;
-        if let Some(key) = self.streams.key(stream) {
-            return self.receive_trailers(key, head, ends);
+        if let Some(exchange) = self.streams.with_id(stream) {
+            return exchange.receive_trailers(head, ends);
         }
         if stream.is_multiple_of(2) {
             return Err(Fault::protocol("a stream of the server"));
@@ -105,17 +107,6 @@ where
             }
         }
         Ok(())
-    }
-
-    fn receive_trailers(&mut self, key: usize, head: RequestHead, ends: bool) -> Result<(), Fault> {
-        let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
-        let id = stream.id;
-        let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
-            return Err(Fault::Stream(id, Reason::StreamClosed));
-        };
-        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Fault::Stream(id, Reason::Protocol))?;
-        upload.has_ended = true;
-        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol))
     }
 
     fn begin(&mut self, id: u32, request: Request<()>, length: Option<u64>, ends: bool) {
@@ -154,8 +145,7 @@ where
 
     fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Fault> {
         self.receive.take(flow)?;
-        let stream = self.streams.key(id).and_then(|key| self.streams.get_mut(key));
-        let Some(stream) = stream else {
+        let Some(stream) = self.streams.with_id(id) else {
             self.receive.give_back(flow, &mut self.output);
             self.has_begun(id)?;
             if self.lately_reset.has(id) {
@@ -190,19 +180,13 @@ where
         if id == 0 {
             let grown = grow(&mut self.send.window, increment);
             self.wake_waiting();
-            return grown.ok_or(Fault::Connection(Reason::FlowControl, "more than a window may have"));
+            return grown.ok_or(TOO_LARGE);
         }
-        let Some(stream) = self.streams.key(id).and_then(|key| self.streams.get_mut(key)) else {
+        let Some(stream) = self.streams.with_id(id) else {
             // Clients go on to give room back for what they have read, long after the answer has ended.
             return self.has_begun(id);
         };
-        // Where there was room it is not waited for.
-        let was_closed = stream.window <= 0;
-        grow(&mut stream.window, increment).ok_or(Fault::Stream(id, Reason::FlowControl))?;
-        if was_closed {
-            stream.waker.wake_by_ref();
-        }
-        Ok(())
+        stream.widen(increment).ok_or(Fault::Stream(id, Reason::FlowControl))
     }
 
     fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
@@ -228,15 +212,22 @@ where
 
     fn receive_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {
         let by = self.send.take(payload)?;
-        for stream in self.streams.all().filter(|_| by != 0) {
-            let was_closed = stream.window <= 0;
-            let too_large = Fault::Connection(Reason::FlowControl, "more than a window may have");
-            grow(&mut stream.window, by).ok_or(too_large)?;
-            if was_closed {
-                stream.waker.wake_by_ref();
-            }
+        if by != 0 && !self.streams.all().all(|stream| stream.widen(by).is_some()) {
+            return Err(TOO_LARGE);
         }
         self.output.put_settings_ack();
         Ok(())
+    }
+}
+
+impl<F, B> Exchange<F, B> {
+    fn receive_trailers(&mut self, head: RequestHead, ends: bool) -> Result<(), Fault> {
+        let id = self.id;
+        let Some(upload) = self.upload.as_mut().filter(|upload| !upload.has_ended) else {
+            return Err(Fault::Stream(id, Reason::StreamClosed));
+        };
+        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Fault::Stream(id, Reason::Protocol))?;
+        upload.has_ended = true;
+        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol))
     }
 }
