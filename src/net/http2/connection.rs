@@ -66,6 +66,8 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     spare: Vec<usize>,
     /// Whether no more is read, and no stream is left; and why.
     over: Option<Ended>,
+    /// Whether all is said, and the client is waited for to shut its side down.
+    is_lingering: bool,
     pub(super) wake_set: Arc<WakeSet>,
     pub(super) writer: Waker,
     reader: Waker,
@@ -105,6 +107,10 @@ const TURNS_MAX: usize = 16;
 /// How often a turn reads.
 const READS_MAX: usize = 4;
 const READ_BYTES: usize = 32 << 10;
+/// How long a client that was told the end is waited for. What it sends meanwhile is not heard, but it is read: a socket
+/// that is closed with something unread is reset, and the client may lose what it was sent last (RFC 9112 §9.6).
+const LINGER: Duration = Duration::from_secs(1);
+const UNHEARD_BYTES: usize = 4 << 10;
 
 thread_local! {
     /// The buffer into which all connections of a thread read, one after the other.
@@ -150,6 +156,7 @@ where
             waiting_again: Vec::new(),
             spare: Vec::new(),
             over: None,
+            is_lingering: false,
             ticker: wake_set.waker(WakePart::Clock),
             wake_set,
             writer,
@@ -170,7 +177,7 @@ where
     fn take_turn(&mut self) {
         // What was put since says so again.
         self.wake_set.take(WakePart::Codec);
-        if self.wake_set.take(WakePart::Clock) {
+        if self.wake_set.take(WakePart::Clock) && !self.is_lingering {
             self.look_at_clock();
         }
         if self.wake_set.take(WakePart::Reader) && self.over.is_none() {
@@ -203,10 +210,38 @@ where
         let Some(over) = &self.over else { return Poll::Pending };
         if !matches!(over, Err(Broken::Dead | Broken::Io(_))) {
             ready!(flushed);
-            // Whether or not it can be said, nothing more is.
-            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
+            ready!(self.poll_close());
         }
         Poll::Ready(self.over.take().unwrap_or(Ok(())))
+    }
+
+    /// Shuts our side down, and waits for the client's.
+    fn poll_close(&mut self) -> Poll<()> {
+        if !self.is_lingering {
+            // Whether or not it can be said, nothing more is.
+            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
+            self.is_lingering = true;
+            self.clock.as_mut().reset(Instant::now() + LINGER);
+        }
+        self.poll_gone()
+    }
+
+    /// Waits until the client has gone, and does not hear what it says.
+    fn poll_gone(&mut self) -> Poll<()> {
+        if self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut unheard = [0; UNHEARD_BYTES];
+        for _ in 0..READS_MAX {
+            let mut read = ReadBuf::new(&mut unheard);
+            match ready!(Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), &mut read)) {
+                Ok(()) if !read.filled().is_empty() => {}
+                Ok(()) | Err(_) => return Poll::Ready(()),
+            }
+        }
+        // Others have their turn, and then there may be more.
+        self.wake_set.put(WakePart::Codec);
+        Poll::Pending
     }
 
     /// Lets those try again who waited for room, as far as there is some.

@@ -378,7 +378,27 @@ async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
         assert_eq!(client.next().await.0.flags, END_STREAM);
     }
     assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
+    // It gives back what it has read meanwhile, as clients do: a socket that is closed before that is read is reset.
+    for _ in 0..20 {
+        client.window(0, 4_096).await;
+    }
+    assert!(!client.ended.is_finished(), "it waits for its client");
+    drop(client.io);
     assert_eq!(client.ended.await.expect("no panic"), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stays_behind_the_goodbye_is_waited_for_a_second() {
+    let mut client = Client::new(1 << 16).await;
+    client.leave = None;
+    assert_eq!(client.numbers().await.0, FrameKind::GoAway);
+    let (_, opaque) = client.next().await;
+    client.put(FrameKind::Ping, ACK, 0, &opaque).await;
+    assert_eq!(client.numbers().await.0, FrameKind::GoAway);
+    let begun = Instant::now();
+    assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
+    assert_eq!(client.ended.await.expect("no panic"), Ok(()));
+    assert_eq!(begun.elapsed().as_secs(), 1);
 }
 
 #[tokio::test(start_paused = true)]
