@@ -48,7 +48,7 @@ use self::reload::Tuned;
 pub use self::reload::{LogLevel, Reloading};
 use crate::admin::{self, AdminPages, HealthPages, MetricsPage};
 use crate::auth::{self, BrowserGuard, Gate};
-use crate::base::{self, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
+use crate::base::{self, Cores, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
 use crate::config::{Serve, TlsSource};
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
@@ -90,6 +90,8 @@ pub enum StartError {
     Write { path: std::path::PathBuf, source: io::Error },
     #[error("audit: {0}")]
     Audit(io::Error),
+    #[error("cannot start a thread: {0}")]
+    Threads(io::Error),
     #[error("authorities: {0}")]
     Authorities(String),
     #[error("metrics: {0}")]
@@ -131,7 +133,7 @@ impl Bound {
         let exporter = exporter.map_err(StartError::Metrics)?;
         let costs = CostLedger::default();
         let endpoints = Endpoints::new(config.endpoints.clone());
-        let tasks = Tasks::new();
+        let tasks = Tasks::beside(Cores::beside_runtime().map_err(StartError::Threads)?);
         let client = Client::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
         let tls = tls(config)?;
         let listeners = listeners(config, inherited, tls.as_ref())?;

@@ -3,6 +3,7 @@
 mod account;
 mod backoff;
 mod clock;
+mod cores;
 mod cut;
 mod drain;
 mod failpoint;
@@ -22,6 +23,7 @@ pub mod watch;
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
 pub use clock::{WallClock, now_ns, until};
+pub use cores::{Bell, CorePlace, Cores};
 pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 #[cfg(debug_assertions)]

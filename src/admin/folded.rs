@@ -62,8 +62,9 @@ struct Buckets {
 
 impl<T: Default> Places<T> {
     fn new() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self((0..cores.min(PLACES_MAX)).map(|_| Apart::default()).collect())
+        // Connections have a thread a core, and other work as many.
+        let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+        Self((0..threads.min(PLACES_MAX)).map(|_| Apart::default()).collect())
     }
 }
 

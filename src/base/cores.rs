@@ -1,78 +1,237 @@
 use std::cell::RefCell;
+use std::fmt;
+use std::future::poll_fn;
 use std::io;
+use std::mem::take;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::future::poll_fn;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, RuntimeFlavor};
+
+/// Threads that have a runtime each: a task that is given to one stays there, and so do the lines of the processor's
+/// cache that it uses. Cloning shares; the threads end with the last clone.
+#[derive(Debug, Clone, Default)]
+pub struct Cores(Arc<[Core]>);
 
 #[derive(Debug)]
-pub struct Core {
-    pub handle: Handle,
-    pub load: AtomicUsize,
+struct Core {
+    runtime: Handle,
+    bell: Arc<Bell>,
+    /// How many tasks it has.
+    load: AtomicUsize,
 }
 
-#[derive(Debug, Default)]
+/// A task's place on a core, until it is dropped.
+#[derive(Debug)]
+pub struct CorePlace {
+    cores: Cores,
+    number: usize,
+}
+
+/// Tells a core which tasks are to be woken. That is done by its own thread: to wake a task of another thread takes a
+/// lock and a system call each time, and to ring takes them once for a thousand.
+#[derive(Default)]
 pub struct Bell {
-    pub number: usize,
-    waiting: Mutex<Vec<Waker>>,
+    /// The core's number, from 0 on.
+    number: usize,
+    rung: Mutex<Rung>,
     sweep: AtomicWaker,
 }
 
+#[derive(Default)]
+struct Rung {
+    wakers: Vec<Waker>,
+    is_over: bool,
+}
+
 thread_local! {
+    /// The bell of the core whose thread this is.
     static HERE: RefCell<Option<Arc<Bell>>> = const { RefCell::new(None) };
 }
 
-pub fn here() -> Option<Arc<Bell>> {
-    HERE.with_borrow(Clone::clone)
-}
-
-static CORES: OnceLock<Vec<Arc<Core>>> = OnceLock::new();
-
-pub fn pick() -> Option<Arc<Core>> {
-    let cores = CORES.get()?;
-    let core = cores.iter().min_by_key(|core| core.load.load(Ordering::Relaxed))?;
-    Some(core.clone())
-}
-
-pub fn start(count: usize) -> io::Result<()> {
-    let mut cores = Vec::new();
-    for number in 0..count {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        cores.push(Arc::new(Core { handle: runtime.handle().clone(), load: AtomicUsize::new(0) }));
-        thread::Builder::new().name(format!("core-{number}")).spawn(move || {
-            let bell = Arc::new(Bell { number, ..Bell::default() });
-            HERE.set(Some(bell.clone()));
-            runtime.block_on(poll_fn(move |cx| bell.poll_sweep(cx)));
-        })?;
+impl Cores {
+    /// As many as the current runtime has threads. If it has one only, everything is left to that: whoever has a clock
+    /// of their own has a single thread.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn beside_runtime() -> io::Result<Self> {
+        let runtime = Handle::current();
+        match runtime.runtime_flavor() {
+            RuntimeFlavor::CurrentThread => Ok(Self::default()),
+            _ => Self::start(runtime.metrics().num_workers()),
+        }
     }
-    let _ = CORES.set(cores);
-    Ok(())
+
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start(count: usize) -> io::Result<Self> {
+        (0..count).map(Core::start).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// A place on the core that has the fewest tasks; `None` if there are no cores.
+    pub fn place(&self) -> Option<CorePlace> {
+        let (number, core) = self.0.iter().enumerate().min_by_key(|(_, core)| core.load.load(Ordering::Relaxed))?;
+        core.load.fetch_add(1, Ordering::Relaxed);
+        Some(CorePlace { cores: self.clone(), number })
+    }
+}
+
+impl Core {
+    fn start(number: usize) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let bell = Arc::new(Bell { number, ..Bell::default() });
+        let core = Self { runtime: runtime.handle().clone(), bell: bell.clone(), load: AtomicUsize::new(0) };
+        thread::Builder::new().name(format!("core {number}")).spawn(move || {
+            HERE.set(Some(bell.clone()));
+            runtime.block_on(poll_fn(|cx| bell.poll_sweep(cx)));
+        })?;
+        Ok(core)
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.bell.rung.lock().is_over = true;
+        self.bell.sweep.wake();
+    }
+}
+
+impl CorePlace {
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.cores.0[self.number].runtime
+    }
+}
+
+impl Drop for CorePlace {
+    fn drop(&mut self) {
+        self.cores.0[self.number].load.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Bell {
+    /// That of the core whose thread this is.
+    pub fn here() -> Option<Arc<Self>> {
+        HERE.with_borrow(Clone::clone)
+    }
+
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Has these woken by the core's thread, in this order.
     pub fn ring(&self, wakers: Vec<Waker>) {
-        let mut waiting = self.waiting.lock();
-        let was_empty = waiting.is_empty();
-        if was_empty {
-            *waiting = wakers;
+        let mut rung = self.rung.lock();
+        // A core that has been told and has not come yet finds all of them.
+        let is_first = rung.wakers.is_empty();
+        if is_first {
+            rung.wakers = wakers;
         } else {
-            waiting.extend(wakers);
+            rung.wakers.extend(wakers);
         }
-        drop(waiting);
-        if was_empty {
+        drop(rung);
+        if is_first {
             self.sweep.wake();
         }
     }
 
-    fn poll_sweep(&self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_sweep(&self, cx: &Context<'_>) -> Poll<()> {
         self.sweep.register(cx.waker());
-        std::mem::take(&mut *self.waiting.lock()).into_iter().for_each(Waker::wake);
-        Poll::Pending
+        let mut rung = self.rung.lock();
+        let (wakers, is_over) = (take(&mut rung.wakers), rung.is_over);
+        drop(rung);
+        wakers.into_iter().for_each(Waker::wake);
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl fmt::Debug for Bell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bell").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    /// The number of the core whose thread this is.
+    fn number() -> Option<usize> {
+        Bell::here().map(|bell| bell.number())
+    }
+
+    #[test]
+    fn places_are_shared_out_and_a_task_stays_where_it_is() {
+        let cores = Cores::start(3).expect("threads");
+        let places: Vec<_> = (0..6).map(|_| cores.place().expect("a core")).collect();
+        let (say, said) = mpsc::channel();
+        for place in &places {
+            let say = say.clone();
+            place.runtime().spawn(async move {
+                let mut seen = vec![number().expect("on a core")];
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                    seen.push(number().expect("on a core"));
+                }
+                seen.dedup();
+                say.send(seen).expect("it is heard");
+            });
+        }
+        let mut seen: Vec<_> = (0..6).map(|_| said.recv_timeout(SOON).expect("they end")).collect();
+        seen.sort();
+        assert_eq!(seen, [[0], [0], [1], [1], [2], [2]]);
+        drop(places);
+        assert!(cores.0.iter().all(|core| core.load.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn whoever_is_rung_for_is_woken_by_its_own_thread_however_often() {
+        struct Noted(mpsc::Sender<(usize, Option<usize>)>, usize);
+        impl std::task::Wake for Noted {
+            fn wake(self: Arc<Self>) {
+                self.0.send((self.1, number())).expect("it is heard");
+            }
+        }
+        let cores = Cores::start(2).expect("threads");
+        let (say, said) = mpsc::channel();
+        for round in 0..1_000 {
+            let waker = |n| Waker::from(Arc::new(Noted(say.clone(), n)));
+            cores.0[1].bell.ring(vec![waker(2 * round), waker(2 * round + 1)]);
+        }
+        for n in 0..2_000 {
+            assert_eq!(said.recv_timeout(SOON).expect("it is woken"), (n, Some(1)));
+        }
+    }
+
+    #[test]
+    fn the_threads_end_with_the_last_clone_and_drop_their_tasks() {
+        let cores = Cores::start(2).expect("threads");
+        let (held, dropped) = mpsc::channel::<()>();
+        let place = cores.place().expect("a core");
+        place.runtime().spawn(async move {
+            let _held = held;
+            std::future::pending::<()>().await;
+        });
+        drop((place, cores));
+        assert_eq!(dropped.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
+    }
+
+    #[tokio::test]
+    async fn a_runtime_of_one_thread_has_none_beside_it() {
+        assert!(Cores::beside_runtime().expect("nothing is started").place().is_none());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+    async fn a_runtime_of_several_has_as_many() {
+        assert_eq!(Cores::beside_runtime().expect("threads").0.len(), 3);
     }
 }

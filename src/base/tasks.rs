@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::watch;
+use super::{CorePlace, Cores, watch};
 
 /// The owner of background tasks: each has a name, and all end with their owner.
 ///
@@ -17,6 +18,9 @@ use super::watch;
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
+    /// Where tasks run that are not spread over cores; without, where they are spawned.
+    home: Option<Handle>,
+    cores: Cores,
     running: Arc<Mutex<Running>>,
     /// The first task that has panicked although its owner cannot do without it.
     lost: watch::Sender<Option<&'static str>>,
@@ -49,18 +53,43 @@ impl Tasks {
         Self::default()
     }
 
+    /// An owner whose tasks run on the current runtime, wherever they are spawned, but for those that are
+    /// [spread](Self::spread) over `cores`.
+    pub fn beside(cores: Cores) -> Self {
+        Self { home: Some(Handle::current()), cores, ..Self::default() }
+    }
+
     /// Runs `future` until it ends or the tasks are stopped, whichever is first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_at(None, name, future);
+    }
+
+    /// Runs `future` like [`spawn`](Self::spawn), on the core that has the fewest such tasks if there are cores.
+    pub fn spread(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_at(self.cores.place(), name, future);
+    }
+
+    fn spawn_at(
+        &self,
+        place: Option<CorePlace>,
+        name: &'static str,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) {
         // Boxed once: a future that is moved into a block that awaits it takes its size twice.
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
         let number = entry.number;
+        let runtime = place.as_ref().map_or(self.home.as_ref(), |place| Some(place.runtime())).cloned();
         let work = async move {
-            let _entry = entry;
+            let _held = (entry, place);
             future.await;
         };
+        let work = work.instrument(tracing::debug_span!("task", name));
         // Spawned without the lock: a runtime that shuts down drops the task at once.
-        let task = self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));
+        let task = match runtime {
+            Some(runtime) => self.tracker.spawn_on(work, &runtime),
+            None => self.tracker.spawn(work),
+        };
         let mut running = self.running.lock();
         if running.are_stopped {
             task.abort();

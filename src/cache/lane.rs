@@ -9,7 +9,7 @@ use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
 use super::{Event, View};
-use crate::base::mutant;
+use crate::base::{Bell, mutant};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -42,6 +42,8 @@ struct Log {
 #[derive(Debug, Default)]
 struct Reader {
     is_proxy: bool,
+    /// The core that it is on, by whose thread it is woken.
+    core: Option<Arc<Bell>>,
     parked: Option<Parked>,
 }
 
@@ -200,7 +202,7 @@ impl Lane {
         let known = log.view.take().filter(|known| **known == view);
         let view = known.unwrap_or_else(|| Arc::new(view));
         log.view = Some(view.clone());
-        (log.readers.insert(Reader::default()), view)
+        (log.readers.insert(Reader { core: Bell::here(), ..Reader::default() }), view)
     }
 
     /// Returns whether this was the last reader.
@@ -271,11 +273,10 @@ impl Log {
     }
 
     fn take_parked(&mut self, wakes: &mut Wakes) {
-        wakes.reserve(self.parked.len());
         for slot in self.parked.drain(..) {
             let Some(reader) = self.readers.get_mut(slot) else { continue };
             if let Some(parked) = reader.parked.take() {
-                wakes.add(parked.waker, reader.is_proxy);
+                wakes.add(parked.waker, reader.is_proxy, reader.core.as_ref());
             }
         }
     }

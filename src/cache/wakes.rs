@@ -1,23 +1,58 @@
+use std::sync::Arc;
 use std::task::Waker;
 
-/// Readers that are to be woken, once no lock is held: first those that are proxies, behind each of which others wait.
+use crate::base::Bell;
+
+/// Readers that are to be woken, once no lock is held: by core, and of each first those that are proxies, behind each
+/// of which others wait.
 #[derive(Debug, Default)]
 pub(super) struct Wakes {
+    /// Those that are on no core.
+    elsewhere: Readers,
+    cores: Vec<Option<(Arc<Bell>, Readers)>>,
+}
+
+#[derive(Debug, Default)]
+struct Readers {
     proxies: Vec<Waker>,
     others: Vec<Waker>,
 }
 
 impl Wakes {
-    pub(super) fn reserve(&mut self, more: usize) {
-        self.others.reserve(more);
-    }
-
-    pub(super) fn add(&mut self, waker: Waker, is_proxy: bool) {
-        let readers = if is_proxy { &mut self.proxies } else { &mut self.others };
+    pub(super) fn add(&mut self, waker: Waker, is_proxy: bool, core: Option<&Arc<Bell>>) {
+        let readers = self.of(core);
+        let readers = if is_proxy { &mut readers.proxies } else { &mut readers.others };
         readers.push(waker);
     }
 
+    fn of(&mut self, core: Option<&Arc<Bell>>) -> &mut Readers {
+        let Some(bell) = core else { return &mut self.elsewhere };
+        let number = bell.number();
+        if number >= self.cores.len() {
+            self.cores.resize_with(number + 1, || None);
+        }
+        match self.cores[number].get_or_insert_with(|| (bell.clone(), Readers::default())) {
+            (known, readers) if Arc::ptr_eq(known, bell) => readers,
+            // Of another application in the same process.
+            _ => &mut self.elsewhere,
+        }
+    }
+
     pub(super) fn wake(self) {
-        self.proxies.into_iter().chain(self.others).for_each(Waker::wake);
+        for (bell, readers) in self.cores.into_iter().flatten() {
+            bell.ring(readers.in_order());
+        }
+        self.elsewhere.in_order().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Readers {
+    fn in_order(self) -> Vec<Waker> {
+        let Self { mut proxies, others } = self;
+        if proxies.is_empty() {
+            return others;
+        }
+        proxies.extend(others);
+        proxies
     }
 }

@@ -300,6 +300,17 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
+impl Stream {
+    /// The same stream on the current runtime, which need not be that of the listener.
+    pub(super) fn settle(self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(stream) => Self::Tcp(TcpStream::from_std(stream.into_std()?)?),
+            Self::Unix(stream) => Self::Unix(UnixStream::from_std(stream.into_std()?)?),
+            Self::Memory(stream) => Self::Memory(stream),
+        })
+    }
+}
+
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {

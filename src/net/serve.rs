@@ -52,7 +52,11 @@ pub async fn serve<S, F, B>(
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.get(), watch.clone(), handle.clone());
         let tls = tls.map(|tls| (tls, handshakes.clone()));
-        tasks.spawn("connection", async move {
+        tasks.spread("connection", async move {
+            let stream = match stream.settle() {
+                Ok(stream) => stream,
+                Err(error) => return tracing::warn!(%error, "a connection was accepted and cannot be served"),
+            };
             let _open = OpenConnection::new();
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
             if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {

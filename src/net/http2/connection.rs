@@ -65,9 +65,7 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     /// An empty list, which is exchanged for that of the streams that were woken.
     spare: Vec<usize>,
     /// Whether no more is read, and no stream is left; and why.
-    over: Option<Ended>,
-    /// Whether all is said, and the client is waited for to shut its side down.
-    is_lingering: bool,
+    over: Option<Over>,
     pub(super) wake_set: Arc<WakeSet>,
     pub(super) writer: Waker,
     reader: Waker,
@@ -76,6 +74,13 @@ pub(in crate::net) struct Http2<I, S, F, B> {
 
 /// How a connection has ended.
 type Ended = Result<(), Broken>;
+
+#[derive(Debug)]
+struct Over {
+    how: Ended,
+    /// Whether all is said, and the client is waited for to shut its side down.
+    is_lingering: bool,
+}
 
 /// What one connection may have.
 #[derive(Debug, Clone, Copy)]
@@ -156,7 +161,6 @@ where
             waiting_again: Vec::new(),
             spare: Vec::new(),
             over: None,
-            is_lingering: false,
             ticker: wake_set.waker(WakePart::Clock),
             wake_set,
             writer,
@@ -177,7 +181,7 @@ where
     fn take_turn(&mut self) {
         // What was put since says so again.
         self.wake_set.take(WakePart::Codec);
-        if self.wake_set.take(WakePart::Clock) && !self.is_lingering {
+        if self.wake_set.take(WakePart::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering) {
             self.look_at_clock();
         }
         if self.wake_set.take(WakePart::Reader) && self.over.is_none() {
@@ -205,22 +209,24 @@ where
         }
         let has_left = self.farewell == Farewell::Said || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
-            self.over = Some(Ok(()));
+            self.end(Ok(()));
         }
         let Some(over) = &self.over else { return Poll::Pending };
-        if !matches!(over, Err(Broken::Dead | Broken::Io(_))) {
+        if !matches!(over.how, Err(Broken::Dead | Broken::Io(_))) {
             ready!(flushed);
             ready!(self.poll_close());
         }
-        Poll::Ready(self.over.take().unwrap_or(Ok(())))
+        Poll::Ready(self.over.take().map_or(Ok(()), |over| over.how))
     }
 
     /// Shuts our side down, and waits for the client's.
     fn poll_close(&mut self) -> Poll<()> {
-        if !self.is_lingering {
+        if let Some(over) = &mut self.over
+            && !over.is_lingering
+        {
             // Whether or not it can be said, nothing more is.
             let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
-            self.is_lingering = true;
+            over.is_lingering = true;
             self.clock.as_mut().reset(Instant::now() + LINGER);
         }
         self.poll_gone()
@@ -303,8 +309,8 @@ where
     }
 
     /// Ends the connection, once what there is to be said has gone out.
-    fn end(&mut self, why: Ended) {
-        self.over = Some(why);
+    fn end(&mut self, how: Ended) {
+        self.over = Some(Over { how, is_lingering: false });
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
 
