@@ -39,6 +39,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 
 pub use self::metrics::tell_panics;
@@ -297,7 +298,7 @@ impl Bound {
         }
         drop(watch);
         drop(frontend);
-        tasks.spawn("pulse", async move { match pulse.beat().await {} });
+        tasks.spawn_on_each("pulse", || pulse.beat().map(|never| match never {}));
         let ended = until_over(shutdown, &tasks, &records).await;
         let config = tuned.running.get();
         let stopping = ready.register("shutting down");

@@ -57,6 +57,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_runtime_that_runs_nothing_is_told_by_its_silence() {
         let pulse = Pulse::new();
+        let _never_polled = pulse.beat();
         let silent = || {
             let mut text = String::new();
             write(&pulse, &mut text);

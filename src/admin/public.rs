@@ -87,6 +87,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_is_not_alive_when_the_runtime_of_clients_has_stopped() {
         let pages = HealthPages { ready: Ready::new(), pulse: Pulse::new() };
+        let _never_polled = pages.pulse.beat();
         let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();
         assert_eq!(answer("/livez"), StatusCode::OK);
         tokio::time::sleep(Duration::from_secs(60)).await;

@@ -74,10 +74,20 @@ impl Cores {
     }
 
     /// A place on the core that has the fewest tasks; `None` if there are no cores.
-    pub fn place(&self) -> Option<CorePlace> {
-        let (number, core) = self.0.iter().enumerate().min_by_key(|(_, core)| core.load.load(Ordering::Relaxed))?;
-        core.load.fetch_add(1, Ordering::Relaxed);
-        Some(CorePlace { cores: self.clone(), number })
+    pub(super) fn place(&self) -> Option<CorePlace> {
+        let loads = self.0.iter().map(|core| core.load.load(Ordering::Relaxed));
+        let (number, _) = loads.enumerate().min_by_key(|(_, load)| *load)?;
+        Some(self.place_on(number))
+    }
+
+    /// A place on each.
+    pub(super) fn each(&self) -> impl Iterator<Item = CorePlace> {
+        (0..self.0.len()).map(|number| self.place_on(number))
+    }
+
+    fn place_on(&self, number: usize) -> CorePlace {
+        self.0[number].load.fetch_add(1, Ordering::Relaxed);
+        CorePlace { cores: self.clone(), number }
     }
 }
 

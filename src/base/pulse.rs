@@ -1,14 +1,17 @@
 use std::convert::Infallible;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::now_ns;
 
-/// Tells others whether a runtime still runs its tasks. The runtime [beats](Self::beat); whoever is on another thread
-/// asks for how long it has been silent. Clones are the same pulse.
-#[derive(Debug, Clone)]
-pub struct Pulse(Arc<AtomicU64>);
+/// Tells others whether runtimes still run their tasks. Each runtime [beats](Self::beat); whoever is on another thread
+/// asks for how long the one that has not for longest has been silent. Clones are the same pulse.
+#[derive(Debug, Clone, Default)]
+pub struct Pulse(Arc<Mutex<Vec<Arc<AtomicU64>>>>);
 
 /// The time between two beats. It wakes the process, also one that has nothing to do.
 const EVERY: Duration = Duration::from_secs(5);
@@ -17,33 +20,32 @@ const EVERY: Duration = Duration::from_secs(5);
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
 impl Pulse {
-    /// A pulse that has just beaten.
+    /// A pulse of no runtime.
     pub fn new() -> Self {
-        Self(Arc::new(AtomicU64::new(now_ns())))
+        Self::default()
     }
 
-    /// Beats on the current runtime for as long as it is polled.
-    pub async fn beat(self) -> Infallible {
-        loop {
-            self.0.store(now_ns(), Ordering::Relaxed);
-            tokio::time::sleep(EVERY).await;
+    /// Beats on the runtime that runs the future, which counts from now on, also if that runtime never does.
+    pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
+        let last = Arc::new(AtomicU64::new(now_ns()));
+        self.0.lock().push(last.clone());
+        async move {
+            loop {
+                last.store(now_ns(), Ordering::Relaxed);
+                tokio::time::sleep(EVERY).await;
+            }
         }
     }
 
-    /// How long it has been silent beyond the pause that is between two beats.
+    /// How long one has been silent beyond the pause that is between two beats.
     pub fn silent(&self) -> Duration {
-        Duration::from_nanos(now_ns().saturating_sub(self.0.load(Ordering::Relaxed))).saturating_sub(EVERY)
+        let last = self.0.lock().iter().map(|last| last.load(Ordering::Relaxed)).min();
+        last.map_or(Duration::ZERO, |last| Duration::from_nanos(now_ns().saturating_sub(last)).saturating_sub(EVERY))
     }
 
-    /// Whether it is given up.
+    /// Whether one of them is given up.
     pub fn is_lost(&self) -> bool {
         self.silent() > SILENT_MAX
-    }
-}
-
-impl Default for Pulse {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -54,7 +56,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_runtime_that_beats_is_not_silent_and_one_that_does_not_is_lost_in_time() {
         let pulse = Pulse::new();
-        let beating = tokio::spawn(pulse.clone().beat());
+        let (_other, beating) = (tokio::spawn(pulse.beat()), tokio::spawn(pulse.beat()));
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(pulse.silent() < Duration::from_millis(10) && !pulse.is_lost(), "{:?}", pulse.silent());

@@ -69,6 +69,12 @@ impl Tasks {
         self.spawn_at(self.cores.place(), name, future);
     }
 
+    /// Runs a future of `make` on each core, and one where the others run.
+    pub fn spawn_on_each<F: Future<Output = ()> + Send + 'static>(&self, name: &'static str, make: impl Fn() -> F) {
+        self.spawn(name, make());
+        self.cores.each().for_each(|place| self.spawn_at(Some(place), name, make()));
+    }
+
     fn spawn_at(
         &self,
         place: Option<CorePlace>,
@@ -168,9 +174,32 @@ impl Drop for Entry {
 mod tests {
     use std::future::pending;
 
-    use tokio::sync::oneshot;
+    use tokio::sync::{mpsc, oneshot};
 
     use super::*;
+    use crate::base::Bell;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn connections_are_spread_and_all_else_stays_at_home_wherever_it_is_spawned() {
+        let tasks = Tasks::beside(Cores::start(2).expect("threads"));
+        let (say, mut said) = mpsc::unbounded_channel();
+        let told = |what: &'static str| {
+            let say = say.clone();
+            async move { say.send((what, Bell::here().map(|bell| bell.number()))).expect("it is heard") }
+        };
+        tasks.spawn_on_each("each", || told("each"));
+        let (inner, from_a_core) = (tasks.clone(), told("from a core"));
+        tasks.spread("spread", async move { inner.spawn("home", from_a_core) });
+        drop(say);
+        let mut seen = Vec::new();
+        while let Some(one) = said.recv().await {
+            seen.push(one);
+        }
+        seen.sort_unstable();
+        let each = [None, Some(0), Some(1)].map(|core| ("each", core));
+        assert_eq!(seen, [&each[..], &[("from a core", None)]].concat());
+        tasks.join().await;
+    }
 
     /// Says when it is dropped.
     struct Held(Option<oneshot::Sender<()>>);
