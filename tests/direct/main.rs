@@ -12,6 +12,7 @@ mod chains;
 mod chaos;
 mod check;
 mod clock;
+mod close_codes;
 mod cold;
 mod command;
 mod configurations;
