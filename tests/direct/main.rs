@@ -82,6 +82,7 @@ mod tls;
 mod transactions;
 mod tree;
 mod trial;
+mod trust;
 mod unread;
 mod upgrade;
 mod verify;
