@@ -28,6 +28,7 @@ mod fanout;
 mod fleet;
 mod fleeting;
 mod forward;
+mod foul_frames;
 mod front_proxy;
 mod gaps;
 mod gets;
