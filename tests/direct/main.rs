@@ -24,6 +24,7 @@ mod discovery;
 mod doors;
 mod drain;
 mod endpoints;
+mod false_bookmarks;
 mod fanout;
 mod fleet;
 mod fleeting;
