@@ -45,6 +45,7 @@ mod lists;
 mod live;
 mod memory;
 mod metrics;
+mod missing_parts;
 mod monitoring;
 mod node;
 mod onlookers;
