@@ -136,8 +136,8 @@ impl Pool {
         send_by(self.place(), outgoing).await
     }
 
-    /// Sends a request of ours, which changes nothing and has no body. If it turns out that its connection does not take
-    /// so many at once, it goes by another one.
+    /// Sends a request of ours, which changes nothing and has no body. If it turns out that its connection does not
+    /// take so many at once, it goes by another one.
     pub(super) async fn ask(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
         loop {
             let (connections, slot) = self.place();

@@ -1,5 +1,5 @@
-//! A WebSocket client that says what is no message is told so by the close code that belongs to it (R-DOWNSTREAM-10). Its
-//! frames are written by hand.
+//! A WebSocket client that says what is no message is told so by the close code that belongs to it (R-DOWNSTREAM-10).
+//! Its frames are written by hand.
 
 use std::io;
 

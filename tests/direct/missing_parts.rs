@@ -1,5 +1,5 @@
-//! A part of discovery is missing, because an aggregated API does not answer or a server has just started (R-UPSTREAM-11):
-//! it hides nothing else, and ends nothing.
+//! A part of discovery is missing, because an aggregated API does not answer or a server has just started
+//! (R-UPSTREAM-11): it hides nothing else, and ends nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

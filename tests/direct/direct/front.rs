@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kube_fanout::upstream::CredentialSource;
 use parking_lot::Mutex;
-use rcgen::{CertificateParams, CertifiedKey, IsCa, Issuer, KeyPair};
+use rcgen::{CertificateParams, CertifiedKey, DnType, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use tokio::io::copy_bidirectional;
@@ -40,6 +40,8 @@ impl Signer {
     pub fn new() -> Self {
         let dir = Dir::new();
         let (key, mut params) = (KeyPair::generate().expect("a key"), CertificateParams::default());
+        // Two of them are told apart by their names as well.
+        params.distinguished_name.push(DnType::CommonName, dir.join("ca").display().to_string());
         params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let certificate = params.self_signed(&key).expect("signed");
         let ca = dir.file("ca.pem", &certificate.pem());
