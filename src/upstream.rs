@@ -28,6 +28,7 @@ mod release;
 mod review;
 mod secrecy;
 mod server_url;
+mod stream_limit;
 mod token_file;
 
 pub use acting_as::{ActingAs, CredentialId};

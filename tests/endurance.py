@@ -266,6 +266,8 @@ def one_run(bed, sums, seed, arguments):
         fault = [sys.executable, __file__, "fault", str(bed.dir), "--", *acts.split()]
         command += ["--fault", shlex.join(fault)]
     command += ["--fault-every", "0s", "2s", "--share", str(arguments.share)]
+    command += ["--transports", arguments.transports] if arguments.transports else []
+    command += ["--patience", f"{arguments.patience}s"] if arguments.patience else []
     command += ["--informers"] if arguments.informers else []
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     said = ran.stdout + ran.stderr
@@ -293,6 +295,8 @@ def main():
     run.add_argument("--rate", type=int, default=50)
     run.add_argument("--informers", action="store_true", help="all clients are informers, which take most events")
     run.add_argument("--share", type=int, default=1, help="so many clients share a connection over HTTP/2")
+    run.add_argument("--transports", help="of clients: h1, h2, ws; all of them if not said")
+    run.add_argument("--patience", type=int, help="seconds that an event may take on a machine that does other things too")
     run.add_argument("--faults", choices=FAULTS, default="both")
     run.add_argument("--seed", type=int)
     run.set_defaults(run=endure)

@@ -32,6 +32,7 @@ pub(super) enum FailureKind {
     Silent,
     OutOfOrder,
     Unreachable,
+    Untrusted,
     Broken,
     Timeout,
     Credentials,
@@ -105,6 +106,7 @@ impl StepFailure {
 impl FailureKind {
     fn of(error: &Error) -> Self {
         match error {
+            error if error.is_untrusted() => Self::Untrusted,
             Error::Unreachable(_) => Self::Unreachable,
             Error::Broken(_) => Self::Broken,
             Error::Timeout(_) => Self::Timeout,
@@ -125,7 +127,7 @@ impl FailureKind {
     /// Whether the failure concerns the way to upstream rather than this feed.
     pub(super) fn is_connection(self) -> bool {
         match self {
-            Self::Ended | Self::Silent | Self::Unreachable | Self::Broken | Self::Timeout => true,
+            Self::Ended | Self::Silent | Self::Unreachable | Self::Untrusted | Self::Broken | Self::Timeout => true,
             Self::Over | Self::OutOfOrder | Self::Credentials | Self::Refused | Self::OverBudget | Self::Unreadable => {
                 false
             }
@@ -140,6 +142,7 @@ impl FailureKind {
             Self::Silent => "silent",
             Self::OutOfOrder => "out_of_order",
             Self::Unreachable => "unreachable",
+            Self::Untrusted => "untrusted",
             Self::Broken => "broken",
             Self::Timeout => "timeout",
             Self::Credentials => "credentials",

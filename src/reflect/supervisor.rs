@@ -55,6 +55,9 @@ impl Supervisor {
         let Demand { feed, writer } = demand;
         let key = feed.spec.key.clone();
         let reader = ObjectReader::new(key.encoding, feed.spec.shape, feed.spec.fields.clone());
+        // What is of another kind is no object of this feed, nor a bookmark of its history.
+        let reader =
+            if feed.spec.kind.is_empty() { reader } else { reader.expecting(&key.gvr.api_version(), &feed.spec.kind) };
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let upstream = FeedClient {
             client: self.client.clone(),

@@ -11,10 +11,11 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Utf8Bytes;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
@@ -158,33 +159,58 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
     let Ok(upgraded) = upgrade.await else { return };
     let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(limits())).await;
     let mut batch = Vec::new();
-    loop {
+    let code = loop {
         batch.clear();
         tokio::select! {
             biased;
             message = socket.next() => match message {
-                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                None => return,
+                // The library has our own close ready.
+                Some(Ok(Message::Close(_))) => break None,
+                Some(Err(error)) => match code_for(&error) {
+                    Some(code) => break Some(code),
+                    None => return,
+                },
                 // Pings are answered by the library when it is next written to or flushed.
                 Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
                 Some(Ok(_)) => {}
             },
             more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
-                None => break,
+                None => break Some(CloseCode::Normal),
                 Some(()) => if send(&mut socket, encoding, &batch).await.is_err() { return },
             },
         }
-    }
+    };
     drop(session);
-    let goodbye = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
     // TLS has an end of its own. Without it the client could not tell the end from a cut.
     let _ = timeout(CLOSE_MAX, async {
-        let _ = socket.close(Some(goodbye)).await;
-        let _ = socket.get_mut().shutdown().await;
+        let _ = match code {
+            Some(code) => socket.close(Some(CloseFrame { code, reason: Utf8Bytes::default() })).await,
+            None => socket.flush().await,
+        };
+        let io = socket.get_mut();
+        let _ = io.shutdown().await;
+        // What is closed while something of it is unread is reset, and what was said last may be lost with it.
+        if code.is_some_and(|code| code != CloseCode::Normal) {
+            let mut unread = [0; 4 << 10];
+            while matches!(io.read(&mut unread).await, Ok(1..)) {}
+        }
     })
     .await;
 }
 
 type Failure = tokio_tungstenite::tungstenite::Error;
+
+/// What a client is told that sends what is no message (RFC 6455 §7.4.1); nothing, where it cannot be told any more.
+fn code_for(error: &Failure) -> Option<CloseCode> {
+    match error {
+        Failure::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        Failure::Protocol(_) => Some(CloseCode::Protocol),
+        Failure::Capacity(_) => Some(CloseCode::Size),
+        Failure::Utf8(_) => Some(CloseCode::Invalid),
+        _ => None,
+    }
+}
 
 /// One message per event: text for JSON, binary for protobuf.
 async fn send<S>(socket: &mut WebSocketStream<S>, encoding: Encoding, batch: &[Bytes]) -> Result<(), Failure>

@@ -157,11 +157,13 @@ impl Client {
         let counter = self.shared.costs.counter(cause, kind == Question::Watch);
         let link = self.shared.links.current();
         let request = self.prepared(&link, cause, path_and_query, request, body).await?;
-        let pool = match kind {
-            Question::Watch => &link.watches,
-            Question::Short => &link.short,
-        };
-        let (at, sending) = (link.credentials.endpoint, pin!(pool.send(Outgoing { request, counter })));
+        let (at, outgoing) = (link.credentials.endpoint, Outgoing { request, counter });
+        let sending = pin!(async {
+            match kind {
+                Question::Watch => link.watches.ask(outgoing).await,
+                Question::Short => link.short.send(outgoing).await,
+            }
+        });
         let answer = self.taken(self.endpoints().heed(at, RequestOrigin::Ours, sending)).await;
         if answer.as_ref().is_err_and(|error| error.code().is_some_and(|code| code >= 500)) {
             self.endpoints().raise(at);

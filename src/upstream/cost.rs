@@ -148,6 +148,11 @@ impl CostLedger {
 }
 
 impl CostCounter {
+    /// One for the same request, which is sent once more.
+    pub(super) fn again(&self) -> Self {
+        Self { costs: self.costs.clone(), is_open: false, ..*self }
+    }
+
     pub(super) fn sent(&self) {
         self.account().requests.fetch_add(1, Ordering::Relaxed);
     }

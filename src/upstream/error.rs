@@ -5,7 +5,7 @@ use crate::wire::{Encoding, WireError};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection, or it broke before the answer began.
-    #[error("upstream cannot be reached: {0}")]
+    #[error("upstream cannot be reached: {}", why(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The answer broke off.
     #[error("upstream's answer broke off: {0}")]
@@ -72,6 +72,11 @@ impl Error {
         }
     }
 
+    /// Whether upstream's certificate is not to be trusted, or TLS cannot be spoken with it.
+    pub fn is_untrusted(&self) -> bool {
+        matches!(self, Self::Unreachable(why) if of_tls(&**why).is_some())
+    }
+
     /// The Status code of a refusal.
     pub fn code(&self) -> Option<u16> {
         match self {
@@ -118,6 +123,27 @@ impl Error {
             Self::Refused(status) => status.retry_after_seconds().map(u64::from),
             _ => None,
         }
+    }
+}
+
+/// What TLS found wrong, if it did. That is all that is told of what is beneath: addresses are nobody's business.
+fn of_tls<'a>(why: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    let mut causes = std::iter::successors(Some(why), |cause| cause.source());
+    causes.find_map(tls_in)
+}
+
+/// An error of TLS, which may be in several of input and output. Those hide it from whoever asks for their source.
+fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    match error.downcast_ref::<std::io::Error>() {
+        Some(io) => tls_in(io.get_ref()?),
+        None => error.downcast_ref(),
+    }
+}
+
+fn why(why: &(dyn std::error::Error + 'static)) -> String {
+    match of_tls(why) {
+        Some(tls) => format!("{why}: {tls}"),
+        None => why.to_string(),
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tower::Service;
 
 use super::Build;
+use super::stream_limit::{FirstSettings, StreamLimit};
 
 /// The server at the other end of one connection. It is the same for as long as the connection is, and so is what it
 /// runs: a process does not change its release.
@@ -192,34 +193,46 @@ impl Server {
 
 /// Makes connections that know their peers.
 #[derive(Debug, Clone)]
-pub(super) struct Meeting<C>(pub(super) C);
+pub(super) struct Meeting<C> {
+    connector: C,
+    limit: StreamLimit,
+}
+
+impl<C> Meeting<C> {
+    /// What the peers say of streams is for `limit`.
+    pub(super) fn new(connector: C, limit: StreamLimit) -> Self {
+        Self { connector, limit }
+    }
+}
 
 /// A connection, and what is known of its other end: every answer that comes by it carries that.
 #[derive(Debug)]
 pub(super) struct Met<T> {
     io: T,
     peer: Arc<UpstreamPeer>,
+    settings: FirstSettings,
     _connection: Arc<()>,
 }
 
 impl<C> Service<Uri> for Meeting<C>
 where
-    C: Service<Uri, Future: Send + 'static>,
+    C: Service<Uri, Response: Connection, Future: Send + 'static>,
 {
     type Response = Met<C::Response>;
     type Error = C::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
-        self.0.poll_ready(cx)
+        self.connector.poll_ready(cx)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.0.call(uri);
+        let (connecting, limit) = (self.connector.call(uri), self.limit.clone());
         Box::pin(async move {
             let (io, connection) = (connecting.await?, Arc::new(()));
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
-            Ok(Met { io, peer: Arc::new(peer), _connection: connection })
+            let settings = FirstSettings::new(limit, io.connected().is_negotiated_h2());
+            Ok(Met { io, peer: Arc::new(peer), settings, _connection: connection })
         })
     }
 }
@@ -236,7 +249,8 @@ impl<T: Read + Unpin> Read for Met<T> {
         cx: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buffer)
+        let Self { io, settings, .. } = &mut *self;
+        settings.poll_read(Pin::new(io), cx, buffer)
     }
 }
 

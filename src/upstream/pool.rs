@@ -15,6 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Version};
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Empty};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
@@ -26,6 +27,7 @@ use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::Dialer;
 use super::peer::{Meeting, Server, UpstreamPeer};
+use super::stream_limit::StreamLimit;
 use super::{Build, CredentialError, Error, SERVED};
 
 /// A request body on its way upstream.
@@ -68,7 +70,8 @@ const IDLE_CONNECTIONS_MAX: usize = 64;
 /// Connections of one kind of traffic.
 ///
 /// Long-lived streams are spread: a connection takes at most [`STREAMS_MAX`](Self::STREAMS_MAX) of them, below the
-/// apiserver's own limit of 100 (R-HTTP-1), beyond which requests would queue behind watches that never end.
+/// apiserver's own limit of 100 (R-HTTP-1), beyond which requests would queue behind watches that never end. A server
+/// that says that it takes fewer gets fewer, on more connections.
 #[derive(Debug)]
 pub(super) struct Pool {
     credentials: UpstreamCredentials,
@@ -81,11 +84,22 @@ pub(super) struct Pool {
 struct Shard {
     connections: Connections,
     streams: Arc<AtomicU32>,
+    /// What its server has said of streams.
+    limit: StreamLimit,
+}
+
+impl Shard {
+    fn has_room(&self) -> bool {
+        self.streams.load(Ordering::Relaxed) < Pool::STREAMS_MAX.min(self.limit.get())
+    }
 }
 
 /// A place on a connection, given back on drop.
 #[derive(Debug)]
 pub(super) struct Slot {
+    /// How many others there were when it was taken.
+    before: u32,
+    limit: StreamLimit,
     streams: Arc<AtomicU32>,
     /// Which one of upstream's servers the connection is to.
     endpoint: usize,
@@ -112,13 +126,29 @@ impl Pool {
         idle_max: usize,
     ) -> Result<Self, CredentialError> {
         let pool = Self { credentials: credentials.clone(), protocol, idle_max, shards: Mutex::new(Vec::new()) };
-        pool.shards.lock().push(pool.shard()?);
+        let first = pool.shard(u32::MAX)?;
+        pool.shards.lock().push(first);
         Ok(pool)
     }
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
     pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
         send_by(self.place(), outgoing).await
+    }
+
+    /// Sends a request of ours, which changes nothing and has no body. If it turns out that its connection does not
+    /// take so many at once, it goes by another one.
+    pub(super) async fn ask(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
+        loop {
+            let (connections, slot) = self.place();
+            let (before, limit) = (slot.before, slot.limit.clone());
+            let again = Outgoing { request: without_body(&outgoing.request), counter: outgoing.counter.again() };
+            tokio::select! {
+                biased;
+                answer = send_by((connections, slot), again) => return answer,
+                () = limit.is_exceeded_by(before) => {}
+            }
+        }
     }
 
     /// The same on the connections that a server was met on; returns the request if they are not this pool's.
@@ -136,19 +166,23 @@ impl Pool {
     /// A place that streams leave free: the apiserver takes more of them than we have at most.
     fn place_beside(&self, server: &Server) -> Option<(Connections, Slot)> {
         let shards = self.shards.lock();
-        let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?.clone();
-        shard.streams.fetch_add(1, Ordering::Relaxed);
-        Some(self.slot(shard))
+        let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
+        // One more than our own bound is below the server's, as a rule.
+        let is_taken = shard.streams.load(Ordering::Relaxed) < shard.limit.get();
+        is_taken.then(|| self.slot(shard.clone()))
     }
 
-    fn slot(&self, Shard { connections, streams }: Shard) -> (Connections, Slot) {
-        (connections, Slot { streams, endpoint: self.credentials.endpoint })
+    fn slot(&self, Shard { connections, streams, limit }: Shard) -> (Connections, Slot) {
+        let before = streams.fetch_add(1, Ordering::Relaxed);
+        (connections, Slot { before, limit, streams, endpoint: self.credentials.endpoint })
     }
 
     fn place(&self) -> (Connections, Slot) {
         let mut shards = self.shards.lock();
-        let free = shards.iter().find(|shard| shard.streams.load(Ordering::Relaxed) < Self::STREAMS_MAX).cloned();
-        let shard = free.unwrap_or_else(|| match (self.protocol, self.shard()) {
+        let free = shards.iter().find(|shard| shard.has_room()).cloned();
+        // What one of them takes, the next one takes as well.
+        let presumed = shards.iter().map(|shard| shard.limit.get()).min().unwrap_or(u32::MAX);
+        let shard = free.unwrap_or_else(|| match (self.protocol, self.shard(presumed)) {
             (PoolProtocol::Multiplexed { .. }, Ok(shard)) => {
                 shards.push(shard.clone());
                 shard
@@ -156,11 +190,11 @@ impl Pool {
             // HTTP/1.1 opens a connection per request by itself.
             _ => shards[0].clone(),
         });
-        shard.streams.fetch_add(1, Ordering::Relaxed);
         self.slot(shard)
     }
 
-    fn shard(&self) -> Result<Shard, CredentialError> {
+    fn shard(&self, presumed: u32) -> Result<Shard, CredentialError> {
+        let limit = StreamLimit::new(presumed);
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -203,9 +237,19 @@ impl Pool {
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
-            .build(Meeting(connector));
-        Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
+            .build(Meeting::new(connector, limit.clone()));
+        Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
+}
+
+/// The same request once more; it had no body.
+fn without_body(request: &Request<UpstreamBody>) -> Request<UpstreamBody> {
+    let empty = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let mut again = Request::new(empty);
+    request.method().clone_into(again.method_mut());
+    request.uri().clone_into(again.uri_mut());
+    request.headers().clone_into(again.headers_mut());
+    again
 }
 
 async fn send_by(

@@ -43,6 +43,7 @@ mod lists;
 mod neighbouring_names;
 mod neighbours;
 mod node_scope;
+mod own_rights;
 mod pods;
 mod proxy_restart;
 mod readable;

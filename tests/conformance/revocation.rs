@@ -8,6 +8,7 @@ mod right;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, future, stream};
+use http::Method;
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -62,7 +63,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     let map = format!("{path}/map");
     let mut written = vec![Instant::now()];
     let ended = {
-        let writes = write(&bench.direct, &map, loss.pace(), &mut written);
+        let writes = write(&bench.direct, &map, loss, &mut written);
         let patience = lost.saturating_duration_since(Instant::now()) + loss.bound() + SLACK;
         let reads = timeout(patience, read(&mut watch));
         tokio::pin!(writes, reads);
@@ -93,13 +94,15 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     Outlived { lasted, wrong }
 }
 
-/// Writes one object again and again, and when each write began.
-async fn write(direct: &Http, map: &str, pace: Duration, written: &mut Vec<Instant>) -> std::convert::Infallible {
-    let mut pace = tokio::time::interval(pace);
+/// Writes one object again and again, and when each write began. It may be gone when the right is.
+async fn write(direct: &Http, map: &str, loss: Loss, written: &mut Vec<Instant>) -> std::convert::Infallible {
+    let mut pace = tokio::time::interval(loss.pace());
     loop {
         pace.tick().await;
         written.push(Instant::now());
-        direct.patch(map, json!({"data": {"at": (written.len() - 1).to_string()}})).await;
+        let change = json!({"data": {"at": (written.len() - 1).to_string()}}).to_string();
+        let answer = direct.ask(Ask::get(map).with(Method::PATCH, "application/merge-patch+json", change)).await;
+        assert!(answer.status == 200 || loss == Loss::NamespaceDeleted, "{map}: {}", answer.text());
     }
 }
 

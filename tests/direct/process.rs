@@ -181,6 +181,31 @@ impl Process {
         self.child.as_ref().expect("it runs").id()
     }
 
+    /// The memory that it has.
+    pub fn resident_mebibytes(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("it runs");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it says so");
+        resident.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") >> 10
+    }
+
+    /// Lets it have no more than so many from now on, where it has a limit of its own making; what it was before.
+    #[cfg(target_os = "linux")]
+    pub fn limit_descriptors(&self, limit: Option<u64>) -> Option<u64> {
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+        let id = Pid::from_raw(i32::try_from(self.id()).expect("an id"));
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        prlimit(id, Resource::Nofile, Rlimit { current: limit, maximum }).expect("it is ours").current
+    }
+
+    /// The time that it has computed.
+    #[cfg(target_os = "linux")]
+    pub fn cpu_seconds(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id())).expect("it runs");
+        let fields = stat.rsplit_once(')').expect("its name").1.split_whitespace().skip(11).take(2);
+        // All kernels that we know count hundredths here.
+        fields.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
+    }
+
     /// `TERM`, `INT`, …
     pub fn signal(&self, name: &str) {
         let id = self.id().to_string();

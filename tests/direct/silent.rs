@@ -102,6 +102,44 @@ async fn silent_connections_do_not_use_up_the_descriptors() {
     drop(silent);
 }
 
+/// R-HOST-1: whoever comes when there is no descriptor waits for one, and whoever is there notices nothing.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_no_connection_can_be_accepted_those_that_are_there_go_on_and_the_others_wait() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let process = Process::serve(&dir, &up.url(), &[]).await;
+    let held = process.client().multiplexed().await;
+    let watches = [process.client().watch(PODS).initial_events().await, held.watch(PODS).initial_events().await];
+    for watch in &watches {
+        watch.listed().await;
+    }
+    let before = process.limit_descriptors(Some(1));
+    let newcomer = process.client();
+    let asking = tokio::spawn(async move { newcomer.get(PODS).await.status });
+    let address = process.client().url().trim_start_matches("http://").to_owned();
+    let others = silent(&address, 20).await;
+    let spent = process.cpu_seconds();
+    for n in 0..20 {
+        let made = up.create_pod("default", &format!("p{n}"));
+        for watch in &watches {
+            watch.reached(made).await;
+        }
+        assert!(held.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let spent = process.cpu_seconds() - spent;
+    assert!(spent < 2.0, "{spent} s: it does not ask again and again for what is not there");
+    assert!(!asking.is_finished(), "nobody is let in");
+    drop(others);
+    process.limit_descriptors(before);
+    assert_eq!(within("the newcomer", asking).await.expect("no panic"), 200);
+    for watch in &watches {
+        watch.reached(up.create_pod("default", &format!("behind-{}", up.revision()))).await;
+        assert!(watch.is_open());
+    }
+}
+
 /// The soft limit is no reason to send anybody away.
 #[tokio::test]
 async fn as_many_may_connect_as_the_hard_limit_allows() {

@@ -60,11 +60,17 @@ async fn a_feed_is_over_only_for_what_waiting_does_not_cure() {
     }
 }
 
+/// As libraries wrap it.
+fn untrusted() -> std::io::Error {
+    std::io::Error::other(std::io::Error::other(rustls::Error::InvalidCertificate(rustls::CertificateError::Expired)))
+}
+
 #[tokio::test]
 async fn each_failure_is_of_one_kind() {
     use FailureKind as Kind;
     for (error, expected) in [
         (Error::Unreachable("nobody listens".into()), Kind::Unreachable),
+        (Error::Unreachable(untrusted().into()), Kind::Untrusted),
         (Error::Broken(Error::broken_off().await), Kind::Broken),
         (Error::Timeout(Duration::from_secs(1)), Kind::Timeout),
         (Error::Credentials("expired".to_owned()), Kind::Credentials),
@@ -106,6 +112,7 @@ fn a_kind_that_is_about_the_way_to_upstream_is_waited_out_with_everybody() {
         (Kind::Silent, true, "silent"),
         (Kind::OutOfOrder, false, "out_of_order"),
         (Kind::Unreachable, true, "unreachable"),
+        (Kind::Untrusted, true, "untrusted"),
         (Kind::Broken, true, "broken"),
         (Kind::Timeout, true, "timeout"),
         (Kind::Credentials, false, "credentials"),

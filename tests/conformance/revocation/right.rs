@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use http::Method;
 use serde_json::{Value, json};
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{Account, Authority, Bed, Http, Identity, Plan, Plane, Proxy, unique, write_bundle};
+use crate::bed::{Account, Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, unique, write_bundle};
 
 /// What takes the right away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,7 @@ pub enum Loss {
     TokenIsOver,
     AccountDeleted,
     AuthorityRemoved,
+    NamespaceDeleted,
 }
 
 /// Where trials take place.
@@ -52,19 +54,23 @@ pub struct Right {
 const TOKEN_SECONDS: i64 = 12;
 
 impl Loss {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::RoleBindingDeleted,
         Self::RoleWithoutWatch,
         Self::ClusterRoleBindingDeleted,
         Self::TokenIsOver,
         Self::AccountDeleted,
         Self::AuthorityRemoved,
+        Self::NamespaceDeleted,
     ];
 
     /// When the watch has to be over.
     pub fn bound(self) -> Duration {
         Duration::from_secs(match self {
-            Self::RoleBindingDeleted | Self::RoleWithoutWatch | Self::ClusterRoleBindingDeleted => 5,
+            Self::RoleBindingDeleted
+            | Self::RoleWithoutWatch
+            | Self::ClusterRoleBindingDeleted
+            | Self::NamespaceDeleted => 5,
             Self::TokenIsOver => 10,
             Self::AccountDeleted => 75,
             Self::AuthorityRemoved => 60,
@@ -74,7 +80,10 @@ impl Loss {
     /// What it ends with.
     pub fn code(self) -> u16 {
         match self {
-            Self::RoleBindingDeleted | Self::RoleWithoutWatch | Self::ClusterRoleBindingDeleted => 403,
+            Self::RoleBindingDeleted
+            | Self::RoleWithoutWatch
+            | Self::ClusterRoleBindingDeleted
+            | Self::NamespaceDeleted => 403,
             Self::TokenIsOver | Self::AccountDeleted | Self::AuthorityRemoved => 401,
         }
     }
@@ -188,13 +197,34 @@ impl Right {
             Loss::AuthorityRemoved => bench.bundle.change(|certificates| {
                 certificates.retain(|certificate| Some(certificate) != self.authority.as_ref());
             }),
+            Loss::NamespaceDeleted => return self.end_namespace(bench).await,
             Loss::TokenIsOver => {}
         }
         self.over.unwrap_or_else(Instant::now)
     }
 
+    /// Deletes the namespace, and does what its controller does then, which is not part of the control plane here: all
+    /// that is in it goes, one kind after the other, and then it goes itself. Returns when the binding was gone.
+    async fn end_namespace(&self, bench: &Bench) -> Instant {
+        let own = format!("/api/v1/namespaces/{}", self.namespace);
+        let ending = bench.direct.delete(&own).await;
+        bench.direct.delete(&self.path("rolebindings")).await;
+        let gone = Instant::now();
+        bench.direct.delete(&self.path("roles")).await;
+        bench.direct.delete(&format!("{own}/configmaps")).await;
+        let mut ended = ending;
+        ended["spec"] = json!({"finalizers": []});
+        let finalize = Ask::get(&format!("{own}/finalize")).with(Method::PUT, "application/json", ended.to_string());
+        let finalized = bench.direct.ask(finalize).await;
+        assert_eq!(finalized.status, 200, "{}", finalized.text());
+        gone
+    }
+
     /// Leaves nothing that the proxy would have to watch in later trials.
     pub async fn forget(&self, bench: &Bench) {
+        if self.loss == Loss::NamespaceDeleted {
+            return;
+        }
         if !matches!(self.loss, Loss::RoleBindingDeleted | Loss::ClusterRoleBindingDeleted) {
             bench.direct.delete(&self.path("rolebindings")).await;
         }

@@ -111,12 +111,6 @@ async fn send(io: Box<dyn Io>, flood: Arc<Flood>, progress: Arc<Progress>, is_re
     tokio::join!(reading, pouring);
 }
 
-fn resident_mebibytes(process: &Process) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("it runs");
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it says so");
-    resident.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") >> 10
-}
-
 /// Whoever asks on another connection is answered, new ones and an old one.
 async fn others_are_answered(old: &Client, new: &Client) {
     for _ in 0..ANSWERS {
@@ -137,7 +131,7 @@ async fn a_flood_costs_no_memory_and_nobody_else_an_answer() {
     for flood in floods() {
         let flood = Arc::new(flood);
         for is_reading in [true, false] {
-            let before = resident_mebibytes(&process);
+            let before = process.resident_mebibytes();
             let (progress, mut sender) = (Arc::<Progress>::default(), JoinSet::new());
             // Sockets hold little for whoever does not read.
             let sending = if is_reading { new.clone() } else { new.clone().narrow() };
@@ -150,7 +144,7 @@ async fn a_flood_costs_no_memory_and_nobody_else_an_answer() {
                 // Whoever is done has its last frames still to be read.
                 looks = if sent == last { looks + 1 } else { 0 };
                 last = sent;
-                grown = grown.max(resident_mebibytes(&process).saturating_sub(before));
+                grown = grown.max(process.resident_mebibytes().saturating_sub(before));
             }
             let (name, is_done) = (flood.name, progress.is_done.load(Ordering::Relaxed));
             say(&format!("{name}, reading {is_reading}: {last} sent, done {is_done}, {grown} MiB"));

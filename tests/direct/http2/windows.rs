@@ -50,6 +50,38 @@ async fn a_list_comes_through_a_window_of_any_size() {
     }
 }
 
+/// A watch that is opened byte by byte is told all of it, and whoever reads beside it is held up by nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_comes_through_a_window_of_a_byte() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    let (beside, from) = (app.watch(PODS).initial_events().await, up.revision());
+    beside.listed().await;
+    let state = format!("{PODS}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
+    let since = format!("{PODS}?watch=true&resourceVersion={from}");
+    for path in [state, since] {
+        let mut wire = Wire::to(&app).await;
+        wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &path)].concat()).await;
+        wire.wait("a head", |heard| heard.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
+        // It has taken no byte of the state yet, when this comes.
+        let made = up.create_pod("default", &format!("made-{}", up.revision()));
+        beside.reached(made).await;
+        let wanted = format!("\"resourceVersion\":\"{made}\"");
+        let mut given = 0;
+        while !String::from_utf8_lossy(&wire.heard.streams[&1].body).contains(&wanted) {
+            wire.send(&[window(1, 1), window(0, 1)].concat()).await;
+            given += 1;
+            wire.wait("a byte", |heard| heard.streams[&1].body.len() == given).await;
+        }
+        assert!(wire.heard.streams[&1].frames.iter().all(|bytes| *bytes <= 1), "one by one");
+        let told = String::from_utf8_lossy(&wire.heard.streams[&1].body).into_owned();
+        let lines: Vec<_> = told.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+        let whole = lines.iter().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
+        assert!(whole && told.matches("\"ADDED\"").count() > lines.len().saturating_sub(2), "{told}");
+        assert!(beside.is_open());
+    }
+}
+
 /// The connection's window holds for all streams together, and whoever has it gets on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_share_the_connections_window() {

@@ -1,0 +1,152 @@
+//! How many streams a server takes on one connection over HTTP/2. The library that speaks it keeps that to itself, and
+//! has requests beyond it wait, which behind watches is for ever. So it is read from what comes.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use hyper::rt::{Read, ReadBuf, ReadBufCursor};
+
+use crate::base::watch;
+
+/// What the servers behind one shard of a pool have said last. Cloning shares.
+#[derive(Debug, Clone)]
+pub(super) struct StreamLimit {
+    said: Arc<watch::Sender<u32>>,
+}
+
+impl StreamLimit {
+    pub(super) fn new(presumed: u32) -> Self {
+        Self { said: Arc::new(watch::Sender::new(presumed)) }
+    }
+
+    /// At least one: a server that takes none for the moment may take one later.
+    pub(super) fn get(&self) -> u32 {
+        (*self.said.borrow()).max(1)
+    }
+
+    fn say(&self, limit: u32) {
+        self.said.send_replace(limit);
+    }
+
+    /// Completes when it turns out that a request which so many were before is one too many.
+    pub(super) async fn is_exceeded_by(&self, before: u32) {
+        let mut said = self.said.subscribe();
+        while (*said.borrow_and_update()).max(1) > before {
+            if said.changed().await.is_err() {
+                // Whoever waits holds the sender.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Looks at the first frame that a server sends, which is its settings (RFC 9113 §3.4).
+#[derive(Debug)]
+pub(super) struct FirstSettings {
+    /// What has come of it; none once it is whole, or is something else.
+    read: Option<Vec<u8>>,
+    limit: StreamLimit,
+}
+
+const FRAME_HEAD: usize = 9;
+const SETTINGS: u8 = 4;
+const MAX_CONCURRENT_STREAMS: u16 = 3;
+/// As long as a frame may be before we say anything else (RFC 9113 §4.2).
+const PAYLOAD_MAX: usize = 1 << 14;
+/// As much as is read at a time until it is whole.
+const PART: usize = 256;
+
+impl FirstSettings {
+    /// `is_h2`: whether frames are what comes.
+    pub(super) fn new(limit: StreamLimit, is_h2: bool) -> Self {
+        Self { read: is_h2.then(Vec::new), limit }
+    }
+
+    /// Reads from `io`, and looks at what comes until that frame is whole.
+    pub(super) fn poll_read<T: Read + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        mut to: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Some(read) = &mut self.read else { return io.poll_read(cx, to) };
+        let mut part = [0; PART];
+        let room = to.remaining().min(PART);
+        let mut buffer = ReadBuf::new(&mut part[..room]);
+        ready!(io.poll_read(cx, buffer.unfilled()))?;
+        to.put_slice(buffer.filled());
+        read.extend_from_slice(buffer.filled());
+        if let Some(limit) = limit_in(read) {
+            // A server that says nothing of it takes as many as there are.
+            self.limit.say(limit.unwrap_or(u32::MAX));
+            self.read = None;
+        } else if read.len() > FRAME_HEAD + PAYLOAD_MAX {
+            self.read = None;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// What a server's first frame says of streams; none while it is not whole.
+#[expect(clippy::option_option, reason = "not yet, and not at all")]
+fn limit_in(bytes: &[u8]) -> Option<Option<u32>> {
+    let (head, payload) = bytes.split_at_checked(FRAME_HEAD)?;
+    if head[3] != SETTINGS {
+        return Some(None);
+    }
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+    let settings = payload.get(..length)?.chunks_exact(6);
+    let said = settings.filter(|one| u16::from_be_bytes([one[0], one[1]]) == MAX_CONCURRENT_STREAMS);
+    // The last of several counts.
+    Some(said.last().map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(said: &[(u16, u32)]) -> Vec<u8> {
+        let payload: Vec<u8> =
+            said.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
+        let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
+        [&length[1..], &[SETTINGS, 0, 0, 0, 0, 0], &payload].concat()
+    }
+
+    #[test]
+    fn the_limit_is_the_last_that_the_first_frame_says() {
+        for (said, limit) in [
+            (vec![], None),
+            (vec![(4, 7)], None),
+            (vec![(3, 100)], Some(100)),
+            (vec![(1, 4_096), (3, 0), (4, 7)], Some(0)),
+            (vec![(3, 5), (3, 6)], Some(6)),
+        ] {
+            let frame = settings(&said);
+            assert_eq!(limit_in(&frame), Some(limit), "{said:?}");
+            let cut = (0..frame.len()).find(|length| limit_in(&frame[..*length]).is_some());
+            assert_eq!(cut, None, "{said:?}: not before it is whole");
+            assert_eq!(limit_in(&[frame, vec![0; 40]].concat()), Some(limit), "{said:?}: whatever follows");
+        }
+        assert_eq!(limit_in(b"HTTP/1.1 400 Bad Request"), Some(None), "no frame of that kind");
+    }
+
+    #[tokio::test]
+    async fn who_is_beyond_it_hears_of_it_and_nobody_else() {
+        let limit = StreamLimit::new(u32::MAX);
+        let waiting = |before| {
+            let limit = limit.clone();
+            tokio::spawn(async move { limit.is_exceeded_by(before).await })
+        };
+        let [first, second, third] = [0, 1, 2].map(waiting);
+        tokio::task::yield_now().await;
+        limit.say(2);
+        third.await.expect("no panic");
+        assert!(!first.is_finished() && !second.is_finished());
+        limit.say(0);
+        second.await.expect("no panic");
+        assert!(!first.is_finished(), "one is always tried");
+        first.abort();
+    }
+}

@@ -1,0 +1,75 @@
+//! A right is taken from the proxy's own identity, while clients watch what it is needed for. What they see then, and
+//! that others go on (R-UPSTREAM-5).
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::bed::rbac::{binding, collection, may, subject};
+use crate::bed::{self, Account, Ask, Ended, Http, Plan, Plane, Watch, promised, scratch_file, unique};
+
+/// Within so long behind the first refusal nothing is served any more that was held by that right.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// Lets an account read a resource everywhere; what the binding is called.
+async fn let_read(plane: &Plane, account: &Account, resource: &str) -> String {
+    let (direct, name) = (plane.direct(), unique("own"));
+    let rules = json!([{"apiGroups": [""], "resources": [resource], "verbs": ["get", "list", "watch"]}]);
+    direct.create(&collection(None, "roles"), json!({"metadata": {"name": name}, "rules": rules})).await;
+    let bound = binding(&name, "ClusterRole", &name, &subject("User", &account.user()));
+    direct.create(&collection(None, "rolebindings"), bound).await;
+    let watch = json!({"verb": "watch", "resource": resource});
+    may(&direct, json!({"user": account.user(), "resourceAttributes": watch})).await;
+    format!("{}/{name}", collection(None, "rolebindings"))
+}
+
+async fn watch(client: &Http, direct: &Http, path: &str) -> Watch {
+    client.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={}", direct.version(path).await))).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_proxy_itself_may_read_no_more_is_served_no_more_and_the_rest_goes_on() {
+    let Some(bed) = bed::own("own-rights").await else { return };
+    let (direct, namespace) = (bed.direct(), bed.namespace("own").await);
+    let account = Account::create(&direct, &namespace, "proxy").await;
+    let identity = account.token(&direct).await;
+    bed.knows(&identity).await;
+    let lost = let_read(&bed, &account, "configmaps").await;
+    let_read(&bed, &account, "services").await;
+    let kubeconfig = scratch_file("own.kubeconfig");
+    std::fs::write(&kubeconfig, bed.target().by(&identity).kubeconfig()).expect("a file");
+    let proxy = Plan::tls().upstream(&kubeconfig).start(&bed).await;
+    let client = proxy.client();
+    let [maps, services] = ["configmaps", "services"].map(|what| format!("/api/v1/namespaces/{namespace}/{what}"));
+    let cached = format!("{maps}?resourceVersion=0");
+    let mut watches = [watch(&client, &direct, &maps).await, watch(&client, &direct, &services).await];
+    direct.create(&maps, json!({"metadata": {"name": "before"}})).await;
+    assert_eq!(watches[0].change().await.name(), "before", "it is live");
+    assert!(client.get(&cached).await.is_cached());
+
+    // The apiserver judges a watch when it begins. The one that is open is cut, so that it has to begin again.
+    direct.delete(&lost).await;
+    bed.kill_apiserver().await;
+    bed.start_apiserver().await;
+    let refused = promised(BOUND, "it is served no more", async || {
+        let answer = client.try_get(&cached).await?;
+        (!answer.is_cached()).then_some(answer)
+    });
+    let refused = refused.await;
+    assert_eq!(refused.status, 403, "upstream says so itself: {}", refused.text());
+    assert!(refused.text().contains(&account.user()), "{}", refused.text());
+    let [mut ended, mut open] = watches;
+    let (told, end) = bed::within("its watch ends", ended.rest()).await;
+    assert_eq!(end, Ended::Clean, "{told:?}");
+    assert!(told.iter().all(|event| event.kind != "ADDED"), "{told:?}");
+    let again = client.send(Ask::get(&format!("{maps}?watch=1"))).await;
+    assert_eq!(again.status(), 403, "whoever comes again hears it from upstream");
+    let port = json!([{"port": 80}]);
+    direct.create(&services, json!({"metadata": {"name": "behind"}, "spec": {"ports": port}})).await;
+    assert_eq!(open.change().await.name(), "behind", "what it may still read goes on");
+
+    let_read(&bed, &account, "configmaps").await;
+    let answer = client.get(&maps).await;
+    assert_eq!(answer.status, 200, "with the right it is answered again: {}", answer.text());
+    proxy.assert_sound();
+}

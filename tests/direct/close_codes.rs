@@ -1,0 +1,96 @@
+//! A WebSocket client that says what is no message is told so by the close code that belongs to it (R-DOWNSTREAM-10).
+//! Its frames are written by hand.
+
+use std::io;
+
+use kube_fanout::demo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::direct::{self, Client, Io, PODS, Protocol, within};
+
+/// What is written before a mask.
+const MASKED: u8 = 0x80;
+const FINAL: u8 = 0x80;
+const CONTINUED: u8 = 0;
+const TEXT: u8 = 1;
+const CLOSE: u8 = 8;
+const PING: u8 = 9;
+
+/// A frame of a client, whose mask changes nothing.
+fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
+    let length = payload.len();
+    let lengths = match u8::try_from(length) {
+        Ok(short @ ..126) => vec![MASKED | short],
+        _ => [&[MASKED | 127][..], &(length as u64).to_be_bytes()].concat(),
+    };
+    [&[head][..], &lengths, &[0; 4], payload].concat()
+}
+
+/// A watch that nothing has come by yet.
+async fn watch(client: &Client, from: u64) -> Box<dyn Io> {
+    let mut io = client.over(Protocol::Http1).connect().await.expect("a connection");
+    let head = format!(
+        "GET {PODS}?watch=true&resourceVersion={from} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n\
+         upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+         origin: http://localhost\r\n\r\n"
+    );
+    io.write_all(head.as_bytes()).await.expect("a request is sent");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(within("a head", io.read_u8()).await.expect("an answer"));
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&answer));
+    io
+}
+
+/// All that comes until the connection ends, which is without a reset.
+async fn rest(io: &mut Box<dyn Io>) -> io::Result<Vec<u8>> {
+    let mut rest = Vec::new();
+    within("the end", io.read_to_end(&mut rest)).await?;
+    Ok(rest)
+}
+
+fn close(code: u16) -> Vec<u8> {
+    [&[FINAL | CLOSE, 2][..], &code.to_be_bytes()].concat()
+}
+
+#[tokio::test]
+async fn whoever_says_what_is_no_message_is_told_why_by_the_code_that_belongs_to_it() {
+    let up = demo::upstream().pods(1).run().await;
+    let app = direct::app(&up).run().await;
+    let other = app.watch(PODS).from(up.revision()).over(Protocol::WebSocket).await;
+    for (what, frames, code) in [
+        ("unmasked", vec![FINAL | TEXT, 1, b'x'], 1002),
+        ("a reserved bit", frame(FINAL | 0x40 | TEXT, b"x"), 1002),
+        ("a ping in two pieces", [frame(PING, b"a"), frame(FINAL | CONTINUED, b"b")].concat(), 1002),
+        ("a ping that is too long", frame(FINAL | PING, &[0; 126]), 1002),
+        ("a control frame of no known kind", frame(FINAL | 11, &[]), 1002),
+        ("a data frame of no known kind", frame(FINAL | 3, &[]), 1002),
+        ("nothing to continue", frame(FINAL | CONTINUED, b"x"), 1002),
+        ("two messages in one", [frame(TEXT, b"x"), frame(FINAL | TEXT, b"y")].concat(), 1002),
+        ("text that is no UTF-8", frame(FINAL | TEXT, &[0xff]), 1007),
+        ("half a letter at the end", [frame(TEXT, b"x"), frame(FINAL | CONTINUED, &[0xc3])].concat(), 1007),
+        ("a mebibyte", frame(FINAL | TEXT, &vec![b'x'; 1 << 20]), 1009),
+        (
+            "a mebibyte in pieces",
+            [frame(TEXT, b"x"), vec![frame(CONTINUED, &[b'x'; 1 << 10]); 1 << 10].concat()].concat(),
+            1009,
+        ),
+    ] {
+        let mut io = watch(&app, up.revision()).await;
+        // It may have been told before it has said all.
+        let _ = io.write_all(&frames).await;
+        assert_eq!(rest(&mut io).await.map_err(|error| error.kind()), Ok(close(code)), "{what}");
+    }
+    for (what, said, answered) in [
+        ("a close is answered", frame(FINAL | CLOSE, &1000_u16.to_be_bytes()), close(1000)),
+        ("with its own code", frame(FINAL | CLOSE, &1001_u16.to_be_bytes()), close(1001)),
+        ("or with none", frame(FINAL | CLOSE, &[]), vec![FINAL | CLOSE, 0]),
+    ] {
+        let mut io = watch(&app, up.revision()).await;
+        io.write_all(&said).await.expect("it is open");
+        assert_eq!(rest(&mut io).await.map_err(|error| error.kind()), Ok(answered), "{what}");
+    }
+    other.reached(up.create_pod("default", "seen")).await;
+    assert!(other.is_open());
+}

@@ -1,0 +1,162 @@
+//! Bookmarks that cannot be true, on a stream over a connection (R-UPSTREAM-10): no event is lost to anybody for them.
+
+use std::sync::Arc;
+
+use http::Request;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use kube_fanout::base::now_ns;
+use kube_fanout::demo::{self, RunningUpstream};
+use kube_fanout::verify::Promise;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::direct::{self, App, Client, Ended, History, PODS, Protocol, Stub, Watch, eventually, straight, within};
+
+/// The words that go into each stream of pods that is open.
+type Streams = Arc<Mutex<Vec<mpsc::UnboundedSender<String>>>>;
+
+/// What passes on everything, and puts words of a test between the events of watches of pods.
+async fn relay(up: &RunningUpstream) -> (Stub, Streams) {
+    let (behind, streams) = (straight(up), Streams::default());
+    let known = streams.clone();
+    let stub = direct::stub(move |request| {
+        let (behind, known) = (behind.clone(), known.clone());
+        async move { pass(&behind, &known, request).await.map_err(Into::into) }
+    });
+    (stub.await, streams)
+}
+
+async fn pass(behind: &Client, streams: &Streams, request: Request<Incoming>) -> Result<direct::Reply, String> {
+    let mut call = behind.request(request.method().clone(), &request.uri().to_string());
+    for (name, value) in request.headers() {
+        if let (true, Ok(value)) = (name != http::header::HOST, value.to_str()) {
+            call = call.header(name.as_str(), value);
+        }
+    }
+    let query = request.uri().query().unwrap_or_default();
+    let is_watch = request.uri().path() == PODS && query.contains("watch=true");
+    let answer = call.open().await?;
+    if !is_watch {
+        return Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()));
+    }
+    let (words, mut said) = mpsc::unbounded_channel::<String>();
+    streams.lock().push(words);
+    let (head, mut body) = answer.into_parts();
+    let (whole, mut pieces) = mpsc::unbounded_channel();
+    drop(tokio::spawn(async move {
+        let mut is_amid = false;
+        loop {
+            let piece = tokio::select! {
+                biased;
+                Some(words) = said.recv(), if !is_amid => Ok(Frame::data(words.into())),
+                frame = body.frame() => match frame {
+                    None => return,
+                    Some(frame) => frame.map_err(Into::into),
+                },
+            };
+            if let Ok(data) = &piece {
+                is_amid = data.data_ref().is_some_and(|data: &bytes::Bytes| !data.ends_with(b"\n"));
+            }
+            if whole.send(piece).is_err() {
+                return;
+            }
+        }
+    }));
+    let pieces = futures_util::stream::poll_fn(move |cx| pieces.poll_recv(cx));
+    Ok(http::Response::from_parts(head, StreamBody::new(pieces).boxed_unsync()))
+}
+
+/// As an apiserver writes it.
+fn bookmark(kind: &str, version: &str) -> String {
+    let head = format!(r#"{{"kind":"{kind}","apiVersion":"v1","metadata":{{"resourceVersion":"{version}"}}"#);
+    format!("{{\"type\":\"BOOKMARK\",\"object\":{head},\"spec\":{{\"containers\":null}},\"status\":{{}}}}}}\n")
+}
+
+/// Says it on the newest stream.
+fn say(streams: &Streams, words: &str) {
+    streams.lock().last().expect("a stream").send(words.to_owned()).expect("it is open");
+}
+
+struct Scene {
+    up: RunningUpstream,
+    streams: Streams,
+    app: App,
+    history: History,
+    watches: Vec<Watch>,
+    _stub: Stub,
+}
+
+async fn scene(seed: u64) -> Scene {
+    let up = demo::upstream().pods(20).seed(seed).run().await;
+    let (stub, streams) = relay(&up).await;
+    let history = History::begin(&up, PODS).await;
+    let app = direct::in_front_of(&stub.url()).run().await;
+    let mut watches = Vec::new();
+    for protocol in Protocol::ALL {
+        watches.push(app.watch(PODS).from(history.from).bookmarks().over(protocol).await);
+    }
+    let last = up.churn(5).await;
+    for watch in &watches {
+        watch.reached(last).await;
+    }
+    Scene { up, streams, app, history, watches, _stub: stub }
+}
+
+/// What it vouched for comes behind it: nobody goes on as if that had been told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bookmark_that_runs_ahead_of_events_ends_the_watches_and_loses_none() {
+    let Scene { up, streams, app, mut history, watches, _stub } = scene(701).await;
+    let since = now_ns();
+    let ahead = up.revision() + 3;
+    say(&streams, &bookmark("Pod", &ahead.to_string()));
+    app.reached("pods", ahead).await;
+    let last = up.churn(6).await;
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired, "what was vouched for has changed");
+    }
+    let mut evidence = history.upto(last).await.evidence();
+    eventually("it is listed anew", || async { app.get(&format!("{PODS}?resourceVersion={last}")).await.is_cached() })
+        .await;
+    evidence.answer(&app.get(PODS).await);
+    // Between the lie and what gives it away, it was believed.
+    let believed = [Promise::Expired, Promise::Reliable, Promise::Bookmarkable, Promise::Continuity];
+    evidence.watches(&watches).broken("a bookmark that runs ahead", since, &believed);
+    evidence.shows(&[Promise::Ordered, Promise::Typed, Promise::ListSnapshot]);
+    let anew = app.watch(PODS).from(last).await;
+    anew.reached(up.create_pod("default", "behind")).await;
+}
+
+/// What is no bookmark of this stream is not taken for one: the stream is resumed where it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bookmark_that_is_none_of_this_resource_moves_nobody() {
+    let Scene { up, streams, app, mut history, watches, _stub } = scene(702).await;
+    // One that is, is taken.
+    let opened = up.counts().watches_opened.of("pods");
+    up.put("configmaps", direct::configmap("default", "elsewhere", "x"));
+    let now = up.revision();
+    say(&streams, &bookmark("Pod", &now.to_string()));
+    app.reached("pods", now).await;
+    assert_eq!(up.counts().watches_opened.of("pods"), opened, "and the stream goes on");
+    let sayings = [
+        ("of another kind", bookmark("ConfigMap", &(now + 100).to_string())),
+        ("without a version", bookmark("Pod", "")),
+        ("of no number", bookmark("Pod", "soon")),
+        ("of version 0", bookmark("Pod", "0")),
+        ("without an object", "{\"type\":\"BOOKMARK\"}\n".to_owned()),
+    ];
+    let mut last = now;
+    for (what, words) in sayings {
+        let opened = up.counts().watches_opened.of("pods");
+        say(&streams, &words);
+        let resumed =
+            up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
+        within(what, resumed).await;
+        last = up.churn(3).await;
+        app.reached("pods", last).await;
+    }
+    history.is_told_to(&watches, last).await;
+    assert!(watches.iter().all(Watch::is_open));
+    let told = watches.iter().flat_map(Watch::bookmarks).map(|bookmark| bookmark.rv).max();
+    assert!(told.is_none_or(|told| told <= last), "{told:?} after {last}");
+}

@@ -1,0 +1,178 @@
+//! A part of discovery is missing, because an aggregated API does not answer or a server has just started
+//! (R-UPSTREAM-11): it hides nothing else, and ends nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::Request;
+use http::header::{ACCEPT, HOST, IF_NONE_MATCH};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use kube_fanout::demo::{self, RunningUpstream};
+use serde_json::{Value, json};
+
+use crate::direct::{self, App, Client, PODS, Reply, Stub, WIDGETS, Watch, eventually, straight};
+
+const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
+/// What an aggregated API has.
+const THINGS: &str = "/apis/elsewhere.example/v1/things";
+
+/// How much of it discovery tells.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Told {
+    All,
+    /// As an apiserver tells it of an API that does not answer: its version, without resources.
+    Stale,
+    /// Not even that, nor what the server has not registered yet.
+    Nothing,
+}
+
+/// An upstream of which a part may be missing.
+struct Parts {
+    told: AtomicUsize,
+    /// Without aggregated documents, so that each version is asked for.
+    is_old: bool,
+    asked: AtomicUsize,
+}
+
+impl Parts {
+    fn told(&self) -> Told {
+        [Told::All, Told::Stale, Told::Nothing][self.told.load(Ordering::SeqCst)]
+    }
+
+    /// The document for `/apis`, with an API of another server in it.
+    fn groups(&self, mut whole: Value) -> Value {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let (told, groups) = (self.told(), if self.is_old { "groups" } else { "items" });
+        let resource = json!({"resource": "things", "responseKind": {"kind": "Thing"}, "scope": "Namespaced",
+            "verbs": ["get", "list", "watch"]});
+        let (resources, freshness) = if told == Told::All { (vec![resource], "Current") } else { (vec![], "Stale") };
+        let groups = whole[groups].as_array_mut().expect("groups");
+        if told == Told::Nothing {
+            groups.retain(|group| group["name"] != "apps" && group["metadata"]["name"] != "apps");
+        } else if self.is_old {
+            groups.push(json!({"name": "elsewhere.example",
+                "versions": [{"groupVersion": "elsewhere.example/v1", "version": "v1"}]}));
+        } else {
+            groups.push(json!({"metadata": {"name": "elsewhere.example"},
+                "versions": [{"version": "v1", "resources": resources, "freshness": freshness}]}));
+        }
+        whole
+    }
+
+    /// What upstream answers, with the part or without it.
+    async fn answer(&self, behind: &Client, request: Request<Incoming>) -> Result<Reply, String> {
+        let path = request.uri().path().to_owned();
+        if path.starts_with("/apis/elsewhere.example/") {
+            let things = json!({"kind": "ThingList", "metadata": {"resourceVersion": "7"}, "items": []});
+            let list = json!({"kind": "APIResourceList", "groupVersion": "elsewhere.example/v1", "resources": [
+                {"name": "things", "kind": "Thing", "namespaced": true, "verbs": ["get", "list", "watch"]}]});
+            let answer = if path == THINGS { things } else { list };
+            return Ok(match self.told() {
+                Told::All => Stub::reply(200, answer.to_string()),
+                _ => Stub::reply(503, "service unavailable"),
+            });
+        }
+        if self.told() == Told::Nothing && path == "/apis/apps/v1" {
+            return Ok(Stub::reply(503, "service unavailable"));
+        }
+        let is_root = ["/api", "/apis"].contains(&path.as_str());
+        let mut call = behind.request(request.method().clone(), &request.uri().to_string());
+        for (name, value) in request.headers() {
+            let is_hidden = name == HOST || is_root && (name == IF_NONE_MATCH || self.is_old && name == ACCEPT);
+            if let (false, Ok(value)) = (is_hidden, value.to_str()) {
+                call = call.header(name.as_str(), value);
+            }
+        }
+        let body = request.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
+        let answer = call.body(body).open().await?;
+        if path != "/apis" {
+            return Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()));
+        }
+        let (head, body) = answer.into_parts();
+        let body = body.collect().await.map_err(|error| error.to_string())?.to_bytes();
+        let whole = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
+        let mut reply = Stub::reply(head.status.as_u16(), self.groups(whole).to_string());
+        let content_type = head.headers.get("content-type").cloned();
+        content_type.into_iter().for_each(|kind| drop(reply.headers_mut().insert("content-type", kind)));
+        Ok(reply)
+    }
+}
+
+async fn upstream(up: &RunningUpstream, told: Told, is_old: bool) -> (Stub, Arc<Parts>) {
+    let told = AtomicUsize::new(told as usize);
+    let (behind, parts) = (straight(up), Arc::new(Parts { told, is_old, asked: AtomicUsize::new(0) }));
+    let known = parts.clone();
+    let stub = direct::stub(move |request| {
+        let (behind, known) = (behind.clone(), known.clone());
+        async move { known.answer(&behind, request).await.map_err(Into::into) }
+    });
+    (stub.await, parts)
+}
+
+/// Has the proxy read discovery anew.
+async fn read_again(app: &App, parts: &Parts, told: Told) {
+    let before = parts.asked.load(Ordering::SeqCst);
+    parts.told.store(told as usize, Ordering::SeqCst);
+    // Whoever asks for what nobody knows has the proxy ask.
+    eventually("discovery is read again", || async {
+        app.get("/apis/unknown.example/v1/things").await;
+        parts.asked.load(Ordering::SeqCst) > before + 1
+    })
+    .await;
+}
+
+/// Things are upstream's to answer, whatever is known of them.
+async fn things_pass_through(app: &App, told: Told) {
+    let things = app.get(THINGS).await;
+    assert!(!things.is_cached(), "{told:?}");
+    assert_eq!(things.status, if told == Told::All { 200 } else { 503 }, "{told:?}: {}", things.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_is_missing_at_the_start_hides_nothing_else() {
+    for (told, is_old) in [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)] {
+        let up = demo::upstream().pods(5).run().await;
+        let (stub, parts) = upstream(&up, told, is_old).await;
+        let app = direct::in_front_of(&stub.url()).run().await;
+        for path in [PODS, WIDGETS] {
+            eventually(path, || async { app.get(path).await.is_cached() }).await;
+        }
+        assert_eq!(app.get(DEPLOYMENTS).await.status, 200, "{told:?}, {is_old}");
+        things_pass_through(&app, told).await;
+        read_again(&app, &parts, Told::All).await;
+        eventually("all of it", || async { app.get(DEPLOYMENTS).await.is_cached() }).await;
+        things_pass_through(&app, Told::All).await;
+        app.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_is_missing_for_a_while_ends_no_watch() {
+    for (told, is_old) in [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)] {
+        let up = demo::upstream().pods(5).run().await;
+        let (stub, parts) = upstream(&up, Told::All, is_old).await;
+        let app = direct::in_front_of(&stub.url()).run().await;
+        app.discovered().await;
+        let (pods, widgets, deployments) =
+            (app.watch(PODS).await, app.watch(WIDGETS).await, app.watch(DEPLOYMENTS).await);
+        read_again(&app, &parts, told).await;
+        things_pass_through(&app, told).await;
+        let changes = |name: &str| {
+            let meta = json!({"name": name, "namespace": "default"});
+            let deployment = up.put("deployments", json!({"metadata": meta, "spec": {"replicas": 1}}));
+            let widget = up.put("widgets", json!({"metadata": meta, "spec": {"color": "red"}}));
+            [(&pods, up.create_pod("default", name)), (&widgets, widget), (&deployments, deployment)]
+        };
+        for (watch, version) in changes("while") {
+            watch.reached(version).await;
+        }
+        read_again(&app, &parts, Told::All).await;
+        for (watch, version) in changes("after") {
+            watch.reached(version).await;
+        }
+        assert!([&pods, &widgets, &deployments].into_iter().all(Watch::is_open), "{told:?}, {is_old}");
+        assert!(app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached(), "{told:?}, {is_old}");
+        app.stop().await;
+    }
+}

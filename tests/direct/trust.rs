@@ -1,0 +1,76 @@
+//! Upstream shows a certificate that is not to be trusted. It is sent nothing, and whoever asks is told why.
+
+use std::time::{Duration, SystemTime};
+
+use kube_fanout::demo;
+
+use crate::direct::{self, Front, PODS, Pair, Signer, eventually};
+use crate::process::metric;
+
+/// What is wrong with each, the certificate, and the words that name it.
+fn wrong_ones(signer: &Signer) -> [(&'static str, Pair, &'static str); 4] {
+    let now = SystemTime::now();
+    let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
+    let ended = signer.sign("127.0.0.1", |params| {
+        (params.not_before, params.not_after) = ((now - day).into(), (now - hour).into());
+    });
+    let early = signer.sign("127.0.0.1", |params| {
+        (params.not_before, params.not_after) = ((now + hour).into(), (now + day).into());
+    });
+    [
+        ("it has ended", ended, "expired"),
+        ("it has not begun", early, "not valid yet"),
+        ("it is another's", signer.sign("elsewhere.example", |_| {}), "not valid for"),
+        ("nobody vouches for it", Signer::new().good(), "UnknownIssuer"),
+    ]
+}
+
+/// How often a stream or a list failed for it, in all tests of this process.
+async fn failures(app: &direct::App) -> f64 {
+    let metrics = app.admin("/metrics").await.text();
+    metric(&metrics, "kube_fanout_upstream_failures_total", "reason=\"untrusted\"")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_is_not_to_be_trusted_is_named_and_the_next_good_one_is_used() {
+    let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
+    let front = Front::passing(up.address(), &signer.good()).await;
+    for (what, pair, words) in wrong_ones(&signer) {
+        front.show(&pair);
+        let (before, connections) = (up.counts().requests, up.counts().connections);
+        let plan = direct::in_front_of("http://127.0.0.1:1").preload("pods");
+        let app = plan.with(|config| config.upstream = signer.credentials(&front)).run().await;
+        for path in ["/livez", PODS] {
+            let answer = app.get(path).await;
+            let message = answer.text();
+            assert_eq!(answer.status, 503, "{what}: {path}: {message}");
+            assert!(message.contains("certificate") && message.contains(words), "{what}: {path}: {message}");
+        }
+        assert_eq!((up.counts().requests, up.counts().connections), (before, connections), "{what}: sent nothing");
+        front.show(&signer.good());
+        eventually("the good one is used", || async { app.get(PODS).await.is_cached() }).await;
+        assert_eq!(app.get("/livez").await.status, 200);
+        // A feed that had been served by a good one bears it as any outage.
+        let (watch, failed) = (app.watch(PODS).await, failures(&app).await);
+        front.show(&pair);
+        up.faults().drop_connections();
+        eventually("it is counted", || async { failures(&app).await > failed }).await;
+        assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached(), "{what}: what is held is served");
+        front.show(&signer.good());
+        watch.reached(up.create_pod("default", &format!("after-{}", up.revision()))).await;
+        app.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_whose_certificate_has_ended_gives_way_to_the_next() {
+    let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
+    let good = Front::passing(up.address(), &signer.good()).await;
+    for (what, pair, _) in wrong_ones(&signer) {
+        let first = Front::passing(up.address(), &pair).await;
+        let plan = crate::endpoints::in_front_of(&[first.url(), good.url()]);
+        let app = plan.with(|config| config.upstream = signer.credentials(&good)).run().await;
+        eventually(what, || async { app.get(PODS).await.is_cached() }).await;
+        app.stop().await;
+    }
+}
