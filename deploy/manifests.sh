@@ -42,6 +42,7 @@ for form in central zone node; do
 done
 render impersonator components/certificate-holders/impersonator.yaml certificateHolders.enabled=true
 render metrics components/service-monitor/metrics.yaml serviceMonitor.enabled=true
+render scrape components/metrics-auth/scrape.yaml metrics.auth=delegated
 
 if [ "${1:-}" = check ]; then
   status=0

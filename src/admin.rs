@@ -16,7 +16,7 @@ pub use configuration::{ConfigReader, ConfigShown};
 pub use cost::{CostReader, CostRow};
 pub use exporter::{Exporter, exporter};
 pub use private::{Admittance, NotAdmitted, Onlooker, PrivatePages};
-pub use public::{HealthPages, MetricsPage};
+pub use public::{HealthPages, MetricsPage, MetricsReaders, ScrapeAdmittance};
 
 use std::fmt::Write;
 

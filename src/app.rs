@@ -7,6 +7,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+mod certificates;
 pub mod check;
 #[cfg(feature = "probe")]
 mod credentials;
@@ -27,6 +28,7 @@ mod preload;
 mod private_memory;
 mod reload;
 mod rights;
+mod scrapes;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "trial")]
@@ -40,20 +42,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 
+use self::certificates::Certificates;
+use self::identity::Gates;
 pub use self::metrics::tell_panics;
 pub use self::open_files::{raise_open_files, run_plugin};
 pub use self::private_memory::keep_memory_private;
 use self::reload::Tuned;
 pub use self::reload::{LogLevel, Reloading};
-use crate::admin::{self, AdminPages, HealthPages, MetricsPage};
+use crate::admin::{self, AdminPages, HealthPages, MetricsPage, MetricsReaders};
 use crate::auth::{self, BrowserGuard, Gate};
 use crate::base::{self, Cores, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
-use crate::config::{Serve, TlsSource};
+use crate::config::Serve;
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
-use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
+use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
 use crate::serve::{self, Audit, Frontend, Sightings};
 use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, Insistence};
@@ -136,12 +140,13 @@ impl Bound {
         let endpoints = Endpoints::new(config.endpoints.clone());
         let tasks = Tasks::beside(Cores::beside_runtime().map_err(StartError::Threads)?);
         let client = Client::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
-        let tls = tls(config)?;
-        let listeners = listeners(config, inherited, tls.as_ref())?;
+        let certificates = Certificates::of(config)?;
+        let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = Ready::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
         let (tuned, sightings, pulse) = (Tuned::new(config), Sightings::default(), Pulse::new());
-        let gate = identity::gate(config, &client, &tasks)?;
+        let gates = Gates::of(config, &client, &tasks)?;
+        let gate = gates.clients;
         let pages = exporter.map(|exporter| AdminPages {
             ready: ready.clone(),
             pulse: pulse.clone(),
@@ -152,8 +157,10 @@ impl Bound {
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), pulse: pulse.clone() };
-        let ops = ops(config, pages, health, &tuned.ops_browsers)?;
-        keep_up(config, &client, tls, &tasks);
+        let metrics = (scrapes::readers(gates.scrapes, &tuned), certificates.metrics.clone());
+        let ops = ops(config, pages, health, metrics, &tuned.ops_browsers)?;
+        certificates.keep_up(config.look_every, &tasks);
+        keep_up(config, &client, &tasks);
         let (drain, rights) = (DrainTrigger::new(), rights(config, &client, &feeds));
         tasks.spawn_needed("rights", rights.clone().keep_up(client.clone()));
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), tuned.reflect.clone(), tasks.clone());
@@ -336,14 +343,11 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
     Err(lost)
 }
 
-/// Keeps the credentials and certificates that we show up to date, and looks for a better server.
-fn keep_up(config: &Serve, client: &Client, tls: Option<Tls>, tasks: &Tasks) {
+/// Keeps the credentials that we show upstream up to date, and looks for a better server.
+fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
     if client.endpoints().are_several() {
         tasks.spawn_needed("upstream servers", client.clone().keep_servers());
-    }
-    if let Some(tls) = tls {
-        tasks.spawn_needed("listener certificate", tls.keep_up(config.look_every));
     }
 }
 
@@ -373,19 +377,22 @@ fn ops(
     config: &Serve,
     pages: Option<AdminPages>,
     health: HealthPages,
+    (readers, tls): (MetricsReaders, Option<Tls>),
     browsers: &Tunable<BrowserGuard>,
 ) -> Result<ops::Ops, StartError> {
     let taken = |address: Address| move |source| StartError::Bind { address, source };
     let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
         ops::Admin::bind(address, config.reuse_port, pages, browsers.clone()).map_err(taken(address.clone()))
     });
-    let bind = |address: SocketAddr, answers: ops::Answers| {
-        ops::PublicPort::bind(address, config.reuse_port, answers).map_err(taken(Address::Tcp(address)))
+    let bind = |address: SocketAddr, tls, answers: ops::PublicAnswers| {
+        ops::PublicPort::bind(address, config.reuse_port, tls, answers).map_err(taken(Address::Tcp(address)))
     };
-    let healthz = config.healthz.map(|address| bind(address, Arc::new(move |request| health.answer(request))));
+    let healthz = config
+        .healthz
+        .map(|address| bind(address, None, Arc::new(move |_, request| ready(health.answer(request)).boxed())));
     let metrics = config.metrics.zip(pages).map(|(address, pages)| {
-        let page = MetricsPage::new(pages, browsers.clone());
-        bind(address, Arc::new(move |request| page.answer(request)))
+        let page = MetricsPage::new(pages, readers);
+        bind(address, tls, Arc::new(move |peer, request| page.answer(peer, request)))
     });
     Ok(ops::Ops { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()? })
 }
@@ -433,28 +440,4 @@ fn describe() {
     upstream::describe();
     base::describe();
     metrics::describe();
-}
-
-fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {
-    let takes_certificates = config.delegated.client_ca.is_some() || config.delegated.front_proxy_ca.is_some();
-    let certificates = if takes_certificates { ClientCertificates::Requested } else { ClientCertificates::Ignored };
-    Ok(match &config.tls {
-        None => None,
-        Some(TlsSource::Files { certificate, key }) => Some(Tls::from_files(certificate, key, certificates)?),
-        Some(TlsSource::SelfSigned { out }) => {
-            let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
-            names.extend(config.allowed_hosts.iter().cloned());
-            names.extend(config.listen.iter().filter_map(|address| match address {
-                Address::Tcp(tcp) => Some(tcp.ip().to_string()),
-                Address::Unix(_) => None,
-            }));
-            names.sort();
-            names.dedup();
-            let tls = Tls::self_signed(names, certificates)?;
-            if let (Some(path), Some(pem)) = (out, tls.self_signed_pem()) {
-                std::fs::write(path, pem).map_err(|source| StartError::Write { path: path.clone(), source })?;
-            }
-            Some(tls)
-        }
-    })
 }

@@ -108,6 +108,29 @@ pub struct AuthConfig {
     pub namespaces_per_user: u32,
 }
 
+impl AuthConfig {
+    /// How upstream is asked about who reads metrics. They are few, and come every few seconds for ever, so answers are
+    /// remembered for longer than those about clients, and unknown tokens have a small budget of their own: whoever
+    /// guesses there takes nothing from clients.
+    #[must_use]
+    pub fn of_scrapes(clients: &Self) -> Self {
+        Self {
+            audiences: clients.audiences.clone(),
+            token_ttl: Duration::from_secs(120),
+            allowed_ttl: Duration::from_secs(120),
+            denied_ttl: Duration::from_secs(30),
+            anonymous: false,
+            accesses_per_user: 5,
+            accesses_burst_per_user: 10,
+            accesses: 50,
+            reviews: 20,
+            reviews_per_source: 5,
+            reviews_burst_per_source: 20,
+            ..clients.clone()
+        }
+    }
+}
+
 impl Default for AuthConfig {
     fn default() -> Self {
         Self {

@@ -60,7 +60,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::auth::{AuthMode, PageOrigin};
+use crate::auth::{AuthConfig, AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::cache;
 use crate::net::{Address, ConnectionLimits};
@@ -78,8 +78,12 @@ pub struct Serve {
     pub admin: Option<Address>,
     /// Where `/healthz`, `/livez` and `/readyz` are for everybody who reaches it.
     pub healthz: Option<SocketAddr>,
-    /// Where `/metrics` is for everybody who reaches it.
+    /// Where `/metrics` is for other machines.
     pub metrics: Option<SocketAddr>,
+    /// The certificate of that address; without it that of the listeners, where who scrapes is asked about.
+    pub metrics_tls: Option<TlsSource>,
+    /// How upstream is asked about who scrapes; without it nobody is asked about.
+    pub scrapes: Option<AuthConfig>,
     pub tls: Option<TlsSource>,
     pub auth: AuthMode,
     pub delegated: DelegatedKeys,
@@ -155,6 +159,8 @@ impl Serve {
             admin: Some(anywhere),
             healthz: None,
             metrics: None,
+            metrics_tls: None,
+            scrapes: None,
             tls: None,
             auth: AuthMode::None,
             delegated: DelegatedKeys::default(),

@@ -4,13 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, ready};
+use http::header::{CACHE_CONTROL, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{AdminAnswer, AdminPages, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::BrowserGuard;
 use crate::base::{Pulse, Ready, Tunable};
+use crate::kube::Status;
+use crate::net::Peer;
 
 /// What a kubelet or a balancer is told. It takes every Host, for there is nothing here that a web page could learn.
 #[derive(Debug, Clone)]
@@ -23,10 +28,26 @@ pub struct HealthPages {
 #[derive(Clone)]
 pub struct MetricsPage {
     pages: AdminPages,
-    browsers: Tunable<BrowserGuard>,
+    readers: MetricsReaders,
     rendered: Arc<Mutex<Option<(Instant, Bytes)>>>,
 }
 
+/// Who may read metrics.
+#[derive(Clone)]
+pub enum MetricsReaders {
+    /// Whoever reaches the address, but for web pages: the page shows names of namespaces.
+    Everybody(Tunable<BrowserGuard>),
+    /// Those who are let in one by one.
+    Admitted(ScrapeAdmittance),
+}
+
+/// Decides by the connection and the headers of a request whether its sender may read metrics, and says why not; `None`
+/// if nobody could decide.
+pub type ScrapeAdmittance = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, Admitted> + Send + Sync>;
+type Admitted = Option<Result<(), Status>>;
+
+/// How long that may take. It is decided on the runtime that serves clients, which may be stuck.
+const ADMITTED_MAX: Duration = Duration::from_secs(15);
 /// How long the text of a scrape serves those that come after it: whoever asks all the time must not keep the thread
 /// that answers probes.
 const RENDERED_MAX: Duration = Duration::from_secs(1);
@@ -51,20 +72,34 @@ impl HealthPages {
 }
 
 impl MetricsPage {
-    /// `browsers` keeps web pages away: the page shows names of namespaces.
-    pub fn new(pages: AdminPages, browsers: Tunable<BrowserGuard>) -> Self {
-        Self { pages, browsers, rendered: Arc::default() }
+    pub fn new(pages: AdminPages, readers: MetricsReaders) -> Self {
+        Self { pages, readers, rendered: Arc::default() }
     }
 
     /// Answers `/metrics`.
-    pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
-        if let Err(foreign) = self.browsers.get().check(request.uri(), request.headers()) {
-            return answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"));
+    pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminAnswer> {
+        if let MetricsReaders::Everybody(browsers) = &self.readers
+            && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
+        {
+            return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
         }
-        match request.uri().path() {
-            "/metrics" => refuse_others(request).unwrap_or_else(|| answer(StatusCode::OK, METRICS, self.text())),
-            _ => empty(StatusCode::NOT_FOUND),
+        if request.uri().path() != "/metrics" {
+            return ready(empty(StatusCode::NOT_FOUND)).boxed();
         }
+        if let Some(refusal) = refuse_others(request) {
+            return ready(refusal).boxed();
+        }
+        match &self.readers {
+            MetricsReaders::Everybody(_) => ready(self.shown()).boxed(),
+            MetricsReaders::Admitted(admittance) => {
+                let (page, admitted) = (self.clone(), in_time(admittance(peer, request.headers())));
+                async move { admitted.await.map_or_else(|why| refused(&why), |()| page.shown()) }.boxed()
+            }
+        }
+    }
+
+    fn shown(&self) -> AdminAnswer {
+        answer(StatusCode::OK, METRICS, self.text())
     }
 
     fn text(&self) -> Bytes {
@@ -80,9 +115,39 @@ impl MetricsPage {
     }
 }
 
+/// Waits for the decision; without one in time it is a no.
+async fn in_time(admitted: impl Future<Output = Admitted>) -> Result<(), Status> {
+    let late = || Status::service_unavailable("it was not found out in time who you are and what you may");
+    timeout(ADMITTED_MAX, admitted).await.ok().flatten().unwrap_or_else(|| Err(late()))
+}
+
+/// A refusal as the apiserver writes it.
+fn refused(why: &Status) -> AdminAnswer {
+    let code = StatusCode::from_u16(why.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut refusal = answer(code, HeaderValue::from_static("application/json"), why.to_json());
+    let headers = refusal.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    if let Some(seconds) = why.retry_after_seconds() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    refusal
+}
+
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use super::*;
+
+    /// The runtime that serves clients may be stuck, and nobody reads metrics for it.
+    #[tokio::test(start_paused = true)]
+    async fn a_decision_that_does_not_come_is_a_no() {
+        let refusal = refused(&in_time(pending()).await.expect_err("nobody has decided"));
+        assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let lost = in_time(ready(None)).await.expect_err("whoever was to decide has panicked");
+        assert_eq!(lost.http_code(), 503);
+        assert_eq!(in_time(ready(Some(Ok(())))).await, Ok(()));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn it_is_not_alive_when_the_runtime_of_clients_has_stopped() {

@@ -94,6 +94,7 @@ impl Plan {
         let on_node = coverage.node.is_some();
         let (mut needs, mut findings) = (Needs::default(), Vec::new());
         needs.asks_about_callers = config.auth == AuthMode::Delegated;
+        needs.asks_about_scrapes = config.scrapes.is_some();
         needs.follows_cluster = !on_node;
         for (key, names) in [("preload", &config.preload), ("feeds.resources", &coverage.resources)] {
             for name in names {
@@ -128,10 +129,13 @@ fn of_certificates(config: &Serve) -> Vec<CheckFinding> {
     let file = |key, path: &std::path::Path, is_chain| CertificateFile { key, path: path.to_owned(), is_chain };
     let mut files = Vec::new();
     let mut found = Vec::new();
-    if let Some(TlsSource::Files { certificate, key }) = &config.tls {
-        files.push(file("tls.certificate", certificate, true));
-        if let Err(error) = Tls::from_files(certificate, key, ClientCertificates::Ignored) {
-            found.push(CheckFinding::failed("certificates", format!("tls: {error}")));
+    for (section, key_of_chain, source) in
+        [("tls", "tls.certificate", &config.tls), ("metrics.tls", "metrics.tls.certificate", &config.metrics_tls)]
+    {
+        let Some(TlsSource::Files { certificate, key }) = source else { continue };
+        files.push(file(key_of_chain, certificate, true));
+        if let Err(error) = Tls::from_files("certificate", certificate, key, ClientCertificates::Ignored) {
+            found.push(CheckFinding::failed("certificates", format!("{section}: {error}")));
         }
     }
     let keys = &config.delegated;

@@ -3,16 +3,50 @@
 use std::path::{Path, PathBuf};
 
 use super::StartError;
-use crate::auth::{AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted};
+use crate::auth::{
+    AuthConfig, AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted,
+};
 use crate::base::{Reloaded, Tasks, WallClock};
 use crate::config::Serve;
 use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
 
-/// Makes the gate, which decides who callers are and what they may read.
-pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gate, StartError> {
-    if config.auth == AuthMode::None {
-        return Ok(Gate::open());
+/// The gates, which decide who somebody is and what they may read.
+pub(super) struct Gates {
+    pub(super) clients: Gate,
+    /// The gate for who scrapes. Its memory and its budget are its own, so that a port that many can reach takes
+    /// nothing from clients. `None` where whoever reaches that port may read.
+    pub(super) scrapes: Option<Gate>,
+}
+
+impl Gates {
+    /// Reads the authorities that certificates are taken by, and makes the gates.
+    pub(super) fn of(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Self, StartError> {
+        if config.auth == AuthMode::None && config.scrapes.is_none() {
+            return Ok(Self { clients: Gate::open(), scrapes: None });
+        }
+        let trusted = trusted_by(config, tasks)?;
+        let gate = |auth: &AuthConfig| {
+            let TrustedIssuers { client_authorities, front_proxy } = trusted.clone();
+            let (client, clock) = (client.clone(), WallClock::default());
+            let parts = Delegation { client, client_authorities, front_proxy, clock, tasks: tasks.clone() };
+            Gate::delegated(auth.clone(), parts)
+        };
+        let clients = match config.auth {
+            AuthMode::None => Gate::open(),
+            AuthMode::Delegated => gate(&config.delegated.auth),
+        };
+        Ok(Self { clients, scrapes: config.scrapes.as_ref().map(gate) })
     }
+}
+
+/// Whose certificates are believed, and for what.
+#[derive(Clone)]
+struct TrustedIssuers {
+    client_authorities: Option<Trusted>,
+    front_proxy: Option<FrontProxy>,
+}
+
+fn trusted_by(config: &Serve, tasks: &Tasks) -> Result<TrustedIssuers, StartError> {
     let delegated = &config.delegated;
     let apart = Separation::default();
     let trusted = |what, role, path: &Path| {
@@ -29,9 +63,7 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
         }
         None => None,
     };
-    let clock = WallClock::default();
-    let parts = Delegation { client: client.clone(), client_authorities, front_proxy, clock, tasks: tasks.clone() };
-    Ok(Gate::delegated(delegated.auth.clone(), parts))
+    Ok(TrustedIssuers { client_authorities, front_proxy })
 }
 
 /// Makes the forwarder, which passes requests on.

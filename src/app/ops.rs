@@ -1,5 +1,5 @@
 use std::convert::Infallible;
-use std::future::{pending, ready};
+use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
 use crate::base::{DrainTrigger, Tasks, Tunable};
-use crate::net::{self, Address, ConnectionLimits, Listener, RequestBody, bind_tcp_beside_peers, bind_unix};
+use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
 
 /// The listeners of metrics and health. They are bound with the others, and served on a thread and a runtime of their
@@ -36,7 +36,8 @@ pub(super) struct Ops {
 /// An address that other machines may reach, and what is answered there.
 pub(super) struct PublicPort {
     listener: StdTcpListener,
-    answers: Answers,
+    tls: Option<Tls>,
+    answers: PublicAnswers,
 }
 
 /// The admin listener, for this machine alone.
@@ -95,19 +96,24 @@ impl Admin {
 
     pub(super) fn address(&self) -> String {
         match &self.listener {
-            AdminListener::Tcp(listener) => url(listener),
+            AdminListener::Tcp(listener) => url("http", listener),
             AdminListener::Unix(_, path) => format!("unix:{}", path.display()),
         }
     }
 }
 
 impl PublicPort {
-    pub(super) fn bind(address: SocketAddr, reuse_port: bool, answers: Answers) -> io::Result<Self> {
-        Ok(Self { listener: bind_tcp(address, reuse_port)?, answers })
+    pub(super) fn bind(
+        address: SocketAddr,
+        reuse_port: bool,
+        tls: Option<Tls>,
+        answers: PublicAnswers,
+    ) -> io::Result<Self> {
+        Ok(Self { listener: bind_tcp(address, reuse_port)?, tls, answers })
     }
 
     pub(super) fn address(&self) -> String {
-        url(&self.listener)
+        url(if self.tls.is_some() { "https" } else { "http" }, &self.listener)
     }
 }
 
@@ -120,8 +126,8 @@ fn bind_tcp(address: SocketAddr, reuse_port: bool) -> io::Result<StdTcpListener>
     Ok(listener)
 }
 
-fn url(listener: &StdTcpListener) -> String {
-    listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("http://{address}"))
+fn url(scheme: &str, listener: &StdTcpListener) -> String {
+    listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("{scheme}://{address}"))
 }
 
 impl Ops {
@@ -143,11 +149,11 @@ impl Ops {
         let tasks = Tasks::new();
         // These listeners are the last to go, at once: they tell of the drain.
         let (_never, drain) = DrainTrigger::new();
-        for PublicPort { listener, answers } in [healthz, metrics].into_iter().flatten() {
-            let handle = move |_, request: Request<RequestBody>| ready(answers(&request));
+        for PublicPort { listener, tls, answers } in [healthz, metrics].into_iter().flatten() {
+            let handle = move |peer: Peer, request: Request<RequestBody>| answers(&peer, &request);
             match Listener::of_bound(listener) {
                 Ok(listener) => {
-                    let serving = net::serve(listener, None, public_limits(), tasks.clone(), drain.clone(), handle);
+                    let serving = net::serve(listener, tls, public_limits(), tasks.clone(), drain.clone(), handle);
                     tasks.spawn("public port", serving);
                 }
                 Err(error) => tracing::error!(%error, "a port for probes or scrapes is not served"),
@@ -177,9 +183,10 @@ fn public_limits() -> ConnectionLimits {
     }
 }
 
-/// A function that answers requests.
-pub(super) type Answers = Arc<dyn Fn(&Request<RequestBody>) -> AdminAnswer + Send + Sync>;
-/// One that may have to ask before it answers.
+/// A function that answers requests on a public port. It may have to ask before it does.
+pub(super) type PublicAnswers =
+    Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
+/// A function that answers requests for the admin pages.
 type AdminAnswers = Arc<dyn Fn(&Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
 
 async fn serve_pages(

@@ -1,4 +1,4 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::base::{Shares, Tasks, WallClock, mutant, watch};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
+use crate::net::{Peer, PeerAddress};
 use crate::upstream::{ActingAs, Client, CredentialId, Release};
 
 /// Decides who somebody is and what they may do.
@@ -64,6 +65,19 @@ pub struct RequestSender {
     pub certificates: Option<Arc<Shown>>,
     /// The address that pays for questions about the sender.
     pub address: Option<IpAddr>,
+}
+
+impl RequestSender {
+    /// The sender of the requests that come by this connection.
+    pub fn of(peer: &Peer) -> Self {
+        let address = match peer.address {
+            PeerAddress::Tcp(address) => address.ip(),
+            // All of them share a budget, as if they came from one machine, which they do.
+            PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
+        Self { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
+    }
 }
 
 /// Who is asking.

@@ -43,8 +43,9 @@ pub(super) struct Configuration {
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) healthz_bind_address: String,
-    /// `/metrics` for a Prometheus elsewhere, the same that the admin address shows, without TLS and without asking who
-    /// reads: see [SECURITY.md](SECURITY.md#metrics-and-health-for-other-machines). Rendered once a second at most
+    /// `/metrics` for a Prometheus elsewhere, the same that the admin address shows. Unless `metrics.auth` says
+    /// otherwise, without TLS and without asking who reads: see
+    /// [SECURITY.md](SECURITY.md#metrics-and-health-for-other-machines). Rendered once a second at most
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) metrics_bind_address: String,
@@ -94,6 +95,8 @@ pub(super) struct Configuration {
     pub(super) reuse_port: bool,
     /// How callers are known, and with whose rights their requests go on, with `auth: delegated`
     pub(super) delegated: DelegatedSection,
+    /// Who may read metrics at `metricsBindAddress`
+    pub(super) metrics: MetricsSection,
     /// How much history each feed keeps for watches to resume in
     pub(super) window: WindowSection,
     /// What is held, and for how long
@@ -215,6 +218,41 @@ pub(super) struct DelegatedSection {
     pub(super) namespaces_per_second: Number<1, 100_000>,
     /// The same of one user (name and UID): by default its open readable watches stand on 2,000 namespaces together
     pub(super) namespaces_per_second_per_user: Number<1, 100_000>,
+}
+
+/// Who may read metrics on the address for other machines.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct MetricsSection {
+    /// `none`: whoever reaches `metricsBindAddress`. `delegated`: upstream is asked who scrapes (TokenReview) and
+    /// whether it may `get` the non-resource URL `/metrics` (SubjectAccessReview); see [metrics](#metrics)
+    #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`, which takes TLS"))]
+    #[expect(clippy::doc_markdown, reason = "kinds of objects, which the table writes as words")]
+    pub(super) auth: AuthWord,
+    /// The certificate of that address
+    pub(super) tls: MetricsTlsSection,
+}
+
+/// The certificate of the address that metrics are read at.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct MetricsTlsSection {
+    /// PEM chain for `metricsBindAddress`; new connections are shown what it holds now
+    #[schemars(extend(
+        "x-example" = "/etc/kube-fanout/metrics.crt",
+        "x-default" = "with `metrics.auth: delegated` that of `tls`",
+        "x-bounds" = "with `metrics.tls.key`"
+    ))]
+    pub(super) certificate: Option<PathBuf>,
+    /// Its key, PEM
+    #[schemars(extend("x-example" = "/etc/kube-fanout/metrics.key", "x-bounds" = "with `metrics.tls.certificate`"))]
+    pub(super) key: Option<PathBuf>,
+    /// A certificate of our own for `localhost`, the loopback addresses, `allowedHosts` and the address, which nobody
+    /// can verify
+    #[schemars(extend("x-bounds" = "not with the two above"))]
+    pub(super) self_signed: bool,
 }
 
 /// How much history each feed keeps.
@@ -347,6 +385,7 @@ impl Default for Configuration {
             drain: Period(super::DEFAULT_DRAIN),
             reuse_port: false,
             delegated: DelegatedSection::default(),
+            metrics: MetricsSection::default(),
             window: WindowSection::default(),
             feeds: FeedsSection::default(),
             limits: LimitsSection::default(),
@@ -382,6 +421,12 @@ impl Default for DelegatedSection {
             namespaces_per_second: number(auth.namespaces),
             namespaces_per_second_per_user: number(auth.namespaces_per_user),
         }
+    }
+}
+
+impl Default for MetricsSection {
+    fn default() -> Self {
+        Self { auth: AuthWord::None, tls: MetricsTlsSection::default() }
     }
 }
 

@@ -18,6 +18,12 @@ pub struct DelegatedKeys {
 }
 
 impl DelegatedKeys {
+    /// The same, with the files that flags name.
+    pub(super) fn with(self, client_ca: Option<PathBuf>, impersonator: Option<PathBuf>) -> Self {
+        let (client_ca, impersonator) = (client_ca.or(self.client_ca), impersonator.or(self.impersonator));
+        Self { client_ca, impersonator, ..self }
+    }
+
     /// Files that are none, and authorities whose word would count twice (R-MODE-2).
     pub(super) fn check(&self, problems: &mut Problems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::configuration::{Configuration, DelegatedSection, TlsSection};
+use super::configuration::{Configuration, DelegatedSection, MetricsTlsSection, TlsSection};
 use super::document::YamlDocument;
 use super::fields::Number;
 use super::memory::{MemoryLimit, Room};
@@ -98,6 +98,20 @@ impl TlsSection {
             (None, None, false) => None,
             _ => {
                 problems.add("tls: give either certificate and key, or selfSigned");
+                None
+            }
+        }
+    }
+}
+
+impl MetricsTlsSection {
+    pub(super) fn source(self, problems: &mut Problems) -> Option<TlsSource> {
+        match (self.certificate, self.key, self.self_signed) {
+            (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
+            (None, None, true) => Some(TlsSource::SelfSigned { out: None }),
+            (None, None, false) => None,
+            _ => {
+                problems.add("metrics.tls: give either certificate and key, or selfSigned");
                 None
             }
         }

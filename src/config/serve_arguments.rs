@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 use super::configuration::{Configuration, TlsSection};
 use super::coverage::Said;
 use super::{ConfigSettings, DelegatedKeys, Problems, Serve, TlsSource};
-use crate::auth::{AuthMode, PageOrigin};
+use crate::auth::{AuthConfig, AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
 use crate::serve::{AuditDestination, Consistency};
@@ -33,6 +33,10 @@ pub struct ServeArguments {
     /// Where a Prometheus finds /metrics, on any interface: IP:PORT or "off" [default: off]
     #[arg(long, value_name = "ADDR")]
     metrics_bind_address: Option<String>,
+    /// Who may read metrics there: "none" asks nobody, "delegated" serves TLS and asks upstream who scrapes and whether
+    /// it may [default: none]
+    #[arg(long, value_name = "MODE")]
+    metrics_auth: Option<String>,
     #[command(flatten)]
     tls: TlsArguments,
     /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only; "delegated" asks
@@ -137,6 +141,7 @@ impl ServeArguments {
         settings.put("admin", self.admin.clone());
         settings.put("healthzBindAddress", self.healthz_bind_address.clone());
         settings.put("metricsBindAddress", self.metrics_bind_address.clone());
+        settings.put("metrics.auth", self.metrics_auth.clone());
         settings.put("tls.certificate", path(&self.tls.tls_cert));
         settings.put("tls.key", path(&self.tls.tls_key));
         settings.put("tls.selfSigned", self.tls.tls_self_signed.then_some(true));
@@ -159,6 +164,7 @@ impl ServeArguments {
             admin,
             healthz_bind_address,
             metrics_bind_address,
+            metrics_auth,
             tls,
             auth,
             client_ca,
@@ -178,13 +184,10 @@ impl ServeArguments {
         let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
         let admin = or_off("admin", admin.as_deref(), &file.admin, problems);
         let tls = tls.over(file.tls, problems);
-        let auth = auth.map_or(Some(file.auth.into()), |text| mode(&text, problems));
-        let mut delegated = DelegatedKeys::from(file.delegated);
-        delegated.client_ca = client_ca.or(delegated.client_ca);
-        delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
-        if let Some(text) = consistency {
-            serve.consistency = proof(&text, problems);
-        }
+        let auth = auth.map_or(Some(file.auth.into()), |text| mode("auth", &text, problems));
+        let scraped = metrics_auth.map_or(Some(file.metrics.auth.into()), |text| mode("metrics.auth", &text, problems));
+        let delegated = DelegatedKeys::from(file.delegated).with(client_ca, impersonator_kubeconfig);
+        serve.consistency = consistency.map_or(serve.consistency, |text| proof(&text, problems));
         let coverage = Said {
             node: node_name.or(file.node),
             sensitive: cache_sensitive,
@@ -199,6 +202,8 @@ impl ServeArguments {
             admin,
             healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
             metrics: port("metricsBindAddress", metrics_bind_address.as_deref(), &file.metrics_bind_address, problems),
+            metrics_tls: file.metrics.tls.source(problems),
+            scrapes: (scraped? == AuthMode::Delegated).then(|| AuthConfig::of_scrapes(&delegated.auth)),
             tls,
             auth: auth?,
             delegated,
@@ -266,12 +271,12 @@ fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
-fn mode(auth: &str, problems: &mut Problems) -> Option<AuthMode> {
+fn mode(key: &str, auth: &str, problems: &mut Problems) -> Option<AuthMode> {
     match auth {
         "none" => Some(AuthMode::None),
         "delegated" => Some(AuthMode::Delegated),
         other => {
-            problems.add(format!("auth: {other:?} is neither \"none\" nor \"delegated\""));
+            problems.add(format!("{key}: {other:?} is neither \"none\" nor \"delegated\""));
             None
         }
     }
@@ -308,10 +313,8 @@ impl Serve {
         }
         self.check_node(problems);
         self.delegated.check(problems);
-        if self.auth == AuthMode::None && self.delegated != DelegatedKeys::default() {
-            problems.add("delegated: its settings mean nothing with auth none");
-        }
-        if self.delegated.client_ca.is_some() && self.tls.is_none() {
+        self.check_scrapes(problems);
+        if self.delegated.client_ca.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
             problems.add("delegated.clientCA: client certificates are shown in TLS, which no listener speaks");
         }
         if let Some(admin) = self.admin.as_ref().filter(|admin| !admin.is_local()) {
@@ -325,6 +328,27 @@ impl Serve {
                 problems.add(format!("{address} is named twice"));
             }
             seen.push(address);
+        }
+    }
+
+    /// Who scrapes is known by what `delegated` says of who anybody is; the rest of it is about clients.
+    fn check_scrapes(&self, problems: &mut Problems) {
+        let DelegatedKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: _, auth } =
+            self.delegated.clone();
+        let auth = AuthConfig { audiences: auth.audiences, ..AuthConfig::default() };
+        let of_scrapes = DelegatedKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: None, auth };
+        let meant = if self.scrapes.is_some() { of_scrapes } else { DelegatedKeys::default() };
+        if self.auth == AuthMode::None && self.delegated != meant {
+            problems.add("delegated: its settings mean nothing with auth none");
+        }
+        if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
+            problems.add(
+                "metrics.auth: without TLS everybody on the way could take the tokens that scrapes bring; give \
+                 metrics.tls.certificate and metrics.tls.key, metrics.tls.selfSigned, or the certificate of tls",
+            );
+        }
+        if self.metrics.is_none() && (self.scrapes.is_some() || self.metrics_tls.is_some()) {
+            problems.add("metrics: its settings mean nothing without metricsBindAddress");
         }
     }
 

@@ -41,14 +41,20 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// Reads PEM files: a certificate chain and its key. [`keep_up`](Self::keep_up) reads them again.
-    pub fn from_files(certificate: &Path, key: &Path, clients: ClientCertificates) -> Result<Self, TlsError> {
+    /// Reads PEM files: a certificate chain and its key. [`keep_up`](Self::keep_up) reads them again, and calls them
+    /// `what` in log and metrics.
+    pub fn from_files(
+        what: &'static str,
+        certificate: &Path,
+        key: &Path,
+        clients: ClientCertificates,
+    ) -> Result<Self, TlsError> {
         let paths = [certificate.to_owned(), key.to_owned()];
         let read = {
             let paths = paths.clone();
             move |contents: &[Vec<u8>]| server_config(&paths, contents, clients)
         };
-        let config = Reloaded::load("listener_certificate", paths.into(), read).map_err(|error| match error {
+        let config = Reloaded::load(what, paths.into(), read).map_err(|error| match error {
             LoadError::File { path, source } => TlsError::File { path, reason: source.to_string() },
             LoadError::Content(error) => error,
         })?;

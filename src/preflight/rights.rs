@@ -16,6 +16,8 @@ pub struct Needs {
     pub others: Vec<Wanted>,
     /// Callers are told apart, by asking upstream.
     pub asks_about_callers: bool,
+    /// Whoever scrapes metrics is asked about upstream.
+    pub asks_about_scrapes: bool,
     /// Changes of RBAC and of definitions are followed, as no proxy on a node does.
     pub follows_cluster: bool,
 }
@@ -34,6 +36,7 @@ enum Lack {
     Named,
     PassesThrough,
     CallersUnknown,
+    ScrapesRefused,
     RevocationLate,
     DefinitionsUnknown,
 }
@@ -99,10 +102,11 @@ impl Needs {
             let group = "rbac.authorization.k8s.io";
             POLICY.iter().for_each(|name| read(&whole(group, name), Lack::RevocationLate));
         }
-        if self.asks_about_callers {
+        if self.asks_about_callers || self.asks_about_scrapes {
+            let lack = if self.asks_about_callers { Lack::CallersUnknown } else { Lack::ScrapesRefused };
             for (group, resource) in REVIEWS {
                 let gvr = Gvr::new(group, "v1", resource);
-                rights.push(Right { gvr, verb: "create", selector: None, lack: Lack::CallersUnknown });
+                rights.push(Right { gvr, verb: "create", selector: None, lack });
             }
         }
         rights
@@ -142,6 +146,9 @@ fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
             Lack::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration names")),
             Lack::CallersUnknown => {
                 CheckFinding::failed(ABOUT, format!("{may_not}: nobody could be told from anybody"))
+            }
+            Lack::ScrapesRefused => {
+                CheckFinding::failed(ABOUT, format!("{may_not}: nobody could read metrics (metrics.auth)"))
             }
             Lack::RevocationLate => {
                 let what = format!("{may_not}: a right that is taken away ends open watches after 75 s, not 5 s");
@@ -186,12 +193,18 @@ mod tests {
             named: vec![wanted("", "pods")],
             others: Vec::new(),
             asks_about_callers,
+            asks_about_scrapes: false,
             follows_cluster,
         };
-        for (needs, expected) in
-            [(needs(false, false), 2), (needs(false, true), 6), (needs(true, false), 4), (needs(true, true), 16)]
-        {
+        for (needs, expected, with_scrapes) in [
+            (needs(false, false), 2, 4),
+            (needs(false, true), 6, 8),
+            (needs(true, false), 4, 4),
+            (needs(true, true), 16, 16),
+        ] {
             assert_eq!(needs.rights().len(), expected, "{needs:?}");
+            let needs = Needs { asks_about_scrapes: true, ..needs };
+            assert_eq!(needs.rights().len(), with_scrapes, "{needs:?}");
         }
     }
 

@@ -1,4 +1,3 @@
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use super::serve_config::ServeConfig;
 use super::sightings::{Sightings, Who};
 use super::sources::Unready;
 use super::statuses::unavailable;
-use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender, Shown};
+use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
@@ -129,7 +128,7 @@ impl Frontend {
             context.record = record.map(Arc::new);
             return finish(recorded(&context, response));
         }
-        let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
+        let caller = self.gate.authenticate(RequestSender::of(&peer), request.headers()).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
             record.put_caller(caller);
         }
@@ -424,14 +423,4 @@ fn count_refusal(response: &Response<ReplyBody>) {
     if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
         metrics::refused(status.http_code());
     }
-}
-
-fn sender(peer: &Peer) -> RequestSender {
-    let address = match peer.address {
-        PeerAddress::Tcp(address) => address.ip(),
-        // All of them share a budget, as if they came from one machine, which they do.
-        PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
-    };
-    let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
-    RequestSender { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
 }

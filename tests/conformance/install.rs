@@ -93,7 +93,7 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     let Some(bed) = bed::own("install-central").await.filter(|_| has(&["openssl"])) else { return };
     let shell = reader(&bed).set("NAMESPACE", "agents").set("CONTROLLER", "controller");
     let (direct, root) = (bed.direct(), Root::new(&bed, "central"));
-    let [check, central, holders, self_signed, pointing, point, back] =
+    let [check, central, holders, scrapers, self_signed, pointing, point, back] =
         blocks("docs/INSTALL.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
     shell.run(&self_signed);
     shell.run(&central);
@@ -120,6 +120,7 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     agents_may_look(&bed, &shell, &proxy, &client).await;
 
     holders_of_certificates_are_let_in(&bed, &shell, &holders).await;
+    scrapes_are_asked_about(&bed, &shell, &scrapers).await;
     beside_an_application(&bed, &shell).await;
 }
 
@@ -162,6 +163,36 @@ async fn holders_of_certificates_are_let_in(bed: &Bed<Box<Plane>>, shell: &Shell
     let said =
         shell.run(&format!("{kubectl} get --raw '{PODS}'; {kubectl} -n default create configmap by-certificate"));
     assert!(said.contains("\"kind\":\"PodList\"") && said.contains("by-certificate created"), "{said}");
+}
+
+/// By the component, whose binding is for an account that clusters with Prometheus' operator have.
+async fn scrapes_are_asked_about(bed: &Bed<Box<Plane>>, shell: &Shell, block: &str) {
+    let (direct, root) = (bed.direct(), Root::new(bed, "with-scrapes"));
+    direct.create("/api/v1/namespaces", json!({"metadata": {"name": "monitoring"}})).await;
+    let mut tokens = Vec::new();
+    for name in ["prometheus-k8s", "prometheus", "other"] {
+        tokens.push(Account::create(&direct, "monitoring", name).await.token(&direct).await);
+    }
+    let base = "resources: [../deploy/kustomize/central]\n";
+    let overlay = format!("{base}components: [../deploy/kustomize/components/metrics-auth]\n");
+    shell.file("overlay/kustomization.yaml", &overlay);
+    shell.run("kubectl apply -k overlay");
+    shell.run(block);
+    for account in ["prometheus-k8s", "prometheus"] {
+        let user = format!("system:serviceaccount:monitoring:{account}");
+        let asked = json!({"verb": "get", "path": "/metrics"});
+        rbac::may(&direct, json!({"user": user, "nonResourceAttributes": asked})).await;
+    }
+    let proxy = run(&root, &direct, "deployments/kube-fanout", None).await;
+    let server = format!("--server '{}' --tls-server-name kube-fanout.kube-fanout.svc", proxy.metrics);
+    let server = format!("kubectl --kubeconfig /dev/null {server} --certificate-authority tls.crt");
+    let scraped = tokens.iter().map(|of| shell.output(&format!("{server} --token '{}' get --raw /metrics", of.token)));
+    let [by_component, by_hand, other] = scraped.collect::<Vec<_>>().try_into().expect("three accounts");
+    for allowed in [by_component, by_hand] {
+        assert!(String::from_utf8_lossy(&allowed.stdout).contains("kube_fanout_build_info"), "{allowed:?}");
+    }
+    let denied = "User \"system:serviceaccount:monitoring:other\" cannot get path \"/metrics\"";
+    assert!(other.stdout.is_empty() && String::from_utf8_lossy(&other.stderr).contains(denied), "{other:?}");
 }
 
 /// The sidecar of the example, and what its application reads through it.

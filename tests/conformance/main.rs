@@ -54,6 +54,7 @@ mod restarts;
 mod revocation;
 mod rewind;
 mod rows;
+mod scrapes;
 mod self_checks;
 mod siege;
 mod tables;

@@ -16,12 +16,12 @@ use crate::process::metric;
 const LONG: Duration = Duration::from_secs(600);
 /// Certificates know whole seconds.
 const SOON: Duration = Duration::from_secs(3);
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Somebody who issues certificates.
-struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    pem: String,
+    pub(crate) pem: String,
     der: CertificateDer<'static>,
 }
 
@@ -36,7 +36,7 @@ fn params(name: &str, valid: Option<Duration>) -> CertificateParams {
 }
 
 impl Authority {
-    fn new(name: &str, valid: Option<Duration>) -> Self {
+    pub(crate) fn new(name: &str, valid: Option<Duration>) -> Self {
         Self::signed(name, valid, |params, key| params.self_signed(key).expect("signed"))
     }
 
@@ -55,7 +55,7 @@ impl Authority {
         Self { pem: certificate.pem(), der: certificate.der().clone(), issuer: Issuer::new(params, key) }
     }
 
-    fn issue(&self, name: &str) -> Pair {
+    pub(crate) fn issue(&self, name: &str) -> Pair {
         let (signing_key, mut params) = (KeyPair::generate().expect("a key"), params(name, Some(YEAR)));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         CertifiedKey { cert: params.signed_by(&signing_key, &self.issuer).expect("signed"), signing_key }

@@ -19,6 +19,9 @@ const OF_HOLDERS: [&str; 4] = [
     "/etc/kube-fanout/impersonator/kubeconfig",
 ];
 
+/// What the manifests add where the apiserver is asked who scrapes (deploy/kustomize/components/metrics-auth).
+const OF_SCRAPES: [&str; 1] = ["--metrics-auth=delegated"];
+
 /// A file of the folder, and the flags that it is run with. Ports without a number and places of files are put in.
 struct Sample {
     name: &'static str,
@@ -27,7 +30,7 @@ struct Sample {
     read: &'static str,
 }
 
-const SAMPLES: [Sample; 7] = [
+const SAMPLES: [Sample; 8] = [
     Sample { name: "sidecar", flags: &[], read: PODS },
     Sample {
         name: "node",
@@ -37,6 +40,7 @@ const SAMPLES: [Sample; 7] = [
     Sample { name: "zone", flags: &[], read: PODS },
     Sample { name: "central", flags: &[], read: PODS },
     Sample { name: "central", flags: &OF_HOLDERS, read: PODS },
+    Sample { name: "central", flags: &OF_SCRAPES, read: PODS },
     Sample { name: "edge", flags: &[], read: PODS },
     Sample { name: "demo", flags: &[], read: PODS },
 ];

@@ -168,10 +168,10 @@ fn every_flag_in_a_block_is_one_that_the_command_has() {
 fn the_settings_in_the_documents_are_valid() {
     let dir = Dir::new();
     let [scale] = blocks("docs/SCALE.md", "the_settings_in_the_documents_are_valid");
-    let [config] = blocks("docs/CONFIG.md", "the_settings_in_the_documents_are_valid");
+    let [config, scraped] = blocks("docs/CONFIG.md", "the_settings_in_the_documents_are_valid");
     let credentials = kubeconfig(&dir, "http://127.0.0.1:1", "").display().to_string();
     let config = with(&config, &[("/etc/kube-fanout/kubeconfig", &credentials)]);
-    for settings in [scale, config] {
+    for settings in [scale, config, scraped] {
         let file = dir.file("config.yaml", &settings).display().to_string();
         let checked = run(&["config", "check", "--config", &file, "--kubeconfig", &credentials]);
         assert_eq!(checked.code, Some(0), "{settings}: {}", checked.stderr);

@@ -68,6 +68,7 @@ mod returners;
 mod rewind;
 mod rolling;
 mod rotation;
+mod scrapes;
 mod selectors;
 mod self_checks;
 mod shares;

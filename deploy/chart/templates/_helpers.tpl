@@ -85,6 +85,9 @@ spec:
       args:
         - serve
         - --config=/etc/kube-fanout/config.yaml
+        {{- if eq .Values.metrics.auth "delegated" }}
+        - --metrics-auth=delegated
+        {{- end }}
         {{- if .Values.certificateHolders.enabled }}
         - --client-ca=/etc/kube-fanout/client-ca/ca.crt
         - --impersonator-kubeconfig=/etc/kube-fanout/impersonator/kubeconfig

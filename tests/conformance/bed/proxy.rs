@@ -36,6 +36,8 @@ pub struct Plan {
 pub struct Proxy {
     target: Target,
     admin: Target,
+    /// The address of metrics for other machines, if it has one.
+    metrics: Option<Target>,
     log: PathBuf,
     process: Mutex<Process>,
 }
@@ -147,17 +149,20 @@ impl Plan {
         command.env("RUST_LOG", log_level).env_remove("KUBECONFIG").env_remove("NODE_NAME");
         command.stdout(create(&out)).stderr(create(&log));
         let mut process = Process::start("kube-fanout", &mut command);
-        let (url, admin) = eventually("the proxy listens", async || {
+        let (url, admin, metrics) = eventually("the proxy listens", async || {
             assert!(process.ended().is_none(), "the proxy: {}", fs::read_to_string(&log).unwrap_or_default());
             let said = fs::read_to_string(&out).unwrap_or_default();
             let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
             let admin = if self.admin { after("metrics and health on ")? } else { String::new() };
-            Some((after("serving on ")?, admin))
+            let serving = after("serving on ")?;
+            let named = self.config.as_ref().is_some_and(|yaml| yaml.contains("metricsBindAddress"));
+            Some((serving, admin, if named { Some(after("metrics on ")?) } else { None }))
         })
         .await;
         let to = |url: String, ca: Option<PathBuf>| Target { url, ca, identity: plane.user("admin") };
+        let metrics = metrics.map(|url| to(url, self.tls.then(|| ca.clone())));
         let target = to(url, self.tls.then_some(ca));
-        let proxy = Proxy { target, admin: to(admin, None), log, process: Mutex::new(process) };
+        let proxy = Proxy { target, admin: to(admin, None), metrics, log, process: Mutex::new(process) };
         eventually("the proxy is ready", async || {
             let (of, path) = if self.admin { (&proxy.admin, "/readyz") } else { (&proxy.target, "/version") };
             let answer = Http::new(of.clone(), Protocol::H1).try_get(path).await?;
@@ -180,6 +185,11 @@ impl Proxy {
     /// A client with the credentials of this caller instead of the administrator's.
     pub fn client_of(&self, identity: &Identity) -> Http {
         Http::new(self.target().by(identity), Protocol::H2)
+    }
+
+    /// A client of the address where other machines read metrics, with the credentials of this caller.
+    pub fn scraped_by(&self, identity: &Identity) -> Http {
+        Http::new(self.metrics.as_ref().expect("it is in the configuration").by(identity), Protocol::H1)
     }
 
     /// A client of the proxy's admin address.

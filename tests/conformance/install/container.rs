@@ -30,7 +30,7 @@ pub struct Root<'a> {
 pub struct Running {
     pub url: String,
     admin: String,
-    metrics: String,
+    pub metrics: String,
     _process: Process,
 }
 

@@ -104,9 +104,14 @@ impl Plan {
         self.with(|config| config.tls = Some(TlsSource::SelfSigned { out }))
     }
 
+    /// Has clients trust this certificate.
+    pub fn trusting(self, certificate: PathBuf) -> Self {
+        Self { trusted: certificate, ..self }
+    }
+
     /// Serves with this self-signed certificate and its key, which clients then trust.
     pub fn tls_from(self, certificate: PathBuf, key: PathBuf) -> Self {
-        let plan = Self { trusted: certificate.clone(), ..self };
+        let plan = self.trusting(certificate.clone());
         plan.with(|config| config.tls = Some(TlsSource::Files { certificate, key }))
     }
 
@@ -144,7 +149,7 @@ impl Plan {
 
     pub async fn try_run(self) -> Result<App, StartError> {
         let Self { config, dir, trusted } = self;
-        let tls = config.tls.is_some();
+        let tls = config.tls.is_some() || config.metrics_tls.is_some();
         let (started, start) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || serve(config, started, stopped));

@@ -1,0 +1,86 @@
+//! The certificates that are shown to clients and to whoever scrapes.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::StartError;
+use crate::base::Tasks;
+use crate::config::{Serve, TlsSource};
+use crate::net::{Address, ClientCertificates, Tls};
+
+/// How listeners speak TLS, where they do.
+pub(super) struct Certificates {
+    pub(super) listeners: Option<Tls>,
+    /// That of metrics, which may be the one above.
+    pub(super) metrics: Option<Tls>,
+    /// Whether it is another one.
+    is_apart: bool,
+}
+
+impl Certificates {
+    /// Reads them, or makes them.
+    ///
+    /// # Errors
+    /// A file cannot be used, or one that was made cannot be written.
+    pub(super) fn of(config: &Serve) -> Result<Self, StartError> {
+        let takes_certificates = config.delegated.client_ca.is_some() || config.delegated.front_proxy_ca.is_some();
+        let requested = if takes_certificates { ClientCertificates::Requested } else { ClientCertificates::Ignored };
+        let ips = config.listen.iter().filter_map(|address| match address {
+            Address::Tcp(tcp) => Some(tcp.ip()),
+            Address::Unix(_) => None,
+        });
+        let make = |source: &TlsSource, what, ips| made(source, what, names(config, ips), requested);
+        let listeners = config.tls.as_ref().map(|source| make(source, "listener_certificate", ips.collect()));
+        let listeners = listeners.transpose()?;
+        let of_scrapes = |source| {
+            // Nobody is asked for a certificate where nobody is asked who they are.
+            let requested = if config.scrapes.is_some() { requested } else { ClientCertificates::Ignored };
+            let ips = config.metrics.iter().map(std::net::SocketAddr::ip).collect();
+            made(source, "metrics_certificate", names(config, ips), requested)
+        };
+        let apart = config.metrics_tls.as_ref().map(of_scrapes).transpose()?;
+        let is_apart = apart.is_some();
+        let metrics = apart.or_else(|| listeners.clone().filter(|_| config.scrapes.is_some()));
+        Ok(Self { listeners, metrics, is_apart })
+    }
+
+    /// Reads the files again whenever they change.
+    pub(super) fn keep_up(self, every: Duration, tasks: &Tasks) {
+        if let Some(tls) = self.listeners {
+            tasks.spawn_needed("listener certificate", tls.keep_up(every));
+        }
+        if let Some(tls) = self.metrics.filter(|_| self.is_apart) {
+            tasks.spawn_needed("metrics certificate", tls.keep_up(every));
+        }
+    }
+}
+
+/// What a certificate of our own is for.
+fn names(config: &Serve, ips: Vec<IpAddr>) -> Vec<String> {
+    let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
+    names.extend(config.allowed_hosts.iter().cloned());
+    names.extend(ips.iter().map(ToString::to_string));
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn made(
+    source: &TlsSource,
+    what: &'static str,
+    names: Vec<String>,
+    clients: ClientCertificates,
+) -> Result<Tls, StartError> {
+    Ok(match source {
+        TlsSource::Files { certificate, key } => Tls::from_files(what, certificate, key, clients)?,
+        TlsSource::SelfSigned { out } => {
+            let tls = Tls::self_signed(names, clients)?;
+            if let (Some(path), Some(pem)) = (out, tls.self_signed_pem()) {
+                let fail = |path: &PathBuf, source| StartError::Write { path: path.clone(), source };
+                std::fs::write(path, pem).map_err(|source| fail(path, source))?;
+            }
+            tls
+        }
+    })
+}

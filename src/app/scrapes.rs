@@ -1,0 +1,28 @@
+//! Has `serve` decide who may read metrics on the address for other machines, for `admin`.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use tokio::runtime::Handle;
+
+use super::reload::Tuned;
+use crate::admin::{MetricsReaders, ScrapeAdmittance};
+use crate::auth::{Gate, RequestSender};
+use crate::serve::ScrapeGate;
+
+/// Those who may read the path as upstream says; everybody where nobody is asked about. Must be called on the runtime
+/// that upstream's connections belong to.
+pub(super) fn readers(gate: Option<Gate>, tuned: &Tuned) -> MetricsReaders {
+    match gate {
+        None => MetricsReaders::Everybody(tuned.ops_browsers.clone()),
+        Some(gate) => MetricsReaders::Admitted(admittance(ScrapeGate::new(gate, tuned.browsers.clone()))),
+    }
+}
+
+fn admittance(gate: ScrapeGate) -> ScrapeAdmittance {
+    let upstreams = Handle::current();
+    Arc::new(move |peer, headers| {
+        let asking = upstreams.spawn(gate.clone().admit(RequestSender::of(peer), headers.clone()));
+        async move { asking.await.ok() }.boxed()
+    })
+}

@@ -1,0 +1,68 @@
+//! Who may read metrics, as a real apiserver authenticates and authorizes them: it is asked for its own `/metrics` by
+//! the same callers, and both say the same.
+
+use serde_json::Value;
+
+use crate::bed::rbac::{binding, collection, subject};
+use crate::bed::{self, Account, Answer, Authority, Http, Identity, Plan, Protocol, eventually};
+use crate::blocks::blocks;
+
+/// With the certificate of the listeners, and tokens that the apiserver has made.
+const CONFIG: &str = "metricsBindAddress: 127.0.0.1:0\nmetrics:\n  auth: delegated\n";
+
+fn words(answer: &Answer) -> (u16, Value) {
+    (answer.status.as_u16(), answer.value()["message"].clone())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() {
+    let Some(bed) = bed::own("scrapes").await else { return };
+    let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).config(CONFIG).start(&bed).await);
+    let namespace = bed.namespace("monitoring").await;
+    let account = async |name: &str| Account::create(&direct, &namespace, name).await;
+    let (prometheus, other) = (account("prometheus").await, account("other").await);
+    let (scraper, stranger) = (prometheus.token(&direct).await, other.token(&direct).await);
+    let authority = Authority::of(&bed);
+    let (holder, nosy) = (authority.issue("scraper", &[]), authority.issue("nosy", &[]));
+
+    let [role] = blocks("docs/SECURITY.md", "metrics_are_for_accounts_with_the_role_and_for_nobody_else");
+    let role: Value = serde_saphyr::from_str(&role).expect("YAML");
+    let name = role["metadata"]["name"].as_str().expect("a name").to_owned();
+    direct.create(&collection(None, "roles"), role).await;
+    let scrape = async |who: &Identity| proxy.scraped_by(who).get("/metrics").await;
+    let denied = scrape(&scraper).await;
+    assert_eq!(denied.status, 403, "nobody has given it to the account: {}", denied.text());
+
+    for (at, user) in [prometheus.user(), "scraper".to_owned()].iter().enumerate() {
+        let bound = binding(&format!("scrape-{at}"), "ClusterRole", &name, &subject("User", user));
+        direct.create(&collection(None, "rolebindings"), bound).await;
+    }
+    for who in [&scraper, &holder] {
+        // A no is remembered for half a minute.
+        let shown = eventually("the right counts", async || {
+            let answer = scrape(who).await;
+            (answer.status == 200).then_some(answer)
+        })
+        .await;
+        assert!(shown.text().contains("kube_fanout_build_info"), "{}", shown.text());
+    }
+    for who in [&stranger, &nosy, &Identity::token("forged", "no.such.token")] {
+        let theirs = Http::new(bed.target().by(who), Protocol::H1).get("/metrics").await;
+        let ours = scrape(who).await;
+        assert!([401, 403].contains(&ours.status.as_u16()), "{}: {}", who.name, ours.text());
+        assert_eq!(words(&ours), words(&theirs), "{}", who.name);
+    }
+    assert_eq!(words(&scrape(&Identity::anonymous()).await), (401, "Unauthorized".into()));
+
+    // A token ends with its account, and what was found out about it within two minutes: a token that was never shown
+    // is nobody's at once.
+    let late = prometheus.token(&direct).await;
+    direct.delete(&prometheus.path()).await;
+    eventually("the apiserver knows", async || {
+        let answer = Http::new(bed.target().by(&late), Protocol::H1).get("/metrics").await;
+        (answer.status == 401).then_some(())
+    })
+    .await;
+    assert_eq!(scrape(&late).await.status, 401);
+    proxy.assert_sound();
+}

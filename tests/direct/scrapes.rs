@@ -1,0 +1,303 @@
+//! Who may read metrics on the address for other machines, where upstream is asked (docs/SECURITY.md, "Metrics and
+//! health for other machines").
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use kube_fanout::auth::{AuthConfig, AuthMode};
+use kube_fanout::config::{Serve, TlsSource};
+use kube_fanout::demo::{self, ReviewCounts, RunningUpstream};
+
+use crate::chains::{Authority, YEAR};
+use crate::direct::{self, Answer, App, Client, Dir, PODS, Plan, Protocol, Trust, eventually, pair};
+use crate::process::{kubeconfig, metric, run};
+
+/// The time after which an answer is as good as forgotten.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// Asks upstream who scrapes, on an address of its own with this certificate and key of `dir`.
+fn asked(plan: Plan, dir: &Dir) -> Plan {
+    let own = pair();
+    let certificate = dir.file("metrics.crt", &own.cert.pem());
+    let key = dir.file("metrics.key", &own.signing_key.serialize_pem());
+    let plan = plan.trusting(certificate.clone());
+    scraped(plan).with(|config| config.metrics_tls = Some(TlsSource::Files { certificate, key }))
+}
+
+fn scraped(plan: Plan) -> Plan {
+    plan.with(|config: &mut Serve| {
+        let anywhere = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        (config.healthz, config.metrics) = (anywhere, anywhere);
+        config.scrapes = Some(AuthConfig::of_scrapes(&config.delegated.auth));
+    })
+}
+
+/// An upstream that knows `thyme`, who may scrape, and `cumin`, who may not.
+async fn upstream() -> RunningUpstream {
+    let up = demo::upstream().pods(3).run().await;
+    for (token, user) in [("thyme", "prometheus"), ("cumin", "nosy")] {
+        up.reviews().give(token, user);
+    }
+    up.reviews().allow("prometheus", "/metrics");
+    up.reviews().allow("nosy", "/debug/watches");
+    up
+}
+
+async fn scrape(app: &App, token: &str) -> Answer {
+    app.metrics_client().bearing(token).get("/metrics").await
+}
+
+fn is_metrics(answer: &Answer) -> bool {
+    answer.status == 200 && answer.text().contains("kube_fanout_connections_open")
+}
+
+#[tokio::test]
+async fn metrics_are_for_whom_upstream_allows_them_and_others_are_told_in_its_words() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let app = asked(direct::app(&up), &dir).run().await;
+    let unauthorized = (401, "Unauthorized".to_owned());
+    assert_eq!(app.metrics_client().get("/metrics").await.refusal(), unauthorized, "without a token");
+    assert_eq!(scrape(&app, "stolen").await.refusal(), unauthorized);
+    let denied = scrape(&app, "cumin").await;
+    assert_eq!(denied.refusal(), (403, "Forbidden".to_owned()));
+    assert_eq!(denied.json()["message"], "forbidden: User \"nosy\" cannot get path \"/metrics\"");
+    assert_eq!(denied.header("content-type"), Some("application/json"));
+    assert_eq!(denied.json()["kind"], "Status");
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let client = app.metrics_client().over(protocol).bearing("thyme");
+        let shown = client.get("/metrics").await;
+        assert!(is_metrics(&shown), "{}", shown.text());
+        assert_eq!(shown.header("content-type"), Some("text/plain; version=0.0.4"));
+        assert_eq!(client.request(Method::HEAD, "/metrics").send().await.status, 200);
+        assert_eq!(client.request(Method::POST, "/metrics").send().await.status, 405);
+        for path in ["/debug/watches", "/debug/feeds", "/readyz", "/", PODS] {
+            assert_eq!(client.get(path).await.status, 404, "{path}");
+        }
+    }
+    // No page has a token, so a Service's name is as good as an address.
+    let named = app.metrics_client().bearing("thyme").request(Method::GET, "/metrics").host("fanout.system.svc");
+    assert_eq!(named.send().await.status, 200);
+    // Whoever does not speak TLS gets nothing.
+    let plain = Client::to(direct::Place::parse(&app.metrics_client().url()))
+        .bearing("thyme")
+        .request(Method::GET, "/metrics")
+        .try_send();
+    assert!(plain.await.map_or(true, |answer| answer.status >= 400), "not in the clear");
+    // Probes have no token, and processes of this machine had metrics before.
+    let before = up.reviews().asked();
+    assert_eq!(app.healthz_client().get("/livez").await.status, 200);
+    assert_eq!(app.admin("/metrics").await.status, 200);
+    assert_eq!(up.reviews().asked(), before);
+}
+
+#[tokio::test]
+async fn a_scrape_asks_nothing_that_is_remembered_and_nobody_asks_when_there_is_none() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let app = asked(direct::app(&up), &dir).run().await;
+    app.discovered().await;
+    assert_eq!(up.reviews().asked(), ReviewCounts::default(), "no scrape, no question");
+    for _ in 0..10 {
+        assert!(is_metrics(&scrape(&app, "thyme").await));
+    }
+    assert_eq!(up.reviews().asked(), ReviewCounts { tokens: 1, accesses: 1 });
+    for _ in 0..10 {
+        assert_eq!(scrape(&app, "cumin").await.status, 403);
+        assert_eq!(scrape(&app, "stolen").await.status, 401);
+        assert_eq!(app.metrics_client().get("/metrics").await.status, 401);
+    }
+    assert_eq!(up.reviews().asked(), ReviewCounts { tokens: 3, accesses: 2 }, "a no is remembered as well");
+}
+
+#[tokio::test]
+async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_keep_no_scraper_out() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let app = asked(direct::app(&up), &dir)
+        .with(|config| config.scrapes.as_mut().expect("asked").token_ttl = MOMENT)
+        .run()
+        .await;
+    assert!(is_metrics(&scrape(&app, "thyme").await), "known before");
+    let (began, guesser) = (Instant::now(), app.metrics_client().multiplexed().await);
+    let (mut shed, mut scrapes) = (0, 0);
+    for guess in 0..300 {
+        let answer = guesser.bearing(&format!("guess-{guess}")).get("/metrics").await;
+        assert!([401, 429].contains(&answer.status), "{}", answer.text());
+        if answer.status == 429 {
+            assert!(answer.header("retry-after").is_some() && answer.json()["reason"] == "TooManyRequests");
+            shed += 1;
+        }
+        if guess % 60 == 59 {
+            tokio::time::sleep(2 * MOMENT).await;
+            assert!(is_metrics(&scrape(&app, "thyme").await), "after {guess} guesses");
+            scrapes += 1;
+        }
+    }
+    let limits = AuthConfig::of_scrapes(&AuthConfig::default());
+    let seconds = u64::from(began.elapsed().as_secs() as u32) + 1;
+    let stated = u64::from(limits.reviews_burst_per_source) + seconds * u64::from(limits.reviews_per_source);
+    let asked = up.reviews().asked().tokens;
+    assert!(asked <= stated + 1 + scrapes, "{asked} questions in {seconds} s");
+    assert!(shed > 0, "there were more guesses than that");
+}
+
+#[tokio::test]
+async fn a_right_or_a_token_that_is_gone_reads_nothing_once_the_answer_is_forgotten() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let quickly = |config: &mut Serve| {
+        let scrapes = config.scrapes.as_mut().expect("asked");
+        (scrapes.token_ttl, scrapes.allowed_ttl, scrapes.denied_ttl) = (MOMENT, MOMENT, MOMENT);
+    };
+    let app = asked(direct::app(&up), &dir).with(quickly).run().await;
+    let answers = |status: u16| {
+        let app = &app;
+        async move { eventually(&format!("{status}"), || async { scrape(app, "thyme").await.status == status }).await }
+    };
+    answers(200).await;
+    up.reviews().deny("prometheus", "/metrics");
+    answers(403).await;
+    up.reviews().allow("prometheus", "/metrics");
+    answers(200).await;
+    up.reviews().take("thyme");
+    answers(401).await;
+    up.reviews().give("thyme", "prometheus");
+    answers(200).await;
+    // An upstream that does not answer, and one that does not let us ask, are never a yes.
+    for refusal in [500, 503, 403] {
+        up.reviews().refuse(Some(refusal));
+        answers(503).await;
+        let unknown = scrape(&app, "thyme").await;
+        assert_eq!(
+            (unknown.json()["reason"].as_str(), unknown.header("retry-after")),
+            (Some("ServiceUnavailable"), Some("1"))
+        );
+        assert!(!unknown.text().contains("kube_fanout_"), "{}", unknown.text());
+        up.reviews().refuse(None);
+        answers(200).await;
+    }
+    up.faults().down().await;
+    answers(503).await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_metrics_is_read_again_when_it_changes() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let app = asked(direct::app(&up), &dir).run().await;
+    assert!(is_metrics(&scrape(&app, "thyme").await));
+    let failed = || async {
+        let text = app.admin("/metrics").await.text();
+        metric(&text, "kube_fanout_reloads_total", "what=\"metrics_certificate\",outcome=\"failed\"")
+    };
+    let (before, new) = (failed().await, pair());
+    dir.file("metrics.crt", &new.cert.pem());
+    eventually("its key has not come yet", || async { failed().await > before }).await;
+    assert!(is_metrics(&scrape(&app, "thyme").await), "the old one is still good");
+    dir.file("metrics.key", &new.signing_key.serialize_pem());
+    let trusting =
+        app.metrics_client().clone().trusting(Some(Trust::in_file(&dir.join("metrics.crt")))).bearing("thyme");
+    let renewed =
+        || async { trusting.request(Method::GET, "/metrics").try_send().await.is_ok_and(|it| is_metrics(&it)) };
+    eventually("the new one is shown", renewed).await;
+}
+
+/// A certificate costs no TokenReview, and a browser that adds one for a page is found out.
+#[tokio::test]
+async fn a_client_certificate_is_as_good_as_a_token() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let (authority, stranger) = (Authority::new("clients", Some(YEAR)), Authority::new("strangers", Some(YEAR)));
+    let app = scraped(direct::app(&up).for_certificates_of(&authority.pem, &dir)).run().await;
+    let own = dir.join("own.pem");
+    let showing = |of: &Authority, name: &str| {
+        let shown = Trust::showing(&own, &of.issue(name));
+        app.metrics_client().over(Protocol::Http1).trusting(Some(shown))
+    };
+    let prometheus = showing(&authority, "prometheus");
+    assert!(is_metrics(&prometheus.get("/metrics").await));
+    assert_eq!(up.reviews().asked(), ReviewCounts { tokens: 0, accesses: 1 });
+    assert_eq!(showing(&authority, "nosy").get("/metrics").await.status, 403);
+    assert_eq!(showing(&stranger, "prometheus").get("/metrics").await.status, 401);
+    let of_a_page = prometheus.request(Method::GET, "/metrics").header("sec-fetch-site", "cross-site").send().await;
+    assert_eq!(of_a_page.status, 403);
+    // The listeners' own certificate serves both, and clients are asked about with what they had before.
+    assert!(is_metrics(&scrape(&app, "thyme").await));
+    assert_eq!(app.bearing("thyme").get("/api/v1/namespaces/default/pods").await.status, 403);
+}
+
+/// Whoever guesses where many can reach it takes nothing from clients.
+#[tokio::test]
+async fn guesses_at_metrics_leave_clients_their_budget() {
+    let (up, dir) = (upstream().await, Dir::new());
+    up.reviews().give("sage", "ada");
+    up.reviews().allow("ada", "default");
+    let few = |config: &mut Serve| {
+        config.auth = AuthMode::Delegated;
+        config.delegated.auth.reviews_burst_per_source = 1;
+        config.delegated.auth.reviews_per_source = 1;
+    };
+    let app = asked(direct::app(&up).with(few), &dir).run().await;
+    for guess in 0..50 {
+        scrape(&app, &format!("guess-{guess}")).await;
+    }
+    assert_eq!(app.bearing("sage").get("/api/v1/namespaces/default/pods").await.status, 200);
+}
+
+#[test]
+fn a_token_is_never_taken_in_the_clear_and_all_that_is_wrong_is_said() {
+    let check = |flags: &[&str]| run(&[&["config", "check"], flags].concat());
+    let scraped = ["--metrics-bind-address", "0.0.0.0:10249", "--metrics-auth", "delegated"];
+    let dir = Dir::new();
+    let file = |text: &str| dir.file("config.yaml", text).display().to_string();
+    let of_file = |text: &str| check(&["--config", &file(text)]);
+    for good in [
+        check(&[&scraped[..], &["--tls-self-signed"]].concat()),
+        of_file("metricsBindAddress: 0.0.0.0:10249\nmetrics: {auth: delegated, tls: {selfSigned: true}}\n"),
+        of_file("metricsBindAddress: 0.0.0.0:10249\nmetrics: {tls: {selfSigned: true}}\n"),
+        of_file(
+            "metricsBindAddress: 0.0.0.0:10249\nmetrics: {auth: delegated, tls: {selfSigned: true}}\n\
+             delegated: {audiences: [metrics]}\n",
+        ),
+    ] {
+        assert_eq!(good.code, Some(0), "{}", good.stderr);
+    }
+    let all = of_file(
+        "metricsBindAddress: off\nmetrics: {auth: delegated}\ndelegated: {tokenTTL: 20s}\nlimits: {watches: 0}\n",
+    );
+    let in_the_clear = "metrics.auth: without TLS everybody on the way could take the tokens";
+    for said in [
+        in_the_clear,
+        "metrics: its settings mean nothing without metricsBindAddress",
+        "delegated: its settings mean nothing with auth none",
+        "limits.watches",
+    ] {
+        assert!(all.code == Some(78) && all.stderr.contains(said), "{said}: {}", all.stderr);
+    }
+    let clear = check(&scraped);
+    assert!(clear.code == Some(78) && clear.stderr.contains(in_the_clear), "{}", clear.stderr);
+    let other = check(&["--metrics-auth", "token", "--metrics-bind-address", "0.0.0.0:10249"]);
+    let said = "metrics.auth: \"token\" is neither \"none\" nor \"delegated\"";
+    assert!(other.code == Some(78) && other.stderr.contains(said), "{}", other.stderr);
+    let half = of_file("metricsBindAddress: 0.0.0.0:10249\nmetrics: {tls: {certificate: /tmp/x}}\n");
+    let said = "metrics.tls: give either certificate and key, or selfSigned";
+    assert!(half.code == Some(78) && half.stderr.contains(said), "{}", half.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_preflight_names_the_right_to_ask_about_scrapes() {
+    let (up, dir) = (upstream().await, Dir::new());
+    let file = kubeconfig(&dir, &up.url(), "").display().to_string();
+    let config =
+        "preload: [pods]\nmetricsBindAddress: 0.0.0.0:10249\nmetrics: {auth: delegated, tls: {selfSigned: true}}\n";
+    let config = dir.file("config.yaml", config).display().to_string();
+    let checked = || {
+        let words = ["check", "--kubeconfig", &file, "--config", &config].map(str::to_owned);
+        async move {
+            let running = tokio::task::spawn_blocking(move || run(&words.each_ref().map(String::as_str)));
+            running.await.expect("no panic")
+        }
+    };
+    let all = checked().await;
+    assert_eq!(all.code, Some(0), "{}{}", all.stdout, all.stderr);
+    up.reviews().lack("create", "tokenreviews");
+    let missing = checked().await;
+    let said = "the proxy may not create tokenreviews.authentication.k8s.io: nobody could read metrics";
+    assert!(missing.code == Some(1) && missing.stdout.contains(said), "{}", missing.stdout);
+}
