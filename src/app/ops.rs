@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use http::Request;
-use hyper::body::Incoming;
+use http::header::CONTENT_LENGTH;
+use http::{Method, Request, Version};
+use http_body_util::Full;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -150,7 +152,11 @@ impl Ops {
         // These listeners are the last to go, at once: they tell of the drain.
         let (_never, drain) = DrainTrigger::new();
         for PublicPort { listener, tls, answers } in [healthz, metrics].into_iter().flatten() {
-            let handle = move |peer: Peer, request: Request<RequestBody>| answers(&peer, &request);
+            let handle = move |peer: Peer, request: Request<RequestBody>| {
+                let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
+                let answered = answers(&peer, &request);
+                async move { if without_body { of_head(answered.await) } else { answered.await } }
+            };
             match Listener::of_bound(listener) {
                 Ok(listener) => {
                     let serving = net::serve(listener, tls, public_limits(), tasks.clone(), drain.clone(), handle);
@@ -171,6 +177,14 @@ impl Ops {
             () = stop.cancelled() => {}
         }
     }
+}
+
+/// The answer to HEAD over HTTP/2, which is written as it is: without the body, and with its length. Over HTTP/1 hyper
+/// leaves the body out.
+fn of_head(answer: AdminAnswer) -> AdminAnswer {
+    let (mut head, body) = answer.into_parts();
+    head.headers.insert(CONTENT_LENGTH, body.size_hint().lower().into());
+    AdminAnswer::from_parts(head, Full::default())
 }
 
 fn public_limits() -> ConnectionLimits {

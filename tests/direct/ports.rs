@@ -11,7 +11,7 @@ use kube_fanout::net::Address;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
-use crate::direct::{self, App, PODS, Plan, within};
+use crate::direct::{self, App, PODS, Plan, Protocol, within};
 use crate::process::{kubeconfig, metric, run};
 
 /// What a listener of health or of metrics has at a time.
@@ -50,6 +50,10 @@ async fn probes_are_answered_whatever_their_host_and_are_told_of_no_caller() {
     }
     for path in ["/metrics", "/debug/feeds", "/", PODS] {
         assert_eq!(probe(&app, path).await, (404, String::new()), "{path}");
+    }
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let head = app.healthz_client().over(protocol).request(Method::HEAD, "/livez").send().await;
+        assert_eq!((head.status, head.header("content-length"), head.text().as_str()), (200, Some("2"), ""));
     }
     let refused = app.healthz_client().request(Method::POST, "/livez").send().await;
     assert_eq!((refused.status, refused.header("allow")), (405, Some("GET,HEAD")));
