@@ -112,8 +112,8 @@ const TURNS_MAX: usize = 16;
 /// How often a turn reads.
 const READS_MAX: usize = 4;
 const READ_BYTES: usize = 32 << 10;
-/// How long a client that was told the end is waited for. What it sends meanwhile is not heard, but it is read: a socket
-/// that is closed with something unread is reset, and the client may lose what it was sent last (RFC 9112 §9.6).
+/// How long a client that was told the end is waited for. What it sends meanwhile is read and not heard: a socket that
+/// is closed with something unread is reset, and the client may lose what it was sent last (RFC 9112 §9.6).
 const LINGER: Duration = Duration::from_secs(1);
 const UNHEARD_BYTES: usize = 4 << 10;
 
