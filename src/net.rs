@@ -7,6 +7,7 @@
 //! process; beside peers (`reusePort`), newcomers are held off while the queue is emptied.
 
 mod address;
+mod answer_body;
 mod client_certificates;
 mod connection;
 mod connection_limits;
@@ -37,6 +38,7 @@ mod tls;
 mod wake_set;
 
 pub use address::{Address, AddressError, is_loopback};
+pub use answer_body::AnswerBody;
 pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;
 pub use connection::Connection;
 pub use connection_limits::ConnectionLimits;

@@ -11,6 +11,7 @@
 //! codes are decided here and nowhere below.
 
 mod admission;
+mod alarms;
 mod audit;
 mod body;
 mod body_error;
@@ -42,6 +43,7 @@ mod sources;
 mod statuses;
 mod watch;
 mod watch_end;
+mod watch_protocol;
 pub mod websocket;
 
 #[cfg(test)]

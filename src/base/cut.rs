@@ -13,8 +13,8 @@ pub struct Cut(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     why: OnceLock<&'static str>,
-    /// See [`Cut::within`].
-    within: OnceLock<(Duration, &'static str)>,
+    /// See [`Cut::within`]. Boxed, for watches have no such limit.
+    within: OnceLock<Box<(Duration, &'static str)>>,
     runner: AtomicWaker,
 }
 
@@ -38,12 +38,12 @@ impl Cut {
     /// Asks whoever runs the thing to cut it for this reason if it is not over within `max` from now. This costs
     /// nothing for what is over at once, and whoever runs a whole connection need not look. Only the first call counts.
     pub fn within(&self, max: Duration, why: &'static str) {
-        let _ = self.0.within.set((max, why));
+        let _ = self.0.within.set(Box::new((max, why)));
     }
 
     /// The time that the thing may take and the reason for which it is cut then, once they are known.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
-        self.0.within.get().copied()
+        self.0.within.get().map(|limit| **limit)
     }
 
     /// Ready once the thing has been cut. Until then it registers the task of `cx`, and only that one.

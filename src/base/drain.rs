@@ -69,6 +69,13 @@ const NOTICE: f64 = 0.1;
 /// a watch that waits for the rest of a version, has the other part for it, and the closing.
 const LEAVING: f64 = 0.8;
 
+impl Deadline {
+    /// The moment at which so much of the leaving has passed.
+    fn at(self, part: f64) -> Instant {
+        self.started + self.leaving.mul_f64(part)
+    }
+}
+
 impl DrainTrigger {
     pub fn new() -> (Self, DrainWatch) {
         let (stage, watch) = watch::channel(Stage::Serving);
@@ -110,19 +117,19 @@ impl DrainWatch {
         let _ = self.stage.wait_for(|stage| matches!(stage, Stage::Closing)).await;
     }
 
-    /// Completes at this holder's own moment, so that a thousand goodbyes are spread over the drain time instead of
-    /// becoming a thousand reconnects at once (typha's paced shutdown). A client that came during the drain has found
-    /// no other server, and stays until everything closes.
-    pub fn my_slot(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.within(NOTICE, LEAVING)
+    /// Completes when the drain starts, with the time in which those end one by one who were there before: at moments
+    /// of their own, so that a thousand goodbyes do not become a thousand reconnects at once (typha's paced shutdown).
+    /// `None` if everything closes at once. A client that comes during the drain has found no other server, and stays
+    /// until everything closes.
+    pub async fn slots(&mut self) -> Option<(Instant, Instant)> {
+        match *self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await.ok()? {
+            Stage::Leaving(deadline) => Some((deadline.at(NOTICE), deadline.at(LEAVING))),
+            Stage::Serving | Stage::Closing => None,
+        }
     }
 
     /// Completes at this holder's own moment to give notice, before anything that it carries ends.
     pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.within(0.0, NOTICE)
-    }
-
-    fn within(&self, from: f64, until: f64) -> impl Future<Output = ()> + Send + use<> {
         let (mut stage, is_late) = (self.stage.clone(), self.has_started());
         async move {
             let slot = stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await.map(|stage| match *stage {
@@ -130,9 +137,7 @@ impl DrainWatch {
                 _ => None,
             });
             match slot {
-                Ok(Some(Deadline { started, leaving })) => {
-                    sleep_until(started + leaving.mul_f64(from + (until - from) * fastrand::f64())).await;
-                }
+                Ok(Some(deadline)) => sleep_until(deadline.at(NOTICE * fastrand::f64())).await,
                 Ok(None) => drop(stage.wait_for(|stage| matches!(stage, Stage::Closing)).await),
                 Err(_) => {}
             }
@@ -217,42 +222,41 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_comes_during_a_drain_stays_until_it_closes_and_does_not_delay_it() {
-        let (trigger, mut watch) = DrainTrigger::new();
-        let (early, under_way) = (watch.my_slot(), watch.under_way());
+        let (trigger, watch) = DrainTrigger::new();
+        let (mut early, under_way) = (watch.clone(), watch.under_way());
         let draining = tokio::spawn(trigger.drain(GRACE));
         let began = Instant::now();
-        watch.started().await;
-        let (late, late_work) = (watch.my_slot(), watch.hold());
-        early.await;
-        let (slot, leaving) = (began.elapsed(), GRACE.saturating_sub(CLOSING_MAX));
-        assert!(
-            (leaving.mul_f64(NOTICE)..=leaving.mul_f64(LEAVING) + Duration::from_millis(1)).contains(&slot),
-            "{slot:?}"
-        );
-        drop(under_way);
+        let (first, last) = early.slots().await.expect("there is time to leave");
+        let leaving = GRACE.saturating_sub(CLOSING_MAX);
+        assert_eq!((first - began, last - began), (leaving.mul_f64(NOTICE), leaving.mul_f64(LEAVING)));
+        let (late, late_work) = (watch.my_notice(), watch.hold());
+        sleep_until(first).await;
+        let gone = began.elapsed();
+        drop((early, under_way));
         late.await;
-        assert_eq!(began.elapsed(), slot, "it closes when those who were there are gone");
+        assert_eq!(began.elapsed(), gone, "it closes when those who were there are gone");
         drop((late_work, watch));
         assert!(draining.await.expect("no panic"));
-        assert_eq!(began.elapsed(), slot);
+        assert_eq!(began.elapsed(), gone);
     }
 
     #[tokio::test(start_paused = true)]
     async fn connections_are_told_before_anything_on_them_ends() {
         let (trigger, watch) = DrainTrigger::new();
-        let (notices, slots): (Vec<_>, Vec<_>) = (0..100).map(|_| (watch.my_notice(), watch.my_slot())).unzip();
+        let notices: Vec<_> = (0..100).map(|_| watch.my_notice()).collect();
         let began = Instant::now();
         let _draining = tokio::spawn(trigger.drain(GRACE));
         let _held = watch.hold();
-        let told = async {
-            futures_util::future::join_all(notices).await;
-            began.elapsed()
-        };
-        let first = async {
-            futures_util::future::select_all(slots.into_iter().map(Box::pin)).await;
-            began.elapsed()
-        };
-        let (told, first) = tokio::join!(told, first);
-        assert!(told > Duration::ZERO && told <= first + Duration::from_millis(1), "{told:?} {first:?}");
+        let (first, _) = watch.clone().slots().await.expect("there is time to leave");
+        futures_util::future::join_all(notices).await;
+        let told = began.elapsed();
+        assert!(told > Duration::ZERO && told <= first - began + Duration::from_millis(1), "{told:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_trigger_nobody_has_a_moment_of_its_own() {
+        let (trigger, mut watch) = DrainTrigger::new();
+        drop(trigger);
+        assert_eq!(watch.slots().await, None);
     }
 }

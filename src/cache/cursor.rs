@@ -259,7 +259,7 @@ impl Cursor {
 
     /// Its lane, for an onlooker.
     pub fn follower(&self) -> Follower {
-        Follower::new(self.shared.clone(), self.lane.clone())
+        Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
     /// The version behind which this reader started.

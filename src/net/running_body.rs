@@ -3,6 +3,7 @@ use std::task::{Context, Poll};
 
 use hyper::body::{Body, Frame, SizeHint};
 
+use super::answer_body::AnswerBody;
 use super::connection::RequestUnderWay;
 use crate::base::UnderWay;
 
@@ -48,5 +49,11 @@ impl<B: Body + Unpin> Body for RunningBody<B> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl<B: AnswerBody + Unpin> AnswerBody for RunningBody<B> {
+    fn is_parked(&self) -> bool {
+        self.body.is_parked()
     }
 }

@@ -3,13 +3,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{Request, Response};
-use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
+use super::answer_body::AnswerBody;
 use super::connection::ConnectionState;
 use super::conversation::{Conversation, Failure, First, until};
 use super::crowd::ConnectionSource;
@@ -42,7 +41,7 @@ pub async fn serve<S, F, B>(
 ) where
     S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: AnswerBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     let limits = limits.into();
@@ -124,7 +123,7 @@ async fn connection<S, F, B>(
 where
     S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: AnswerBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     let Some((tls, handshakes)) = tls else {
@@ -157,7 +156,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: AnswerBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     let (this, cut) = (peer.connection.clone(), peer.cut.clone());

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use futures_util::task::AtomicWaker;
+use futures_util::task::{ArcWake, AtomicWaker};
 use parking_lot::Mutex;
 
 /// The parts of a connection that have been woken; all of them are one task. A part is polled when it was woken, and
@@ -20,6 +20,8 @@ pub(super) struct WakeSet {
     clock: AtomicBool,
     aside: AtomicBool,
     streams: Mutex<Vec<usize>>,
+    /// Whether there are any of them, for those who only want to know that. It is changed under their lock.
+    has_streams: AtomicBool,
 }
 
 /// A part of a connection, besides its streams.
@@ -76,7 +78,17 @@ impl WakeSet {
 
     /// Exchanges the streams that have been woken for an empty list.
     pub(super) fn take_streams(&self, empty: &mut Vec<usize>) {
-        swap(empty, &mut *self.streams.lock());
+        if self.has_streams.load(Ordering::SeqCst) {
+            let mut streams = self.streams.lock();
+            self.has_streams.store(false, Ordering::SeqCst);
+            swap(empty, &mut streams);
+        }
+    }
+
+    fn put_stream(&self, stream: usize) {
+        let mut streams = self.streams.lock();
+        streams.push(stream);
+        self.has_streams.store(true, Ordering::SeqCst);
     }
 
     /// Begins a round of polls. From now on a wake-up only adds to the set, and `cx` is woken once the round is over.
@@ -91,7 +103,7 @@ impl WakeSet {
 
     /// Whether neither the codec nor a stream has been woken.
     pub(super) fn is_quiet(&self) -> bool {
-        !self.codec.load(Ordering::SeqCst) && self.streams.lock().is_empty()
+        !self.codec.load(Ordering::SeqCst) && !self.has_streams.load(Ordering::SeqCst)
     }
 
     fn wake_task(&self) {
@@ -136,15 +148,12 @@ impl Wake for PartWaker {
     }
 }
 
-impl Wake for StreamWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if !self.is_marked.swap(true, Ordering::SeqCst) {
-            self.wake_set.streams.lock().push(self.stream);
-            self.wake_set.wake_task();
+/// Not `std`'s trait: a connection polls its streams with this, and need not hold it twice for that.
+impl ArcWake for StreamWaker {
+    fn wake_by_ref(this: &Arc<Self>) {
+        if !this.is_marked.swap(true, Ordering::SeqCst) {
+            this.wake_set.put_stream(this.stream);
+            this.wake_set.wake_task();
         }
     }
 }

@@ -12,7 +12,9 @@ use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, List, Whole};
 use super::session::WatchSession;
 use super::watch::WatchBody;
+use super::watch_protocol::WatchProtocol;
 use crate::base::{Cut, Tasks};
+use crate::net::AnswerBody;
 use crate::upstream::ResponseBody;
 
 /// The body of any answer.
@@ -65,8 +67,9 @@ impl ReplyBody {
         Self(Kind::List(Box::new(list)))
     }
 
-    pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>) -> Self {
-        Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
+    pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchProtocol) -> Self {
+        let is_called = protocol == WatchProtocol::Http2;
+        Self(Kind::Watch(Box::new(WatchBody::new(session, record, is_called))))
     }
 
     /// The body of an answer that shares its bytes and has no place.
@@ -131,6 +134,12 @@ impl Body for ReplyBody {
             Kind::Whole(whole) => whole.size_hint(),
             Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
         }
+    }
+}
+
+impl AnswerBody for ReplyBody {
+    fn is_parked(&self) -> bool {
+        matches!(&self.0, Kind::Watch(watch) if watch.is_parked())
     }
 }
 

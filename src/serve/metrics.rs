@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::route::ForwardReason;
 use super::sightings::Sighting;
 use super::watch_end::WatchEnd;
+use super::watch_protocol::WatchProtocol;
 use crate::feeds::FeedKey;
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::Representation;
@@ -28,7 +29,7 @@ pub(super) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
 struct Kind {
     gvr: Gvr,
     representation: Representation,
-    protocol: &'static str,
+    protocol: WatchProtocol,
 }
 
 struct Handles {
@@ -50,7 +51,7 @@ pub(super) struct WatchMetrics {
 
 impl Watches {
     /// Counts a watch as open.
-    pub(super) fn open(&self, key: &FeedKey, representation: Representation, protocol: &'static str) -> WatchMetrics {
+    pub(super) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchProtocol) -> WatchMetrics {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
         let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
         of.open.increment(1.0);
@@ -64,7 +65,7 @@ impl Handles {
         let representation = Label::new("representation", kind.representation.as_str());
         let labels = vec![Label::new("resource", resource.clone()), representation];
         let mut with_protocol = labels.clone();
-        with_protocol.push(Label::new("protocol", kind.protocol));
+        with_protocol.push(Label::new("protocol", kind.protocol.as_str()));
         Self {
             open: gauge!("kube_fanout_watches_open", with_protocol),
             events: counter!("kube_fanout_watch_events_total", labels.clone()),

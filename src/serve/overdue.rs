@@ -1,13 +1,13 @@
-//! Ends watches whose clients do not read, from outside.
+//! Wakes watches when it is time, and ends those from outside whose clients do not read.
 //!
 //! A watch ends itself when it is polled, and a codec polls it when its client has room. If the client never has room,
 //! the watch is never polled again, and would keep its place, its feed and perhaps a state for ever. So each watch has
-//! a [`Watchdog`], which its timers wake too. A watch that has not been polled for a while after a timer has fired is
+//! a [`Watchdog`], which its timers wake. A watch that has not been polled for a while after a timer has fired is
 //! cut if its time is up, its permission has ended or the proxy drains. Watches whose timers do not fire cost nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::alarms::{Alarms, Leaving, NEVER, WatchAlarm};
 use crate::auth::GrantStatus;
 use crate::base::{Cut, DrainWatch, mutant, until};
 use crate::cache::PinTerms;
@@ -45,27 +46,44 @@ struct Shared {
     /// For each watch at most three: a while after a timer fired, after its deadline, and after its end. In the
     /// order of time: what is due is taken out together.
     looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
+    /// When watches are woken. Their times are microseconds after `started`.
+    alarms: Mutex<Alarms>,
     next: AtomicU64,
-    /// Notified when there is an earlier first look.
+    /// Notified when there is an earlier first look or alarm.
     earlier: Notify,
     is_draining: AtomicBool,
 }
 
-/// Notices when a watch does not react to its timers, which wake it.
+/// Wakes a watch when one of its timers fires, and notices when it does not react.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     overdue: Overdue,
     cut: Cut,
-    deadline: Instant,
+    /// In microseconds as the alarms have it.
+    deadline: u64,
     grant: GrantStatus,
+    alarm: WatchAlarm,
     /// The task of the watch, which is woken.
     task: Mutex<Waker>,
     /// When a timer last fired, if the watch has not been polled since: microseconds after [`Shared::started`], or 0.
     fired: AtomicU64,
-    /// When the watch put its last frame.
-    over: OnceLock<Instant>,
+    /// When the watch put its last frame, in microseconds likewise, or [`NEVER`].
+    over: AtomicU64,
+    /// Whether the watch came during a drain.
+    is_late: bool,
     is_awaited: AtomicBool,
     is_awaited_at_the_end: AtomicBool,
+}
+
+/// What fired first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fired {
+    /// The time that was set has come.
+    Time,
+    /// It is this watch's turn to leave a proxy that goes away.
+    Drained,
+    /// The permission is over.
+    Revoked,
 }
 
 /// What happens to a watch that has not reacted to its timers.
@@ -93,6 +111,7 @@ impl Overdue {
             unread,
             started: Instant::now(),
             looks: Mutex::default(),
+            alarms: Mutex::default(),
             next: AtomicU64::new(0),
             earlier: Notify::new(),
             is_draining: AtomicBool::new(false),
@@ -104,25 +123,59 @@ impl Overdue {
         PinTerms { until: None, idle_max: Some(self.0.unread.state_idle_max) }
     }
 
-    /// Looks at watches when it is time; never completes.
-    pub(super) async fn keep(self, mut drain: DrainWatch) {
-        let shared = self.0.clone();
-        let hear = async move {
-            drain.started().await;
-            shared.is_draining.store(true, Ordering::Release);
-        };
-        tokio::join!(hear, self.look_on());
+    /// Wakes watches, and looks at them, when it is time; never completes.
+    pub(super) async fn keep(self, drain: DrainWatch) {
+        tokio::join!(self.hear(drain), self.look_on());
+    }
+
+    /// Lets watches leave in a drain.
+    async fn hear(&self, mut drain: DrainWatch) {
+        let slots = drain.slots().await;
+        self.0.is_draining.store(true, Ordering::Release);
+        if let Some((from, until)) = slots {
+            self.leave(Leaving::Early(self.micros(from), self.micros(until)));
+            drain.closing().await;
+        }
+        self.leave(Leaving::Everybody);
+    }
+
+    fn leave(&self, leaving: Leaving) {
+        let all = self.0.alarms.lock().leave(leaving, self.micros(Instant::now()));
+        // Who does not react to that now would not at its own moment.
+        all.into_iter().for_each(Watchdog::wake);
+        self.0.earlier.notify_one();
     }
 
     async fn look_on(&self) {
         loop {
-            let first = self.0.looks.lock().first_key_value().map(|((at, _), _)| *at);
+            let look = self.0.looks.lock().first_key_value().map(|((at, _), _)| *at);
+            let alarm = self.0.alarms.lock().first().map(|at| self.at(at));
             tokio::select! {
                 biased;
-                () = until(first) => self.look(Instant::now()),
+                () = until([look, alarm].into_iter().flatten().min()) => {
+                    let now = Instant::now();
+                    self.ring(now);
+                    self.look(now);
+                }
                 () = self.0.earlier.notified() => {}
             }
         }
+    }
+
+    /// Wakes the watches whose time has come.
+    fn ring(&self, now: Instant) {
+        let due = self.0.alarms.lock().take_due(self.micros(now));
+        due.into_iter().for_each(Watchdog::wake);
+    }
+
+    /// The time as the alarms have it.
+    fn micros(&self, at: Instant) -> u64 {
+        let passed = at.saturating_duration_since(self.0.started);
+        u64::try_from(passed.as_micros()).unwrap_or(NEVER - 1)
+    }
+
+    fn at(&self, micros: u64) -> Instant {
+        self.0.started + Duration::from_micros(micros)
     }
 
     fn look(&self, now: Instant) {
@@ -148,16 +201,19 @@ impl Overdue {
 }
 
 impl Watchdog {
-    /// Makes the watchdog of a watch that `cut` ends.
-    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, grant: GrantStatus) -> Arc<Self> {
+    /// Makes the watchdog of a watch that `cut` ends. `is_late` says that it has come during a drain.
+    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, grant: GrantStatus, is_late: bool) -> Arc<Self> {
+        let alarm = WatchAlarm::new(overdue.0.next.fetch_add(1, Ordering::Relaxed));
         Arc::new(Self {
+            deadline: overdue.micros(deadline),
             overdue,
+            alarm,
             cut,
-            deadline,
             grant,
             task: Mutex::new(Waker::noop().clone()),
             fired: AtomicU64::new(0),
-            over: OnceLock::new(),
+            over: AtomicU64::new(NEVER),
+            is_late,
             is_awaited: AtomicBool::new(false),
             is_awaited_at_the_end: AtomicBool::new(false),
         })
@@ -170,6 +226,48 @@ impl Watchdog {
 
     pub(super) fn overdue(&self) -> &Overdue {
         &self.overdue
+    }
+
+    pub(super) fn alarm(&self) -> &WatchAlarm {
+        &self.alarm
+    }
+
+    /// Whether the watch came during a drain.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    /// The permission of the watch.
+    pub(super) fn grant(&self) -> &GrantStatus {
+        &self.grant
+    }
+
+    /// Has the watch woken at this time, and no more at the one that was set before.
+    pub(super) fn set_alarm(self: &Arc<Self>, at: Instant) {
+        let Shared { alarms, earlier, started, .. } = &*self.overdue.0;
+        // Not before its time.
+        let micros = at.saturating_duration_since(*started).as_nanos().div_ceil(1_000);
+        let (micros, now) = (u64::try_from(micros).unwrap_or(NEVER - 1), self.overdue.micros(Instant::now()));
+        let is_first = alarms.lock().set(self, micros, now);
+        if is_first {
+            earlier.notify_one();
+        }
+    }
+
+    /// The watch is over, and not woken any more.
+    pub(super) fn clear_alarm(&self) {
+        self.overdue.0.alarms.lock().clear(&self.alarm);
+    }
+
+    /// What has fired.
+    pub(super) fn due(&self) -> Option<Fired> {
+        let now = self.overdue.micros(Instant::now());
+        match () {
+            () if self.grant.revoked().is_some() => Some(Fired::Revoked),
+            () if self.alarm.is_leaving(now) => Some(Fired::Drained),
+            () if self.alarm.is_due(now) => Some(Fired::Time),
+            () => None,
+        }
     }
 
     /// Whether a timer has fired since this was last called. From now on timers wake the task of `cx`. `task` remembers
@@ -185,7 +283,8 @@ impl Watchdog {
     /// Notes that the watch has put its last frame, which its client may take or not.
     pub(super) fn end(self: &Arc<Self>) {
         let now = Instant::now();
-        if self.over.set(now).is_ok() {
+        let micros = self.overdue.micros(now);
+        if self.over.compare_exchange(NEVER, micros, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.overdue.put(now + self.overdue.0.unread.grace, self);
         }
     }
@@ -199,13 +298,19 @@ impl Watchdog {
     /// When a timer fired to which the watch has not reacted.
     fn fired(&self) -> Option<Instant> {
         let micros = self.fired.load(Ordering::Acquire);
-        (micros != 0).then(|| self.overdue.0.started + Duration::from_micros(micros))
+        (micros != 0).then(|| self.overdue.at(micros))
+    }
+
+    /// When the watch put its last frame.
+    fn over(&self) -> Option<Instant> {
+        let micros = self.over.load(Ordering::Acquire);
+        (micros != NEVER).then(|| self.overdue.at(micros))
     }
 
     fn look(self: &Arc<Self>, now: Instant) {
         self.is_awaited.store(false, Ordering::Release);
         let grace = self.overdue.0.unread.grace;
-        let is_over = self.over.get().is_some_and(|over| *over + grace <= now);
+        let is_over = self.over().is_some_and(|over| over + grace <= now);
         match self.fired() {
             _ if is_over => {}
             // The look belongs to an earlier timer, to which the watch has reacted since.
@@ -215,7 +320,7 @@ impl Watchdog {
         }
         let case = Case {
             now,
-            last: self.deadline + grace,
+            last: self.overdue.at(self.deadline) + grace,
             is_over,
             is_revoked: self.grant.revoked().is_some(),
             is_draining: self.overdue.0.is_draining.load(Ordering::Acquire),
@@ -250,10 +355,8 @@ impl Wake for Watchdog {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let now = Instant::now();
-        let micros = now.duration_since(self.overdue.0.started).as_micros();
-        let micros = u64::try_from(micros).unwrap_or(u64::MAX);
         // Stored before the task is woken, for it looks at once.
-        self.fired.swap(micros.max(1), Ordering::AcqRel);
+        self.fired.swap(self.overdue.micros(now).max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
         self.await_look(now + self.overdue.0.unread.grace);
     }
@@ -265,6 +368,7 @@ mod tests {
 
     use super::*;
     use crate::auth::{Caller, Gate, Permit};
+    use crate::base::DrainTrigger;
     use crate::kube::{Query, RequestInfo};
 
     fn grant() -> GrantStatus {
@@ -276,7 +380,7 @@ mod tests {
     /// There is one for each watch.
     #[test]
     fn a_watchdog_is_small() {
-        assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
+        assert!(size_of::<Watchdog>() <= 112, "{} bytes", size_of::<Watchdog>());
     }
 
     /// Each watch hears when a drain starts, and once more at its own moment: the look that the first has called for
@@ -288,7 +392,7 @@ mod tests {
         overdue.0.is_draining.store(true, Ordering::Release);
         let cut = Cut::default();
         let deadline = Instant::now() + Duration::from_secs(600);
-        let watchdog = Watchdog::new(overdue.clone(), cut.clone(), deadline, grant());
+        let watchdog = Watchdog::new(overdue.clone(), cut.clone(), deadline, grant(), false);
         tokio::spawn(async move { overdue.look_on().await });
         let looked =
             |watchdog: &Watchdog| watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
@@ -302,6 +406,68 @@ mod tests {
         assert_eq!(cut.why(), None);
         tokio::time::sleep(Duration::from_millis(2)).await;
         assert_eq!(cut.why(), Some("drained"));
+    }
+
+    /// Each watch that was there leaves at a moment of its own, before everything closes; one that came later has found
+    /// no other server, and stays until then.
+    #[tokio::test(start_paused = true)]
+    async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
+        let grace = Duration::from_secs(20);
+        let (trigger, drain) = DrainTrigger::new();
+        let overdue = Overdue::new(Unread::default());
+        tokio::spawn(overdue.clone().keep(drain.clone()));
+        let watch = |is_late| {
+            let far = Instant::now() + Duration::from_secs(600);
+            let watchdog = Watchdog::new(overdue.clone(), Cut::default(), far, grant(), is_late);
+            watchdog.set_alarm(far);
+            watchdog
+        };
+        let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
+        let (under_way, began) = (drain.under_way(), Instant::now());
+        let draining = tokio::spawn(trigger.drain(grace));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let late = [watch(true), watch(true)];
+        // It had begun when the drain did.
+        let between = watch(false);
+        let leaving = |watches: &[Arc<Watchdog>]| {
+            watches.iter().filter(|watchdog| watchdog.due() == Some(Fired::Drained)).count()
+        };
+        tokio::time::sleep(grace.mul_f64(0.45)).await;
+        assert!((10..40).contains(&leaving(&early)), "{}", leaving(&early));
+        early.iter().for_each(|watchdog| watchdog.set_alarm(Instant::now() + grace));
+        tokio::time::sleep(grace.mul_f64(0.35)).await;
+        assert_eq!((leaving(&early), leaving(&[between]), leaving(&late)), (50, 1, 0), "{:?}", began.elapsed());
+        drop(under_way);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(leaving(&late), 2);
+        assert_eq!(leaving(&[watch(true)]), 1, "who comes now goes at once");
+        drop(drain);
+        assert!(draining.await.expect("no panic"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_is_rung_at_its_last_time_and_not_at_all_once_it_is_cleared() {
+        let (_trigger, drain) = DrainTrigger::new();
+        let overdue = Overdue::new(Unread::default());
+        tokio::spawn(overdue.clone().keep(drain));
+        let (began, second) = (Instant::now(), Duration::from_secs(1));
+        let watches: Vec<_> = (0..3)
+            .map(|_| Watchdog::new(overdue.clone(), Cut::default(), began + 600 * second, grant(), false))
+            .collect();
+        watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
+        watches[1].set_alarm(began + 2 * second);
+        watches[2].clear_alarm();
+        let rung = || {
+            let cx = &Context::from_waker(Waker::noop());
+            let rung = |watchdog: &Arc<Watchdog>| watchdog.has_fired(&mut Waker::noop().clone(), cx);
+            watches.iter().map(rung).collect::<Vec<_>>()
+        };
+        tokio::time::sleep(second + second / 100).await;
+        assert_eq!(rung(), [true, false, false]);
+        tokio::time::sleep(second).await;
+        assert_eq!(rung(), [false, true, false]);
+        tokio::time::sleep(600 * second).await;
+        assert_eq!(rung(), [false, false, false]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,8 +5,8 @@ mod get;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Response;
 use http::header::USER_AGENT;
-use http::{Request, Response};
 use tokio::time::Instant;
 
 use super::admission::{Admission, AdmissionPlace};
@@ -26,6 +26,7 @@ use super::sightings::{Sightings, WatchDescription, Who};
 use super::sources::{FeedSource, Sources, Unready};
 use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use super::watch_end::WatchEnd;
+use super::watch_protocol::WatchProtocol;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores, linger};
@@ -33,7 +34,6 @@ use crate::cache::{Chunk, OpenedWatch, Snapshot, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
-use crate::net::RequestBody;
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
 
@@ -357,7 +357,7 @@ impl Reader {
         admitted.chunks = if websocket { None } else { chunks(&admitted).await };
         metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
         let feed = admitted.source.feed.clone();
-        let protocol = protocol(&request.http, websocket);
+        let protocol = WatchProtocol::of(&request.http, websocket);
         let encoding = read.representation.encoding();
         // An upgraded connection belongs to the watch alone.
         let cut = if websocket { Cut::default() } else { request.context.cut.clone() };
@@ -367,7 +367,7 @@ impl Reader {
         // Said behind that: if the writer changes in between, the watch ends.
         let standing = session.standing(&feed);
         let Some(mut response) = upgrade else {
-            let body = ReplyBody::watch(session, request.context.record.clone());
+            let body = ReplyBody::watch(session, request.context.record.clone(), protocol);
             return request.context.served(encoding, true, standing, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
@@ -386,7 +386,7 @@ impl Reader {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        (protocol, cut, looks, by_proxy): (&'static str, Cut, Looks, bool),
+        (protocol, cut, looks, by_proxy): (WatchProtocol, Cut, Looks, bool),
         who: Who,
     ) -> WatchSession {
         let Admitted { permit, place, source: FeedSource { feed, renderer }, opened, namespaces, chunks, row } =
@@ -440,14 +440,6 @@ fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
     let written = [&request.info.label_selector, &request.info.field_selector];
     let written: usize = written.into_iter().flatten().map(String::len).sum();
     written + read.view.selector().held_bytes()
-}
-
-fn protocol(request: &Request<RequestBody>, websocket: bool) -> &'static str {
-    match (websocket, request.version()) {
-        (true, _) => "websocket",
-        (false, http::Version::HTTP_2) => "h2",
-        _ => "h1",
-    }
 }
 
 fn initializing() -> Unready {

@@ -7,14 +7,14 @@ mod portion;
 mod seen;
 #[cfg(test)]
 mod tests;
-mod watch_timers;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Wake as _, Waker, ready};
 
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 pub(super) use self::opening::{Opening, WatchTerms};
 
@@ -22,14 +22,12 @@ use self::clock::Clock;
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use self::portion::Portion;
-use self::watch_timers::{Fired, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
-use super::overdue::Watchdog;
+use super::overdue::{Fired, Watchdog};
 use super::statuses::revoked;
 use super::watch_end::WatchEnd;
-use crate::auth::GrantStatus;
-use crate::base::mutant;
+use crate::base::{Draining, mutant};
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
 use crate::kube::{EventType, ResourceVersion, Status};
@@ -49,9 +47,11 @@ pub(super) struct WatchSession {
     /// Upstream's bookmarks seen so far.
     seen_bookmarks: u64,
     clock: Clock,
-    /// Polled when the watchdog says that one has fired.
-    timers: Pin<Box<WatchTimers>>,
     watchdog: Arc<Watchdog>,
+    /// The end of the permission, if it can end. It wakes the watchdog.
+    _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    /// Held until the watch is over, also for a watch that is no request's any more (WebSocket).
+    _held: Draining,
     /// The task that the watchdog wakes.
     task: Waker,
     /// The timer that has fired, until the watch has reacted to it.
@@ -63,7 +63,6 @@ pub(super) struct WatchSession {
     /// The columns of a Table, which only the first event carries.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    grant: GrantStatus,
     /// For a watch that does not show all namespaces.
     partial: Option<Box<PartialView>>,
     looks: Looks,
@@ -83,7 +82,7 @@ enum Phase {
     Row(Box<Object>),
     Live,
     /// A last frame, and then the end.
-    Last(Bytes, WatchEnd),
+    Last(Box<(Bytes, WatchEnd)>),
     Ended,
 }
 
@@ -126,10 +125,12 @@ impl WatchSession {
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
         let clock = Clock::new(Instant::now(), terms.timeout_seconds);
+        let watchdog = Watchdog::new(overdue, cut, clock.deadline(), grant, drain.has_started());
         let mut session = Self {
             seen_bookmarks: feed.reader.progress().bookmarks,
-            timers: Box::pin(WatchTimers::new(&drain, &grant, clock.next())),
-            watchdog: Watchdog::new(overdue, cut, clock.deadline(), grant.clone()),
+            _revocation: revocation(&watchdog),
+            watchdog,
+            _held: drain.hold(),
             task: Waker::noop().clone(),
             fired: None,
             is_bookmark_due: false,
@@ -143,7 +144,6 @@ impl WatchSession {
             bookmarks: terms.bookmarks,
             columns,
             metrics,
-            grant,
             partial,
             looks,
             rest: None,
@@ -181,7 +181,8 @@ impl WatchSession {
             match &self.phase {
                 Phase::Ended => return Poll::Ready(None),
                 Phase::Last(..) => {
-                    if let Phase::Last(frame, end) = std::mem::replace(&mut self.phase, Phase::Ended) {
+                    if let Phase::Last(last) = std::mem::replace(&mut self.phase, Phase::Ended) {
+                        let (frame, end) = *last;
                         batch.push(frame);
                         self.metrics.ended(end);
                     }
@@ -252,7 +253,7 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
         }
-        if let Some(status) = self.grant.revoked().map(revoked) {
+        if let Some(status) = self.watchdog.grant().revoked().map(revoked) {
             self.end_with(&status, WatchEnd::Revoked);
         }
     }
@@ -424,7 +425,7 @@ impl WatchSession {
             return false;
         }
         match self.last_bookmark(end) {
-            Some(bookmark) => self.phase = Phase::Last(bookmark, end),
+            Some(bookmark) => self.phase = Phase::Last(Box::new((bookmark, end))),
             None => self.end_without_a_word(end),
         }
         true
@@ -447,28 +448,18 @@ impl WatchSession {
 
     /// The timer that has fired and to which the watch has not reacted yet.
     fn fired(&mut self, cx: &Context<'_>) -> Option<Fired> {
-        // Nobody else looks at the timers of a watch that is polled.
         if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
-            self.fired = self.poll_timers();
+            self.fired = self.watchdog.due();
         }
         self.fired
     }
 
-    /// Polls the timers, with the watchdog as their waker.
-    fn poll_timers(&mut self) -> Option<Fired> {
-        let watchdog = Waker::from(self.watchdog.clone());
-        match self.timers.as_mut().poll(&mut Context::from_waker(&watchdog)) {
-            Poll::Ready(call) => Some(call),
-            Poll::Pending => None,
-        }
-    }
-
     /// Sets the timer. If it fires at once, the watch reacts when it is polled next, which may be never.
     fn set_timer(&mut self, at: Instant) {
-        self.timers.set_to(at);
-        self.fired = self.poll_timers();
+        self.watchdog.set_alarm(at);
+        self.fired = self.watchdog.due();
         if self.fired.is_some() {
-            Waker::from(self.watchdog.clone()).wake();
+            self.watchdog.wake_by_ref();
         }
     }
 
@@ -481,6 +472,15 @@ impl WatchSession {
         self.set_timer(self.clock.next());
         is_due
     }
+}
+
+/// The end of the permission, which wakes the watchdog from now on.
+fn revocation(watchdog: &Arc<Watchdog>) -> Option<Pin<Box<WaitForCancellationFutureOwned>>> {
+    let mut over = Box::pin(watchdog.grant().over()?.cancelled_owned());
+    let watchdog = Waker::from(watchdog.clone());
+    // If it is over already, whoever polls the watch sees that first.
+    let _ = over.as_mut().poll(&mut Context::from_waker(&watchdog));
+    Some(over)
 }
 
 impl std::fmt::Debug for WatchSession {

@@ -94,7 +94,8 @@ impl Sightings {
         let (began, now) = (self.0.began, Instant::now());
         let asked_for = self.0.watches.iter().filter(|entry| filter.takes_watch(entry.value()));
         // Of those that are alike the oldest comes first, so that a page that is read again has them in the same order.
-        let ranked = asked_for.map(|entry| (entry.value().rank(filter.sort, now), *entry.key(), entry.value().clone()));
+        let ranked =
+            asked_for.map(|entry| (entry.value().rank(filter.sort, began, now), *entry.key(), entry.value().clone()));
         let mut found: Vec<_> = ranked.collect();
         found.sort_unstable_by(|(a, first, _), (b, second, _)| {
             let by_rank = if filter.is_up { a.cmp(b) } else { b.cmp(a) };
@@ -116,7 +117,7 @@ impl Sightings {
     /// Notes a watch that opens.
     pub(super) fn opened(&self, watch: WatchDescription) -> Sighting {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let watch = Arc::new(SeenWatch::new(watch));
+        let watch = Arc::new(SeenWatch::new(watch, self.0.began.elapsed()));
         self.0.watches.insert(id, watch.clone());
         Sighting { of: self.clone(), id, watch }
     }

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -15,47 +16,52 @@ pub(super) struct WatchBody {
     session: Option<WatchSession>,
     /// Cuts what is not taken.
     _watchdog: Arc<Watchdog>,
-    /// Set by what the session waits for. A codec also polls a body whenever it has made room in itself.
-    flag: WakeFlag,
-    batch: Vec<Bytes>,
+    /// Over HTTP/1, set by what the session waits for: that codec also polls a body whenever it has made room in itself.
+    flag: Option<Box<WakeFlag>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
+}
+
+thread_local! {
+    /// The list into which all watches of a thread pull, one after the other: an idle watch keeps none.
+    static BATCH: Cell<Vec<Bytes>> = const { Cell::new(Vec::new()) };
 }
 
 /// How many bytes are pulled at a time: one client may make us hold so much for it.
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
-    pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>) -> Self {
+    /// `is_called` says that the codec polls the body when its waker was woken, and mostly not otherwise.
+    pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>, is_called: bool) -> Self {
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),
-            flag: WakeFlag::rung(),
-            batch: Vec::new(),
+            flag: (!is_called).then(|| Box::new(WakeFlag::rung())),
             _record: record,
         }
     }
 
+    /// Whether there is nothing until the waker is woken that it was last polled with.
+    pub(super) fn is_parked(&self) -> bool {
+        self.session.as_ref().is_some_and(WatchSession::is_parked)
+    }
+
     pub(super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
         let Some(session) = &mut self.session else { return Poll::Ready(None) };
-        if !self.flag.has_rung(cx) && session.is_parked() {
+        if self.flag.as_mut().is_some_and(|flag| !flag.has_rung(cx)) && session.is_parked() {
             return Poll::Pending;
         }
-        let mut cx = Context::from_waker(self.flag.waker());
-        let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut self.batch);
+        let mut cx = Context::from_waker(self.flag.as_ref().map_or(cx.waker(), |flag| flag.waker()));
+        let mut batch = BATCH.take();
+        let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch);
         if session.is_ended() {
             // The session is over, whatever happens to its last frames.
             self.session = None;
         }
-        match polled {
-            Poll::Pending => {
-                // An idle watch keeps no buffer.
-                self.batch = Vec::new();
-                Poll::Pending
-            }
-            Poll::Ready(None) => Poll::Ready(None),
-            Poll::Ready(Some(())) => Poll::Ready(Some(joined(&mut self.batch))),
-        }
+        let chunk = polled.map(|more| more.map(|()| joined(&mut batch)));
+        batch.clear();
+        BATCH.set(batch);
+        chunk
     }
 }
 
@@ -66,9 +72,18 @@ fn joined(batch: &mut Vec<Bytes>) -> Bytes {
         frames => {
             let mut chunk = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
             frames.iter().for_each(|frame| chunk.extend_from_slice(frame));
-            // A client that does not take the chunk keeps no events alive.
-            batch.clear();
             chunk.freeze()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is one for each watch.
+    #[test]
+    fn what_a_watch_is_made_of_is_small() {
+        assert!(size_of::<WatchBody>() <= 384, "{} bytes", size_of::<WatchBody>());
     }
 }

@@ -12,22 +12,17 @@ use crate::kube::{EventType, MetaVersion};
 
 /// Writes the objects of one feed in one representation: as they came, or derived from that.
 ///
-/// Cloning is cheap. What is derived is exact or [`Refused`].
+/// Cloning shares it. What is derived is exact or [`Refused`].
 #[derive(Clone)]
-pub struct Renderer {
+pub struct Renderer(Arc<Shared>);
+
+struct Shared {
     representation: Representation,
     /// The envelope of what is written.
     envelope: Envelope,
     means: Means,
     /// The minor of the release that it writes for; 0 where that does not matter.
     release: u32,
-    /// Shared by every clone.
-    verdict: Arc<Verdict>,
-}
-
-/// The verdict on a derivation.
-#[derive(Default)]
-struct Verdict {
     revoked: AtomicBool,
     disproven: AtomicBool,
 }
@@ -50,7 +45,12 @@ impl Renderer {
     /// Bodies of `feed`'s encoding as they are.
     pub fn verbatim(feed: &Envelope) -> Self {
         let representation = Representation::verbatim(feed.encoding());
-        Self { representation, envelope: feed.clone(), means: Means::Verbatim, release: 0, verdict: Arc::default() }
+        Self::new(representation, feed.clone(), Means::Verbatim, 0)
+    }
+
+    fn new(representation: Representation, envelope: Envelope, means: Means, release: u32) -> Self {
+        let [revoked, disproven] = std::array::from_fn(|_| AtomicBool::new(false));
+        Self(Arc::new(Shared { representation, envelope, means, release, revoked, disproven }))
     }
 
     /// Another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
@@ -83,51 +83,51 @@ impl Renderer {
                 (Means::Metadata(metadata, feed.encoding()), envelope)
             }
         };
-        Some(Self { representation, envelope, means, release: minor, verdict: Arc::default() })
+        Some(Self::new(representation, envelope, means, minor))
     }
 
     /// The representation that it writes.
     pub fn representation(&self) -> Representation {
-        self.representation
+        self.0.representation
     }
 
     /// The envelope of its bodies.
     pub fn envelope(&self) -> &Envelope {
-        &self.envelope
+        &self.0.envelope
     }
 
     /// Whether bodies go out as they came in.
     pub fn is_verbatim(&self) -> bool {
-        matches!(self.means, Means::Verbatim)
+        matches!(self.0.means, Means::Verbatim)
     }
 
     /// The release whose bodies it writes. Whoever keeps a body keeps this with it, for it says nothing of another
     /// release.
     pub fn release(&self) -> u32 {
-        self.release
+        self.0.release
     }
 
     /// Revokes it and all its clones: nobody is to use them any longer.
     pub fn revoke(&self) {
-        self.verdict.revoked.store(true, Ordering::Release);
+        self.0.revoked.store(true, Ordering::Release);
     }
 
     pub fn is_revoked(&self) -> bool {
-        self.verdict.revoked.load(Ordering::Acquire)
+        self.0.revoked.load(Ordering::Acquire)
     }
 
     /// Upstream writes otherwise, so what was written may have been wrong for a while. Before it is revoked.
     pub fn disprove(&self) {
-        self.verdict.disproven.store(true, Ordering::Relaxed);
+        self.0.disproven.store(true, Ordering::Relaxed);
     }
 
     pub fn is_disproven(&self) -> bool {
-        self.verdict.disproven.load(Ordering::Relaxed)
+        self.0.disproven.load(Ordering::Relaxed)
     }
 
     /// The body in this representation, in the normal form of [`wire`](super). Shares `body`'s bytes where it can.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, Refused> {
-        match (self.means, self.representation.encoding()) {
+        match (self.0.means, self.0.representation.encoding()) {
             (Means::Verbatim, _) => Ok(body.clone()),
             (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
             (Means::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
@@ -141,7 +141,7 @@ impl Renderer {
 
     /// Appends the body; when it is refused, `out` is as it was.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), Refused> {
-        match (self.means, self.representation.encoding()) {
+        match (self.0.means, self.0.representation.encoding()) {
             (Means::Json(transcoder), _) => transcoder.json(body, out),
             (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Json) => metadata.json(body, out),
             (Means::Metadata(metadata, Encoding::Json), Encoding::Json) => metadata.json_from_json(body, out),
@@ -162,12 +162,12 @@ impl Renderer {
 
     /// A whole watch frame.
     pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, Refused> {
-        Ok(self.envelope.frame(event_type, &self.body(body)?))
+        Ok(self.0.envelope.frame(event_type, &self.body(body)?))
     }
 
     /// A whole BOOKMARK frame around a bookmark's body.
     pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, Refused> {
-        let body = match self.means {
+        let body = match self.0.means {
             Means::Json(transcoder) => {
                 let mut out = Vec::new();
                 transcoder.bookmark_json(body, &mut out)?;
@@ -175,25 +175,25 @@ impl Renderer {
             }
             _ => self.body(body)?,
         };
-        Ok(self.envelope.frame(EventType::Bookmark, &body))
+        Ok(self.0.envelope.frame(EventType::Bookmark, &body))
     }
 
     /// A whole GET answer.
     pub fn object(&self, body: &Bytes) -> Result<Bytes, Refused> {
-        Ok(self.envelope.object(&self.body(body)?))
+        Ok(self.0.envelope.object(&self.body(body)?))
     }
 
     /// The pieces of a LIST of `items` items.
     pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
-        match self.representation {
+        match self.0.representation {
             Representation::Metadata(Encoding::Json, version) => ListFrame::metadata(version, meta, items),
-            _ => self.envelope.list(meta),
+            _ => self.0.envelope.list(meta),
         }
     }
 
     /// About what the result takes: JSON is up to twice its protobuf, metadata most of a small object.
     fn capacity(&self, body: &Bytes) -> usize {
-        match self.means {
+        match self.0.means {
             Means::Json(_) => body.len() * 2,
             _ => body.len(),
         }
@@ -203,7 +203,7 @@ impl Renderer {
 impl fmt::Debug for Renderer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.is_verbatim() { "verbatim" } else { "derived" };
-        write!(f, "Renderer {{ {} of {}, {how} }}", self.representation, self.envelope.kind())
+        write!(f, "Renderer {{ {} of {}, {how} }}", self.0.representation, self.0.envelope.kind())
     }
 }
 

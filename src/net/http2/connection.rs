@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -24,6 +22,7 @@ use super::patience::{Beat, Heartbeat, LatelyReset, Patience};
 use super::windows::{ReceiveWindow, SendLimits};
 use crate::base::Cut;
 use crate::net::ConnectionLimits;
+use crate::net::answer_body::AnswerBody;
 use crate::net::conversation::{Conversation, Failure};
 use crate::net::request_body::RequestBody;
 use crate::net::wake_set::{WakePart, WakeSet};
@@ -127,7 +126,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: AnswerBody + Unpin,
 {
     /// A connection whose preface has been read.
     pub(in crate::net) fn new(io: I, limits: Http2Limits, service: S) -> Self {
@@ -258,7 +257,7 @@ where
         for key in take(&mut self.waiting) {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.is_waiting = false;
-                stream.waker.wake_by_ref();
+                stream.wake();
             }
         }
     }
@@ -326,8 +325,8 @@ where
             let mut next = self.heartbeat.next();
             for stream in self.streams.all() {
                 match stream.until {
-                    Some((at, why)) if at <= now => stream.cut.cut(why),
-                    Some((at, _)) => next = next.min(at),
+                    Some(at) if at <= now => stream.cut.limit().iter().for_each(|(_, why)| stream.cut.cut(why)),
+                    Some(at) => next = next.min(at),
                     None => {}
                 }
             }
@@ -349,7 +348,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: AnswerBody + Unpin,
 {
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one.

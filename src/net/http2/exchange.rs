@@ -1,7 +1,7 @@
 use std::sync::Arc;
-use std::task::Waker;
 
 use bytes::Bytes;
+use futures_util::task::ArcWake as _;
 use slab::Slab;
 use tokio::time::Instant;
 
@@ -21,13 +21,12 @@ pub(super) struct Exchange<F, B> {
     /// How many bytes the client takes: below zero where it has made its windows smaller since.
     pub(super) window: i64,
     /// The request's body, until it is whole.
-    pub(super) upload: Option<Upload>,
-    pub(super) flag: Arc<StreamWaker>,
+    pub(super) upload: Option<Box<Upload>>,
     /// The waker that the stream is polled with.
-    pub(super) waker: Waker,
+    pub(super) waker: Arc<StreamWaker>,
     pub(super) cut: Cut,
-    /// The time at which it ends, and why, if it runs for so long.
-    pub(super) until: Option<(Instant, &'static str)>,
+    /// The time at which it ends, if it runs for so long.
+    pub(super) until: Option<Instant>,
     /// How often it was polled, up to [`LASTING_POLLS`].
     pub(super) polls: u8,
     /// Whether it waits for room in the output, or for the connection's window.
@@ -76,9 +75,14 @@ impl<F, B> Exchange<F, B> {
         let was_closed = self.window <= 0;
         grow(&mut self.window, by)?;
         if was_closed {
-            self.waker.wake_by_ref();
+            self.wake();
         }
         Some(())
+    }
+
+    /// Has the stream polled once more.
+    pub(super) fn wake(&self) {
+        StreamWaker::wake_by_ref(&self.waker);
     }
 
     /// Whether the client may still send something of its request.
@@ -150,5 +154,18 @@ impl<F, B> Streams<F, B> {
             self.keys.remove(place);
         }
         Some(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is one for each watch.
+    #[test]
+    fn a_stream_is_small() {
+        // An answer is boxed, and so is what is large of its body.
+        type Stream = Exchange<Box<()>, [usize; 7]>;
+        assert!(size_of::<Stream>() <= 160, "{} bytes", size_of::<Stream>());
     }
 }

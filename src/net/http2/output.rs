@@ -25,8 +25,14 @@ pub(super) struct Output {
 pub(super) const GATHERED_BYTES_MAX: usize = 64 << 10;
 /// How many bytes may wait for a client that does not read, with what is said to it besides answers.
 const WAITING_BYTES_MAX: usize = 2 * GATHERED_BYTES_MAX;
-/// The largest frame that goes out by itself, without a copy: of larger ones there are mostly several.
-const LIGHT_BYTES_MAX: usize = 8 << 10;
+/// A larger piece of data goes out by itself. Smaller ones are gathered, but where nothing else goes out.
+pub(super) const LIGHT_BYTES_MAX: usize = 8 << 10;
+/// The data of a frame that fills a TLS record.
+const RECORD_DATA: usize = (16 << 10) - HEAD_BYTES;
+/// How many such frames go out in one write.
+const RECORDS: usize = 4;
+/// The data of all of them.
+pub(super) const DIRECT_BYTES_MAX: usize = RECORDS * RECORD_DATA;
 
 thread_local! {
     /// The buffer in which all connections of a thread gather, one after the other. So it stays in the processor's
@@ -98,28 +104,51 @@ impl Output {
         self.put(FrameKind::WindowUpdate, 0, stream, &increment.to_be_bytes());
     }
 
-    /// Writes a frame of data that comes alone straight out, if it is small; what is not taken at once is held. Whether
-    /// it was done.
-    pub(super) fn put_lightly<I: AsyncWrite + Unpin>(
+    /// Writes data straight out, [`DIRECT_BYTES_MAX`] of it at most, in frames of a TLS record each: so it is not copied
+    /// before it is encrypted. What is held comes first. A frame that is taken in part is held. `flags` are those of the
+    /// last frame. Returns how much of the data was taken, which may be nothing.
+    pub(super) fn put_directly<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
         cx: &mut Context<'_>,
         (flags, stream, data): (u8, u32, &[u8]),
-    ) -> io::Result<bool> {
-        if data.len() > LIGHT_BYTES_MAX || self.waiting() > 0 {
-            return Ok(false);
+    ) -> io::Result<usize> {
+        if data.is_empty() || self.poll_out(io, cx)?.is_pending() {
+            return Ok(0);
         }
-        let head = FrameHead::new(FrameKind::Data, flags, stream, data.len()).bytes();
-        let Poll::Ready(written) = Pin::new(io).poll_write_vectored(cx, &[IoSlice::new(&head), IoSlice::new(data)])?
-        else {
-            return Ok(false);
+        let (flags, data) = match data.split_at_checked(DIRECT_BYTES_MAX) {
+            Some((first, rest)) if !rest.is_empty() => (0, first),
+            _ => (flags, data),
+        };
+        // All of one size, or the last might be a record of a few bytes.
+        let size = data.len().div_ceil(data.len().div_ceil(RECORD_DATA));
+        let count = data.len().div_ceil(size);
+        let mut frames = [([0; HEAD_BYTES], &data[..0]); RECORDS];
+        for (place, (frame, part)) in frames.iter_mut().zip(data.chunks(size)).enumerate() {
+            let flags = if place + 1 == count { flags } else { 0 };
+            *frame = (FrameHead::new(FrameKind::Data, flags, stream, part.len()).bytes(), part);
+        }
+        let mut slices = [IoSlice::new(&[]); 2 * RECORDS];
+        for (pair, (head, part)) in slices.chunks_exact_mut(2).zip(&frames) {
+            (pair[0], pair[1]) = (IoSlice::new(head), IoSlice::new(part));
+        }
+        let Poll::Ready(mut written) = Pin::new(io).poll_write_vectored(cx, &slices[..2 * count])? else {
+            return Ok(0);
         };
         self.is_unflushed = true;
-        if written < HEAD_BYTES + data.len() {
-            self.held.extend_from_slice(&head[written.min(HEAD_BYTES)..]);
-            self.held.extend_from_slice(&data[written.saturating_sub(HEAD_BYTES)..]);
+        let mut taken = 0;
+        for (head, part) in &frames[..count] {
+            if written == 0 {
+                break;
+            }
+            if written < HEAD_BYTES + part.len() {
+                self.held.extend_from_slice(&head[written.min(HEAD_BYTES)..]);
+                self.held.extend_from_slice(&part[written.saturating_sub(HEAD_BYTES)..]);
+            }
+            written = written.saturating_sub(HEAD_BYTES + part.len());
+            taken += part.len();
         }
-        Ok(true)
+        Ok(taken)
     }
 
     /// Writes out what is held, as much as is taken.
@@ -172,6 +201,7 @@ impl Output {
 mod tests {
     use std::task::Waker;
 
+    use futures_util::FutureExt as _;
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
@@ -186,9 +216,7 @@ mod tests {
         let mut output = Output::default();
         output.put_pong(*b"12345678");
         output.put_reset(3, Reason::Refused);
-        assert!(!output.put_lightly(&mut near, &mut cx(), (0, 5, b"data")).expect("open"), "others come first");
-        assert!(output.poll_flush(&mut near, &mut cx()).is_ready());
-        assert!(output.put_lightly(&mut near, &mut cx(), (END_STREAM, 5, b"data")).expect("open"));
+        assert_eq!(output.put_directly(&mut near, &mut cx(), (END_STREAM, 5, b"data")).expect("open"), 4);
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready() && output.waiting() == 0);
         assert_eq!(output.held.capacity(), 0);
         let mut seen = vec![0; 17 + 13 + 13];
@@ -202,7 +230,8 @@ mod tests {
     async fn what_is_not_taken_is_held_and_nothing_else_is() {
         let (mut near, mut far) = tokio::io::duplex(10);
         let mut output = Output::default();
-        assert!(output.put_lightly(&mut near, &mut cx(), (0, 1, b"abcd")).expect("open"));
+        assert_eq!(output.put_directly(&mut near, &mut cx(), (0, 1, b"abcd")).expect("open"), 4);
+        assert_eq!(output.put_directly(&mut near, &mut cx(), (0, 1, b"later")).expect("open"), 0, "others come first");
         output.put(FrameKind::Data, 0, 1, &[b'x'; 200]);
         let sent = 13 + 9 + 200;
         let (mut seen, mut most) = (Vec::new(), 0);
@@ -218,6 +247,54 @@ mod tests {
         assert!(most <= 300, "{most}");
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready());
         assert_eq!(output.held.capacity(), 0, "nothing is kept of a slow moment");
+    }
+
+    /// What a client takes of it, in whatever pieces, is what was put; and each frame is a record of TLS.
+    #[tokio::test]
+    async fn what_there_is_much_of_goes_out_in_frames_of_a_record_each() {
+        let sent: Vec<u8> = (0..=250).cycle().take(3 * RECORD_DATA + 100).collect();
+        for room in [1 << 20, RECORD_DATA + HEAD_BYTES, 20_000, 5] {
+            let (mut near, mut far) = tokio::io::duplex(room);
+            let mut output = Output::default();
+            let (mut seen, mut put) = (Vec::new(), 0);
+            while put < sent.len() || output.waiting() > 0 {
+                let rest = (END_STREAM, 7, &sent[put..]);
+                let taken = output.put_directly(&mut near, &mut cx(), rest).expect("open");
+                assert!(taken == 0 || output.waiting() <= HEAD_BYTES + RECORD_DATA, "one frame is held at most");
+                put += taken;
+                let _ = output.poll_flush(&mut near, &mut cx());
+                let mut some = vec![0; room.min(1 << 17)];
+                if let Some(count) = far.read(&mut some).now_or_never() {
+                    seen.extend_from_slice(&some[..count.expect("open")]);
+                }
+            }
+            drop((near, output));
+            far.read_to_end(&mut seen).await.expect("open");
+            let (mut data, mut flags) = (Vec::new(), Vec::new());
+            while let Some(head) = FrameHead::read(&seen) {
+                assert!(head.length <= RECORD_DATA);
+                flags.push(head.flags);
+                data.extend_from_slice(&seen[HEAD_BYTES..HEAD_BYTES + head.length]);
+                seen.drain(..HEAD_BYTES + head.length);
+            }
+            assert!(data == sent, "{room}");
+            let last = flags.pop();
+            assert!(last == Some(END_STREAM) && flags.iter().all(|flags| *flags == 0), "{room}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_piece_does_not_end_with_its_first_part() {
+        let (mut near, mut far) = tokio::io::duplex(1 << 20);
+        let mut output = Output::default();
+        let data = vec![b'x'; DIRECT_BYTES_MAX + 1];
+        let taken = output.put_directly(&mut near, &mut cx(), (END_STREAM, 1, &data)).expect("open");
+        assert_eq!(taken, DIRECT_BYTES_MAX);
+        drop(near);
+        let mut seen = Vec::new();
+        far.read_to_end(&mut seen).await.expect("open");
+        assert_eq!(seen.len(), RECORDS << 14, "each fills a record");
+        assert_eq!(FrameHead::read(&seen[3 << 14..]).expect("whole").flags, 0);
     }
 
     #[tokio::test]

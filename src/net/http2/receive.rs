@@ -1,11 +1,11 @@
 //! What a client's frames do to a connection.
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::Context;
 
 use bytes::Bytes;
+use futures_util::task::{self, waker_ref};
 use http::{HeaderMap, Request, Response};
-use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
@@ -18,6 +18,7 @@ use super::input::Heard;
 use super::request_head::{NoRequest, RequestHead};
 use super::windows::{UPLOAD_BYTES_MAX, grow};
 use crate::base::Cut;
+use crate::net::answer_body::AnswerBody;
 use crate::net::request_body::{Inbox, RequestBody, WrongLength};
 use crate::net::wake_set::StreamWaker;
 
@@ -31,7 +32,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: AnswerBody + Unpin,
 {
     pub(super) fn receive(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
         if !self.has_settings {
@@ -110,13 +111,13 @@ where
     }
 
     fn begin(&mut self, id: u32, request: Request<()>, length: Option<u64>, ends: bool) {
-        let flag = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
-        let waker = Waker::from(flag.clone());
+        let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
             (None, RequestBody::empty())
         } else {
-            let (inbox, body) = Inbox::new(length, waker.clone());
-            (Some(Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false }), body)
+            let (inbox, body) = Inbox::new(length, task::waker(waker.clone()));
+            let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false };
+            (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = (self.service)(request.map(|()| body)) else {
             // The client may send it again elsewhere: nobody has looked at it (RFC 9113 §8.7).
@@ -124,23 +125,23 @@ where
             self.lately_reset.note(id);
             return;
         };
-        waker.wake_by_ref();
         // Registered once, for the waker stays the same. A stream that is cut already is looked at in any case.
-        let _ = cut.poll_cut(&Context::from_waker(&waker));
-        self.streams.put(Exchange {
+        let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
+        let stream = Exchange {
             id,
             phase: Phase::Asked(future),
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
             upload,
-            flag,
             waker,
             cut,
             until: None,
             polls: 0,
             is_waiting: false,
-        });
+        };
+        stream.wake();
+        self.streams.put(stream);
     }
 
     fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Fault> {

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes};
+use futures_util::task::waker_ref;
 use http::{HeaderMap, Request, Response};
 use hyper::body::{Body, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -16,12 +17,14 @@ use super::exchange::{Exchange, Phase};
 use super::fault::{Fault, Reason};
 use super::frame::{END_STREAM, FrameKind};
 use super::hpack;
+use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
 use super::windows::UPLOAD_BYTES_MAX;
 use crate::base::Cut;
+use crate::net::answer_body::AnswerBody;
 use crate::net::request_body::RequestBody;
 
-/// How many bytes of an answer go out before other streams have their turn.
-const TURN_BYTES: usize = 32 << 10;
+/// How many bytes of an answer go out before other streams have their turn: one write.
+const TURN_BYTES: usize = DIRECT_BYTES_MAX;
 
 /// What a body gives next.
 enum Piece {
@@ -36,19 +39,19 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: AnswerBody + Unpin,
 {
     /// Lets a stream that was woken go on. `is_alone` says that nothing else goes out.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a stream that is over. If another has taken its place, that one is polled for nothing.
         let Some(stream) = self.streams.get_mut(key) else { return };
-        stream.flag.unmark();
+        stream.waker.unmark();
         stream.note_poll();
         if stream.cut.is_cut() {
             return self.reset(key, Reason::Cancel);
         }
         if let Phase::Asked(future) = &mut stream.phase {
-            match Pin::new(future).poll(&mut Context::from_waker(&stream.waker)) {
+            match Pin::new(future).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
                 Poll::Pending => {}
                 Poll::Ready(answer) => self.begin_answer(key, answer),
             }
@@ -84,6 +87,7 @@ where
     /// Sends what there is of a body, as far as there is room for it. Nothing is taken from it before.
     fn send_body(&mut self, key: usize, mut is_alone: bool) {
         let mut left = TURN_BYTES;
+        let mut is_parked = false;
         while let Some(stream) = self.streams.get_mut(key) {
             let Phase::Answering(_) = stream.phase else { return };
             let (is_between, is_last) = (stream.chunk.is_empty(), stream.is_last);
@@ -97,12 +101,16 @@ where
                 }
             }
             if is_between && !is_last {
+                if is_parked {
+                    // If it has been woken since, the stream is polled again.
+                    return;
+                }
                 let Some(stream) = self.streams.get_mut(key) else { return };
                 let Phase::Answering(body) = &mut stream.phase else { return };
-                match next(body, &mut Context::from_waker(&stream.waker), &mut stream.chunk) {
+                match next(body, &mut Context::from_waker(&waker_ref(&stream.waker)), &mut stream.chunk) {
                     Poll::Pending => return,
                     Poll::Ready(Piece::Data) => {
-                        stream.is_last = body.is_end_stream();
+                        (stream.is_last, is_parked) = (body.is_end_stream(), body.is_parked());
                         continue;
                     }
                     Poll::Ready(Piece::End(None)) => stream.is_last = true,
@@ -111,39 +119,43 @@ where
                 }
             }
             if left == 0 {
-                return self.streams.get(key).iter().for_each(|stream| stream.waker.wake_by_ref());
+                return self.streams.get(key).iter().for_each(|stream| stream.wake());
             }
             left = left.saturating_sub(self.send_piece(key, left, is_alone));
             is_alone = false;
         }
     }
 
-    /// Sends what fits into a frame; how much it was. The stream is over with its last piece.
+    /// Sends what fits into one write; how much it was. The stream is over with its last piece.
     fn send_piece(&mut self, key: usize, at_most: usize, is_alone: bool) -> usize {
         let Some(stream) = self.streams.get_mut(key) else { return 0 };
         let room = usize::try_from(stream.window.min(self.send.window)).unwrap_or(0);
-        let length = stream.chunk.len().min(room).min(self.send.frame_bytes_max).min(at_most);
-        let ends = stream.is_last && length == stream.chunk.len();
-        let (flags, data) = (if ends { END_STREAM } else { 0 }, &stream.chunk[..length]);
-        let mut cx = Context::from_waker(&self.writer);
-        // An error is met again by whoever reads.
-        let is_out =
-            is_alone && self.output.put_lightly(&mut self.io, &mut cx, (flags, stream.id, data)).unwrap_or_default();
-        if !is_out {
-            self.output.put(FrameKind::Data, flags, stream.id, data);
+        let (id, length) = (stream.id, stream.chunk.len().min(room).min(at_most));
+        let flags = |end| if stream.is_last && end == stream.chunk.len() { END_STREAM } else { 0 };
+        let mut sent = 0;
+        if is_alone || length > LIGHT_BYTES_MAX {
+            let data = (flags(length), id, &stream.chunk[..length]);
+            // An error is met again by whoever reads.
+            let put = self.output.put_directly(&mut self.io, &mut Context::from_waker(&self.writer), data);
+            sent = put.unwrap_or_default();
         }
-        stream.chunk.advance(length);
+        if sent == 0 {
+            sent = length.min(self.send.frame_bytes_max);
+            self.output.put(FrameKind::Data, flags(sent), id, &stream.chunk[..sent]);
+        }
+        let ends = flags(sent) != 0;
+        stream.chunk.advance(sent);
         if stream.chunk.is_empty() {
             // What it was a part of is not kept alive by it.
             stream.chunk = Bytes::new();
         }
-        let sent = i64::try_from(length).unwrap_or(i64::MAX);
-        stream.window -= sent;
-        self.send.window -= sent;
+        let spent = i64::try_from(sent).unwrap_or(i64::MAX);
+        stream.window -= spent;
+        self.send.window -= spent;
         if ends {
             self.finish(key);
         }
-        length
+        sent
     }
 
     fn send_trailers(&mut self, key: usize, trailers: &HeaderMap) {
@@ -189,9 +201,9 @@ where
     /// Ends a stream in time, if its time is limited. Most end at once, and need no timer.
     fn limit(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.until.is_none()) else { return };
-        if let Some((max, why)) = stream.cut.limit() {
+        if let Some((max, _)) = stream.cut.limit() {
             let at = Instant::now() + max;
-            stream.until = Some((at, why));
+            stream.until = Some(at);
             self.look_until(at);
         }
     }

@@ -42,7 +42,7 @@ impl WatchSession {
         }
         let envelope = self.cursor.renderer().envelope();
         let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
-        self.phase = Phase::Last(frame, end);
+        self.phase = Phase::Last(Box::new((frame, end)));
         // The client takes the frame soon, or not at all.
         self.watchdog.end();
     }
@@ -85,7 +85,7 @@ impl WatchSession {
         }
         match self.bookmark(reached) {
             Ok(bookmark) if self.bookmarks && reached > self.told => {
-                self.phase = Phase::Last(bookmark, WatchEnd::Upgraded);
+                self.phase = Phase::Last(Box::new((bookmark, WatchEnd::Upgraded)));
             }
             _ => self.end_without_a_word(WatchEnd::Upgraded),
         }
@@ -107,6 +107,7 @@ impl WatchSession {
 
 impl Drop for WatchSession {
     fn drop(&mut self) {
+        self.watchdog.clear_alarm();
         if self.changes.is_some() {
             self.feed.proxy_ends();
         }

@@ -1,4 +1,3 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -9,27 +8,27 @@ use super::order::{SortBy, WatchRank};
 use super::who::Who;
 use crate::cache::{Cursor, EventsWaiting, Follower};
 use crate::serve::route::WatchRead;
+use crate::serve::watch_protocol::WatchProtocol;
 use crate::wire::Representation;
 
 /// What a watch is when it opens.
 pub(in super::super) struct WatchDescription {
     who: Who,
     follower: Follower,
-    namespace: Option<Arc<str>>,
-    /// By what it selects; not what it selects.
-    selectors: &'static str,
     representation: Representation,
-    protocol: &'static str,
+    protocol: WatchProtocol,
 }
 
 /// A watch that is open, as an onlooker sees it.
 pub(in super::super) struct SeenWatch {
     what: WatchDescription,
-    opened: Instant,
+    /// When it opened, in microseconds as `asked`.
+    opened: u64,
     told: AtomicU64,
     next: AtomicU64,
     bytes: AtomicU64,
-    /// When it was last asked for more, in microseconds, twice; and 1 if there was nothing more to say.
+    /// When it was last asked for more, in microseconds after the sightings began, twice; and 1 if there was nothing more
+    /// to say.
     asked: AtomicU64,
 }
 
@@ -66,23 +65,27 @@ pub(super) struct WatchRow {
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl WatchDescription {
-    pub(in super::super) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: &'static str) -> Self {
-        let view = &read.view;
-        let selectors = match (view.selector().labels.is_empty(), view.selector().fields.is_empty()) {
+    pub(in super::super) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: WatchProtocol) -> Self {
+        Self { who, follower: cursor.follower(), representation: read.representation, protocol }
+    }
+
+    /// By what it selects; not what it selects.
+    fn selectors(&self) -> &'static str {
+        let selector = self.follower.view().selector();
+        match (selector.labels.is_empty(), selector.fields.is_empty()) {
             (true, true) => "none",
             (false, true) => "labels",
             (true, false) => "fields",
             (false, false) => "labels and fields",
-        };
-        let (namespace, representation) = (view.namespace().map(Arc::from), read.representation);
-        Self { who, follower: cursor.follower(), namespace, selectors, representation, protocol }
+        }
     }
 }
 
 impl SeenWatch {
-    pub(super) fn new(what: WatchDescription) -> Self {
+    /// A watch that opens so long after the sightings began.
+    pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
         let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { what, opened: Instant::now(), told, next, bytes, asked }
+        Self { what, opened: micros(at), told, next, bytes, asked }
     }
 
     pub(super) fn who(&self) -> &Who {
@@ -92,7 +95,7 @@ impl SeenWatch {
     /// What is watched, and where.
     pub(super) fn place(&self) -> String {
         let resource = self.what.follower.resource();
-        match &self.what.namespace {
+        match self.what.follower.view().namespace() {
             Some(namespace) => format!("{resource} in {namespace}"),
             None => resource,
         }
@@ -101,8 +104,7 @@ impl SeenWatch {
     pub(super) fn told(&self, rv: u64, next: u64, at: Duration, is_parked: bool) {
         self.told.store(rv, Ordering::Relaxed);
         self.next.store(next, Ordering::Relaxed);
-        let micros = u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1);
-        self.asked.store((micros << 1) | u64::from(is_parked), Ordering::Relaxed);
+        self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
     }
 
     pub(super) fn sent(&self, bytes: u64) {
@@ -111,7 +113,7 @@ impl SeenWatch {
 
     /// What puts a watch before others. Of those that are equally far behind it is how long they have asked for
     /// nothing.
-    pub(super) fn rank(&self, by: SortBy, now: Instant) -> WatchRank {
+    pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
         let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
         let (user, agent) = self.who().names();
         let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
@@ -123,11 +125,15 @@ impl SeenWatch {
             }
             SortBy::Since => WatchRank::Number(silent, 0),
             SortBy::Sent => WatchRank::Number(self.bytes.load(Ordering::Relaxed), 0),
-            SortBy::Open => WatchRank::Number(now.saturating_duration_since(self.opened).as_secs(), 0),
+            SortBy::Open => WatchRank::Number(self.open_for(began, now).as_secs(), 0),
             SortBy::Agent => text(agent),
             SortBy::User => text(user),
             SortBy::Resource => WatchRank::Text(self.place()),
         }
+    }
+
+    fn open_for(&self, began: Instant, now: Instant) -> Duration {
+        now.saturating_duration_since(began + Duration::from_micros(self.opened))
     }
 
     fn waiting(&self) -> EventsWaiting {
@@ -153,11 +159,11 @@ impl SeenWatch {
             user: what.who.user_name(),
             user_agent: what.who.agent.as_deref().map(str::to_owned),
             resource: what.follower.resource(),
-            namespace: what.namespace.as_deref().map(str::to_owned),
-            selectors: what.selectors,
+            namespace: what.follower.view().namespace().map(str::to_owned),
+            selectors: what.selectors(),
             representation: what.representation.as_str(),
-            protocol: what.protocol,
-            open_seconds: now.saturating_duration_since(self.opened).as_secs(),
+            protocol: what.protocol.as_str(),
+            open_seconds: self.open_for(began, now).as_secs(),
             bytes_sent: self.bytes.load(Ordering::Relaxed),
             resource_version: self.told.load(Ordering::Relaxed).to_string(),
             feed_resource_version: what.follower.progress().rv.to_string(),
@@ -167,6 +173,10 @@ impl SeenWatch {
             state_seconds: since.as_secs(),
         }
     }
+}
+
+fn micros(at: Duration) -> u64 {
+    u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
 }
 
 impl std::fmt::Debug for SeenWatch {
@@ -183,6 +193,6 @@ mod tests {
     /// There is one for each watch.
     #[test]
     fn what_is_seen_of_a_watch_is_small() {
-        assert!(size_of::<SeenWatch>() <= 160, "{} bytes", size_of::<SeenWatch>());
+        assert!(size_of::<SeenWatch>() <= 96, "{} bytes", size_of::<SeenWatch>());
     }
 }

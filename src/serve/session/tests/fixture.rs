@@ -27,6 +27,7 @@ use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::session::{Opening, WatchSession, WatchTerms};
+use crate::serve::watch_protocol::WatchProtocol;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
 
@@ -87,6 +88,7 @@ impl Stage {
         let (drain, watch) = DrainTrigger::new();
         let admission = Admission::new(&AdmissionLimits { watches_max: 100, ..AdmissionLimits::default() });
         let (overdue, slices) = (Overdue::new(Unread::default()), Slices::new(1));
+        tokio::spawn(overdue.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         Self { writer, reader, drain, feed, watch, admission, overdue, slices, feeds, _demands: demands }
     }
@@ -187,7 +189,11 @@ impl Stage {
             terms,
             drain: self.watch.clone(),
             looks: Looks::new(self.slices.clone(), None, is_dear),
-            metrics: Watches::default().open(&self.feed.spec.key, Representation::Object(Encoding::Json), "h1"),
+            metrics: Watches::default().open(
+                &self.feed.spec.key,
+                Representation::Object(Encoding::Json),
+                WatchProtocol::Http1,
+            ),
             cut: cut.clone(),
             overdue: self.overdue.clone(),
         });
@@ -219,7 +225,7 @@ impl Stage {
     pub(super) async fn drain(self, grace: Duration) -> (CacheWriter, JoinHandle<bool>) {
         let Self { writer, drain, .. } = self;
         let ending = tokio::spawn(drain.drain(grace));
-        tokio::task::yield_now().await;
+        pass_ms(0).await;
         (writer, ending)
     }
 }
@@ -267,11 +273,14 @@ impl Client {
 
 /// Lets so much time pass, and whoever waits for it notice.
 pub(super) async fn pass(seconds: u64) {
-    tokio::time::advance(Duration::from_secs(seconds)).await;
+    pass_ms(seconds * 1_000).await;
 }
 
 pub(super) async fn pass_ms(milliseconds: u64) {
     tokio::time::advance(Duration::from_millis(milliseconds)).await;
+    // The alarms are rung by a task of their own.
+    tokio::task::yield_now().await;
+    tokio::task::yield_now().await;
 }
 
 /// Only objects with the label `app=x`.

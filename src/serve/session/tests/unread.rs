@@ -13,7 +13,6 @@ const GRACE: Duration = Duration::from_secs(100);
 /// A stage whose watches are looked after, as the proxy does.
 fn kept() -> Stage {
     let stage = Stage::new(CacheConfig::default(), &PODS);
-    tokio::spawn(stage.overdue.clone().keep(stage.watch.clone()));
     tokio::spawn(stage.feeds.pins().clone().keep());
     stage
 }
