@@ -1,6 +1,6 @@
 //! The certificates that are shown to clients and to whoever scrapes.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,14 +30,13 @@ impl Certificates {
             Address::Tcp(tcp) => Some(tcp.ip()),
             Address::Unix(_) => None,
         });
-        let make = |source: &TlsSource, what, ips: Vec<_>| made(source, what, names(config, &ips), requested);
-        let listeners = config.tls.as_ref().map(|source| make(source, "listener_certificate", ips.collect()));
-        let listeners = listeners.transpose()?;
+        let of_clients = |source| made(source, "listener_certificate", names(config, ips), requested);
+        let listeners = config.tls.as_ref().map(of_clients).transpose()?;
         let of_scrapes = |source| {
             // Nobody is asked for a certificate where nobody is asked who they are.
             let requested = if config.scrapes.is_some() { requested } else { ClientCertificates::Ignored };
-            let ips: Vec<_> = config.metrics.iter().map(std::net::SocketAddr::ip).collect();
-            made(source, "metrics_certificate", names(config, &ips), requested)
+            let ips = config.metrics.iter().map(SocketAddr::ip);
+            made(source, "metrics_certificate", names(config, ips), requested)
         };
         let apart = config.metrics_tls.as_ref().map(of_scrapes).transpose()?;
         let is_apart = apart.is_some();
@@ -57,10 +56,10 @@ impl Certificates {
 }
 
 /// What a certificate of our own is for.
-fn names(config: &Serve, ips: &[IpAddr]) -> Vec<String> {
+fn names(config: &Serve, ips: impl Iterator<Item = IpAddr>) -> Vec<String> {
     let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
     names.extend(config.allowed_hosts.iter().cloned());
-    names.extend(ips.iter().map(ToString::to_string));
+    names.extend(ips.map(|ip| ip.to_string()));
     names.sort();
     names.dedup();
     names

@@ -64,7 +64,7 @@ async fn whoever_says_what_is_no_message_is_told_why_by_the_code_that_belongs_to
         ("a reserved bit", frame(FINAL | 0x40 | TEXT, b"x"), 1002),
         ("a ping in two pieces", [frame(PING, b"a"), frame(FINAL | CONTINUED, b"b")].concat(), 1002),
         ("a ping that is too long", frame(FINAL | PING, &[0; 126]), 1002),
-        ("a control frame of no known kind", frame(FINAL | 11, &[]), 1002),
+        ("a control frame of no known kind", frame(FINAL | 0xb, &[]), 1002),
         ("a data frame of no known kind", frame(FINAL | 3, &[]), 1002),
         ("nothing to continue", frame(FINAL | CONTINUED, b"x"), 1002),
         ("two messages in one", [frame(TEXT, b"x"), frame(FINAL | TEXT, b"y")].concat(), 1002),

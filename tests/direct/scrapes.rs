@@ -133,7 +133,7 @@ async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_keep_no_scraper
         }
     }
     let limits = AuthConfig::of_scrapes(&AuthConfig::default());
-    let seconds = u64::from(began.elapsed().as_secs() as u32) + 1;
+    let seconds = began.elapsed().as_secs() + 1;
     let stated = u64::from(limits.reviews_burst_per_source) + seconds * u64::from(limits.reviews_per_source);
     let asked = up.reviews().asked().tokens;
     assert!(asked <= stated + 1 + scrapes, "{asked} questions in {seconds} s");

@@ -282,7 +282,7 @@ async fn tunnels_whose_client_stops_reading_hold_little_and_nobody_up() {
     })
     .await;
     let grown = process.resident_mebibytes().saturating_sub(before);
-    assert!(grown < 20, "{grown} MiB for {} MiB that nobody reads", TUNNELS * BYTES >> 20);
+    assert!(grown < 20, "{grown} MiB for {} MiB that nobody reads", (TUNNELS * BYTES) >> 20);
     // One more is read while they are not, and then one of them, to its end.
     let mut read = client.connect().await.expect("a connection");
     read.write_all(head.as_bytes()).await.expect("sent");

@@ -69,10 +69,6 @@ impl Signer {
     pub fn credentials(&self, front: &Front) -> CredentialSource {
         CredentialSource::File(self.kubeconfig(front))
     }
-
-    pub fn ca(&self) -> &Path {
-        &self.ca
-    }
 }
 
 fn config(pair: &Pair) -> Arc<ServerConfig> {
