@@ -98,9 +98,9 @@ fn limit_in(bytes: &[u8]) -> Option<Option<u32>> {
     }
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
     let settings = payload.get(..length)?.chunks_exact(6);
-    let said = settings.filter(|one| u16::from_be_bytes([one[0], one[1]]) == MAX_CONCURRENT_STREAMS);
+    let mut said = settings.filter(|one| u16::from_be_bytes([one[0], one[1]]) == MAX_CONCURRENT_STREAMS);
     // The last of several counts.
-    Some(said.last().map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]])))
+    Some(said.next_back().map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]])))
 }
 
 #[cfg(test)]

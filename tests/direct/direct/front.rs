@@ -1,7 +1,7 @@
 //! A server of TLS in front of another one, with the certificate and the manners that a test wants.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube_fanout::upstream::CredentialSource;
@@ -68,10 +68,6 @@ impl Signer {
 
     pub fn credentials(&self, front: &Front) -> CredentialSource {
         CredentialSource::File(self.kubeconfig(front))
-    }
-
-    pub fn ca(&self) -> &Path {
-        &self.ca
     }
 }
 
