@@ -7,7 +7,7 @@ use crate::cache::{CacheReader, Cursor, Event, Start, View};
 use crate::kube::EventType::Added;
 
 /// What a watch costs here besides its connection, if others want to see the same.
-const CURSOR_BYTES: RangeInclusive<usize> = 96..=128;
+const CURSOR_BYTES: RangeInclusive<usize> = 48..=80;
 /// What an event costs besides its object and its frame.
 const EVENT_BYTES: RangeInclusive<usize> = 80..=112;
 /// What a pod with six labels costs besides its body.
