@@ -26,6 +26,7 @@ mod grant_lease;
 mod hearing;
 mod hosts;
 mod impersonation;
+mod lease_standing;
 mod metrics;
 mod namespace_quota;
 mod namespace_verdicts;
@@ -38,7 +39,6 @@ mod readable;
 mod reviews;
 mod separation;
 mod shown;
-mod standing;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
@@ -88,7 +88,7 @@ pub struct AuthConfig {
     /// How often, at least, the rights of open watches are checked again: nothing reports the end of a token, or of a
     /// right that does not come from RBAC.
     pub recheck: Duration,
-    /// The same of a right that RBAC gives while its changes are heard: an authorizer in front of RBAC may begin to deny.
+    /// The same of a right that RBAC gives while its changes are heard: an authorizer before RBAC may begin to deny.
     pub recheck_rbac: Duration,
     /// How long open watches go on when their rights cannot be checked.
     pub outage_grace: Duration,

@@ -7,7 +7,6 @@
 //! process; beside peers (`reusePort`), newcomers are held off while the queue is emptied.
 
 mod address;
-mod answer_body;
 mod client_certificates;
 mod connection;
 mod connection_limits;
@@ -25,6 +24,7 @@ mod listener;
 mod memory;
 mod metrics;
 mod page;
+mod parkable_body;
 mod peer;
 mod places;
 #[cfg(not(target_os = "linux"))]
@@ -38,7 +38,6 @@ mod tls;
 mod wake_set;
 
 pub use address::{Address, AddressError, is_loopback};
-pub use answer_body::AnswerBody;
 pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;
 pub use connection::Connection;
 pub use connection_limits::ConnectionLimits;
@@ -47,6 +46,7 @@ pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
 pub use memory::MemoryConnector;
 pub use metrics::describe;
 pub use page::PagePlace;
+pub use parkable_body::ParkableBody;
 pub use peer::{Peer, PeerAddress};
 pub use request_body::{RequestBody, RequestBodyError};
 pub use serve::serve;

@@ -43,7 +43,7 @@ mod sources;
 mod statuses;
 mod watch;
 mod watch_end;
-mod watch_protocol;
+mod watch_transport;
 pub mod websocket;
 
 #[cfg(test)]

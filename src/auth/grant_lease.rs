@@ -22,8 +22,8 @@ use super::authenticator::{Authenticator, Identity, Trusted};
 use super::changes::LOOKED_AT;
 use super::credential::Credential;
 use super::hearing::Hearing;
+use super::lease_standing::{Doubt, LeaseStanding};
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::standing::{Doubt, Standing};
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::base::{Tasks, watch};
 use crate::kube::{Access, Payer, User};
@@ -35,7 +35,7 @@ pub(super) struct GrantLease {
     /// Why it is over.
     revoked: OnceLock<Box<Revoked>>,
     over: CancellationToken,
-    shared: Arc<Standing>,
+    shared: Arc<LeaseStanding>,
     _keeper: DropGuard,
 }
 
@@ -66,7 +66,7 @@ struct Keeper {
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
     lease: Weak<GrantLease>,
-    standing: Arc<Standing>,
+    standing: Arc<LeaseStanding>,
     terms: LeaseTerms,
     until: Option<SystemTime>,
     good: Asserted,
@@ -138,7 +138,7 @@ impl Leases {
         }
         let is_another = matches!(held, Entry::Vacant(_));
         let Claim { id, credential, user, until, access, verdicts } = claim;
-        let standing = Arc::new(Standing::new((id, credential), access, user, verdicts));
+        let standing = Arc::new(LeaseStanding::new((id, credential), access, user, verdicts));
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease {
             revoked: OnceLock::new(),
@@ -356,7 +356,7 @@ impl Keeper {
     }
 
     async fn identify(&self, since: Instant) -> Result<Identity, NotGranted> {
-        let Standing { id, credential, user, .. } = &*self.standing;
+        let LeaseStanding { id, credential, user, .. } = &*self.standing;
         let payer = Payer::of(&user.lock());
         let asks = token_reviewer::TokenPurpose::Lease { since, payer: &payer };
         self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)

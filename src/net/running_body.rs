@@ -3,8 +3,8 @@ use std::task::{Context, Poll};
 
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::answer_body::AnswerBody;
 use super::connection::RequestUnderWay;
+use super::parkable_body::ParkableBody;
 use crate::base::UnderWay;
 
 /// Any object fits in: etcd takes 1.5 MiB.
@@ -52,7 +52,7 @@ impl<B: Body + Unpin> Body for RunningBody<B> {
     }
 }
 
-impl<B: AnswerBody + Unpin> AnswerBody for RunningBody<B> {
+impl<B: ParkableBody + Unpin> ParkableBody for RunningBody<B> {
     fn is_parked(&self) -> bool {
         self.body.is_parked()
     }

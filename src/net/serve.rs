@@ -8,7 +8,6 @@ use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
-use super::answer_body::AnswerBody;
 use super::connection::ConnectionState;
 use super::conversation::{Conversation, Failure, First, until};
 use super::crowd::ConnectionSource;
@@ -18,6 +17,7 @@ use super::http2::Http2;
 use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
 use super::listener::Stream;
 use super::metrics::OpenConnection;
+use super::parkable_body::ParkableBody;
 use super::places::{ConnectionPlace, Places};
 use super::preface::{Spoken, spoken};
 use super::request_body::RequestBody;
@@ -41,7 +41,7 @@ pub async fn serve<S, F, B>(
 ) where
     S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: AnswerBody + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     let limits = limits.into();
@@ -123,7 +123,7 @@ async fn connection<S, F, B>(
 where
     S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: AnswerBody + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     let Some((tls, handshakes)) = tls else {
@@ -156,7 +156,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: AnswerBody + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     let (this, cut) = (peer.connection.clone(), peer.cut.clone());

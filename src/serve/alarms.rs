@@ -2,17 +2,23 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::overdue::Watchdog;
-
 /// When watches are woken besides events: for a bookmark, for their end, and in a drain at a moment of their own. All
 /// of them stand in one map, for a timer and a drain that each watch waits for by itself were 400 bytes of 2 KiB.
 ///
 /// Times are microseconds after some moment.
-#[derive(Debug, Default)]
-pub(super) struct Alarms {
+#[derive(Debug)]
+pub(super) struct Alarms<W> {
     /// Every watch that is open has an entry.
-    by_time: BTreeMap<(u64, u64), Weak<Watchdog>>,
+    by_time: BTreeMap<(u64, u64), Weak<W>>,
     leaving: Leaving,
+}
+
+/// Somebody who is woken by an alarm.
+pub(super) trait Alarmed {
+    fn alarm(&self) -> &WatchAlarm;
+
+    /// Whether it has come during a drain.
+    fn is_late(&self) -> bool;
 }
 
 /// How far a drain is.
@@ -62,9 +68,15 @@ impl WatchAlarm {
     }
 }
 
-impl Alarms {
+impl<W> Default for Alarms<W> {
+    fn default() -> Self {
+        Self { by_time: BTreeMap::new(), leaving: Leaving::default() }
+    }
+}
+
+impl<W: Alarmed> Alarms<W> {
     /// Sets the time of a watch in the place of the one before. Returns whether it is the first of all now.
-    pub(super) fn set(&mut self, watchdog: &Arc<Watchdog>, at: u64, now: u64) -> bool {
+    pub(super) fn set(&mut self, watchdog: &Arc<W>, at: u64, now: u64) -> bool {
         let alarm = watchdog.alarm();
         self.by_time.remove(&alarm.key());
         alarm.at.store(at, Ordering::Release);
@@ -84,7 +96,7 @@ impl Alarms {
     }
 
     /// Those whose time has come. They stay known, for they may not react.
-    pub(super) fn take_due(&mut self, now: u64) -> Vec<Arc<Watchdog>> {
+    pub(super) fn take_due(&mut self, now: u64) -> Vec<Arc<W>> {
         let later = self.by_time.split_off(&(now.saturating_add(1), 0));
         let due = std::mem::replace(&mut self.by_time, later);
         let due: Vec<_> = due.into_values().filter_map(|watchdog| watchdog.upgrade()).collect();
@@ -97,7 +109,7 @@ impl Alarms {
     }
 
     /// Lets watches leave, those that are here, which it returns, and those that come.
-    pub(super) fn leave(&mut self, leaving: Leaving, now: u64) -> Vec<Arc<Watchdog>> {
+    pub(super) fn leave(&mut self, leaving: Leaving, now: u64) -> Vec<Arc<W>> {
         self.leaving = leaving;
         let all: Vec<_> = std::mem::take(&mut self.by_time).into_values().filter_map(|it| it.upgrade()).collect();
         for watchdog in &all {
@@ -110,7 +122,7 @@ impl Alarms {
     }
 
     /// Gives a watch its moment to leave, if it has none and is to leave.
-    fn see_off(&self, watchdog: &Watchdog, now: u64) {
+    fn see_off(&self, watchdog: &W, now: u64) {
         let alarm = watchdog.alarm();
         if alarm.leaves.load(Ordering::Acquire) != NEVER {
             return;
@@ -124,7 +136,7 @@ impl Alarms {
         }
     }
 
-    fn stand(&mut self, watchdog: &Arc<Watchdog>, at: u64) {
+    fn stand(&mut self, watchdog: &Arc<W>, at: u64) {
         watchdog.alarm().stands_at.store(at, Ordering::Release);
         self.by_time.insert(watchdog.alarm().key(), Arc::downgrade(watchdog));
     }

@@ -12,9 +12,9 @@ use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, List, Whole};
 use super::session::WatchSession;
 use super::watch::WatchBody;
-use super::watch_protocol::WatchProtocol;
+use super::watch_transport::WatchTransport;
 use crate::base::{Cut, Tasks};
-use crate::net::AnswerBody;
+use crate::net::ParkableBody;
 use crate::upstream::ResponseBody;
 
 /// The body of any answer.
@@ -67,8 +67,8 @@ impl ReplyBody {
         Self(Kind::List(Box::new(list)))
     }
 
-    pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchProtocol) -> Self {
-        let is_called = protocol == WatchProtocol::Http2;
+    pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchTransport) -> Self {
+        let is_called = protocol == WatchTransport::Http2;
         Self(Kind::Watch(Box::new(WatchBody::new(session, record, is_called))))
     }
 
@@ -137,7 +137,7 @@ impl Body for ReplyBody {
     }
 }
 
-impl AnswerBody for ReplyBody {
+impl ParkableBody for ReplyBody {
     fn is_parked(&self) -> bool {
         matches!(&self.0, Kind::Watch(watch) if watch.is_parked())
     }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::route::ForwardReason;
 use super::sightings::Sighting;
 use super::watch_end::WatchEnd;
-use super::watch_protocol::WatchProtocol;
+use super::watch_transport::WatchTransport;
 use crate::feeds::FeedKey;
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::Representation;
@@ -29,7 +29,7 @@ pub(super) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
 struct Kind {
     gvr: Gvr,
     representation: Representation,
-    protocol: WatchProtocol,
+    protocol: WatchTransport,
 }
 
 struct Handles {
@@ -51,7 +51,7 @@ pub(super) struct WatchMetrics {
 
 impl Watches {
     /// Counts a watch as open.
-    pub(super) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchProtocol) -> WatchMetrics {
+    pub(super) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchTransport) -> WatchMetrics {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
         let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
         of.open.increment(1.0);

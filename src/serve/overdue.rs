@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::alarms::{Alarms, Leaving, NEVER, WatchAlarm};
+use super::alarms::{Alarmed, Alarms, Leaving, NEVER, WatchAlarm};
 use crate::auth::GrantStatus;
 use crate::base::{Cut, DrainWatch, mutant, until};
 use crate::cache::PinTerms;
@@ -47,7 +47,7 @@ struct Shared {
     /// order of time: what is due is taken out together.
     looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
     /// When watches are woken. Their times are microseconds after `started`.
-    alarms: Mutex<Alarms>,
+    alarms: Mutex<Alarms<Watchdog>>,
     next: AtomicU64,
     /// Notified when there is an earlier first look or alarm.
     earlier: Notify,
@@ -200,6 +200,16 @@ impl Overdue {
     }
 }
 
+impl Alarmed for Watchdog {
+    fn alarm(&self) -> &WatchAlarm {
+        &self.alarm
+    }
+
+    fn is_late(&self) -> bool {
+        self.is_late
+    }
+}
+
 impl Watchdog {
     /// Makes the watchdog of a watch that `cut` ends. `is_late` says that it has come during a drain.
     pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, grant: GrantStatus, is_late: bool) -> Arc<Self> {
@@ -226,15 +236,6 @@ impl Watchdog {
 
     pub(super) fn overdue(&self) -> &Overdue {
         &self.overdue
-    }
-
-    pub(super) fn alarm(&self) -> &WatchAlarm {
-        &self.alarm
-    }
-
-    /// Whether the watch came during a drain.
-    pub(super) fn is_late(&self) -> bool {
-        self.is_late
     }
 
     /// The permission of the watch.

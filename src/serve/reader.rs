@@ -26,7 +26,7 @@ use super::sightings::{Sightings, WatchDescription, Who};
 use super::sources::{FeedSource, Sources, Unready};
 use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use super::watch_end::WatchEnd;
-use super::watch_protocol::WatchProtocol;
+use super::watch_transport::WatchTransport;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores, linger};
@@ -357,7 +357,7 @@ impl Reader {
         admitted.chunks = if websocket { None } else { chunks(&admitted).await };
         metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
         let feed = admitted.source.feed.clone();
-        let protocol = WatchProtocol::of(&request.http, websocket);
+        let protocol = WatchTransport::of(&request.http, websocket);
         let encoding = read.representation.encoding();
         // An upgraded connection belongs to the watch alone.
         let cut = if websocket { Cut::default() } else { request.context.cut.clone() };
@@ -386,7 +386,7 @@ impl Reader {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        (protocol, cut, looks, by_proxy): (WatchProtocol, Cut, Looks, bool),
+        (protocol, cut, looks, by_proxy): (WatchTransport, Cut, Looks, bool),
         who: Who,
     ) -> WatchSession {
         let Admitted { permit, place, source: FeedSource { feed, renderer }, opened, namespaces, chunks, row } =

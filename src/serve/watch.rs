@@ -16,7 +16,7 @@ pub(super) struct WatchBody {
     session: Option<WatchSession>,
     /// Cuts what is not taken.
     _watchdog: Arc<Watchdog>,
-    /// Over HTTP/1, set by what the session waits for: that codec also polls a body whenever it has made room in itself.
+    /// Over HTTP/1, set by what the session waits for: that codec polls a body also whenever it has made room.
     flag: Option<Box<WakeFlag>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,

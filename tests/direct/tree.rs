@@ -238,7 +238,7 @@ async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change
     assert!(up.reviews().asked().accesses > before);
 }
 
-/// A leaf asks about each of its clients, and whether it may is not asked each time: that gives it nothing of the cache.
+/// A leaf asks about each of its clients. Whether it may is not asked each time: that gives it nothing of the cache.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
     let up = demo::upstream().run().await;

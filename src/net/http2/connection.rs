@@ -22,8 +22,8 @@ use super::patience::{Beat, Heartbeat, LatelyReset, Patience};
 use super::windows::{ReceiveWindow, SendLimits};
 use crate::base::Cut;
 use crate::net::ConnectionLimits;
-use crate::net::answer_body::AnswerBody;
 use crate::net::conversation::{Conversation, Failure};
+use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
 use crate::net::wake_set::{WakePart, WakeSet};
 
@@ -126,7 +126,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: AnswerBody + Unpin,
+    B: ParkableBody + Unpin,
 {
     /// A connection whose preface has been read.
     pub(in crate::net) fn new(io: I, limits: Http2Limits, service: S) -> Self {
@@ -348,7 +348,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: AnswerBody + Unpin,
+    B: ParkableBody + Unpin,
 {
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one.

@@ -104,9 +104,9 @@ impl Output {
         self.put(FrameKind::WindowUpdate, 0, stream, &increment.to_be_bytes());
     }
 
-    /// Writes data straight out, [`DIRECT_BYTES_MAX`] of it at most, in frames of a TLS record each: so it is not copied
-    /// before it is encrypted. What is held comes first. A frame that is taken in part is held. `flags` are those of the
-    /// last frame. Returns how much of the data was taken, which may be nothing.
+    /// Writes data straight out, [`DIRECT_BYTES_MAX`] of it at most, in frames of a TLS record each: so it is not
+    /// copied before it is encrypted. What is held comes first. A frame that is taken in part is held. `flags` are
+    /// those of the last frame. Returns how much of the data was taken, which may be nothing.
     pub(super) fn put_directly<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,

@@ -18,7 +18,7 @@ use super::input::Heard;
 use super::request_head::{NoRequest, RequestHead};
 use super::windows::{UPLOAD_BYTES_MAX, grow};
 use crate::base::Cut;
-use crate::net::answer_body::AnswerBody;
+use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::{Inbox, RequestBody, WrongLength};
 use crate::net::wake_set::StreamWaker;
 
@@ -32,7 +32,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: AnswerBody + Unpin,
+    B: ParkableBody + Unpin,
 {
     pub(super) fn receive(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
         if !self.has_settings {

@@ -20,7 +20,7 @@ use super::hpack;
 use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
 use super::windows::UPLOAD_BYTES_MAX;
 use crate::base::Cut;
-use crate::net::answer_body::AnswerBody;
+use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
 
 /// How many bytes of an answer go out before other streams have their turn: one write.
@@ -39,7 +39,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: AnswerBody + Unpin,
+    B: ParkableBody + Unpin,
 {
     /// Lets a stream that was woken go on. `is_alone` says that nothing else goes out.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {

@@ -8,7 +8,7 @@ use super::order::{SortBy, WatchRank};
 use super::who::Who;
 use crate::cache::{Cursor, EventsWaiting, Follower};
 use crate::serve::route::WatchRead;
-use crate::serve::watch_protocol::WatchProtocol;
+use crate::serve::watch_transport::WatchTransport;
 use crate::wire::Representation;
 
 /// What a watch is when it opens.
@@ -16,7 +16,7 @@ pub(in super::super) struct WatchDescription {
     who: Who,
     follower: Follower,
     representation: Representation,
-    protocol: WatchProtocol,
+    protocol: WatchTransport,
 }
 
 /// A watch that is open, as an onlooker sees it.
@@ -27,8 +27,8 @@ pub(in super::super) struct SeenWatch {
     told: AtomicU64,
     next: AtomicU64,
     bytes: AtomicU64,
-    /// When it was last asked for more, in microseconds after the sightings began, twice; and 1 if there was nothing more
-    /// to say.
+    /// When it was last asked for more, in microseconds after the sightings began, twice; and 1 if there was nothing
+    /// more to say.
     asked: AtomicU64,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct WatchRow {
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl WatchDescription {
-    pub(in super::super) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: WatchProtocol) -> Self {
+    pub(in super::super) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
         Self { who, follower: cursor.follower(), representation: read.representation, protocol }
     }
 

@@ -27,7 +27,7 @@ use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::session::{Opening, WatchSession, WatchTerms};
-use crate::serve::watch_protocol::WatchProtocol;
+use crate::serve::watch_transport::WatchTransport;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
 
@@ -192,7 +192,7 @@ impl Stage {
             metrics: Watches::default().open(
                 &self.feed.spec.key,
                 Representation::Object(Encoding::Json),
-                WatchProtocol::Http1,
+                WatchTransport::Http1,
             ),
             cut: cut.clone(),
             overdue: self.overdue.clone(),

@@ -2,13 +2,13 @@ use http::{Request, Version};
 
 /// How the events of a watch are framed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum WatchProtocol {
+pub(super) enum WatchTransport {
     Http1,
     Http2,
     WebSocket,
 }
 
-impl WatchProtocol {
+impl WatchTransport {
     /// The protocol of a watch that is asked for so, perhaps as a WebSocket.
     pub(super) fn of<B>(request: &Request<B>, is_websocket: bool) -> Self {
         match (is_websocket, request.version()) {

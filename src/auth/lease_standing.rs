@@ -12,7 +12,7 @@ use crate::upstream::CredentialId;
 
 /// What a lease and its keeper know of each other.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct LeaseStanding {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) access: Arc<Access>,
@@ -35,7 +35,7 @@ pub(super) struct Doubt {
     pub(super) begins: Instant,
 }
 
-impl Standing {
+impl LeaseStanding {
     pub(super) fn new(
         (id, credential): (CredentialId, Credential),
         access: Arc<Access>,
