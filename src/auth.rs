@@ -143,7 +143,7 @@ impl Default for AuthConfig {
             allowed_ttl: Duration::from_secs(10),
             denied_ttl: Duration::from_secs(5),
             recheck: Duration::from_secs(60),
-            recheck_rbac: Duration::from_secs(60),
+            recheck_rbac: Duration::from_secs(600),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
             accesses_per_user: 200,

@@ -9,14 +9,9 @@ const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 /// Within this time upstream is asked about a right whatever gives it, and a lease without it ends.
 const BOUND: Duration = Duration::from_secs(660);
 
-/// A gate that asks about what RBAC gives every ten minutes.
-fn patient_scene() -> Scene {
-    scene_with(AuthConfig { recheck_rbac: seconds(600), ..AuthConfig::default() })
-}
-
 /// What is allowed is allowed by RBAC, whose changes are heard from now on.
 fn scene_of(reason: &'static str) -> Scene {
-    let scene = patient_scene();
+    let scene = scene();
     scene.stub.because(reason);
     hear(&scene);
     scene
@@ -75,7 +70,7 @@ async fn a_change_of_rbac_ends_such_a_right_as_soon_as_any() {
 /// What changes unheard before the listeners have everything ends it a moment after they do.
 #[tokio::test(start_paused = true)]
 async fn what_was_missed_before_rbac_is_heard_ends_such_a_right() {
-    let scene = patient_scene();
+    let scene = scene();
     scene.stub.because(RBAC);
     let watch = scene.watch("ada", PODS).await;
     sleep(seconds(1)).await;
