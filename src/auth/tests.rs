@@ -3,7 +3,6 @@
 mod crowds;
 mod leases;
 mod namespaces;
-mod policy;
 mod steps;
 
 use std::sync::Arc;
