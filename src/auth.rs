@@ -23,8 +23,10 @@ mod credential;
 mod gate;
 mod grant;
 mod grant_lease;
+mod hearing;
 mod hosts;
 mod impersonation;
+mod lease_standing;
 mod metrics;
 mod namespace_quota;
 mod namespace_verdicts;
@@ -86,6 +88,8 @@ pub struct AuthConfig {
     /// How often, at least, the rights of open watches are checked again: nothing reports the end of a token, or of a
     /// right that does not come from RBAC.
     pub recheck: Duration,
+    /// The same of a right that RBAC gives while its changes are heard: an authorizer before RBAC may begin to deny.
+    pub recheck_rbac: Duration,
     /// How long open watches go on when their rights cannot be checked.
     pub outage_grace: Duration,
     /// Whether callers without a credential may read from the cache what upstream lets them read.
@@ -139,6 +143,7 @@ impl Default for AuthConfig {
             allowed_ttl: Duration::from_secs(10),
             denied_ttl: Duration::from_secs(5),
             recheck: Duration::from_secs(60),
+            recheck_rbac: Duration::from_secs(60),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
             accesses_per_user: 200,

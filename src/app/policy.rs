@@ -2,7 +2,8 @@
 //! whether they are still allowed.
 //!
 //! Nobody else needs it, so that a proxy without such watches costs upstream nothing for it. A lease that begins before
-//! the listeners have everything is asked about again when they do (`Listener::begin`), as after any loss of history.
+//! the listeners have everything is asked about again a moment after they do (`Listener::begin`), as after any loss of
+//! history.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -144,8 +145,15 @@ impl Listener {
                 return;
             }
             let Some(mut cursor) = self.begin(feed).await else { return };
-            let mut frames = Vec::new();
-            while pull(&mut cursor, &mut frames).await {
+            let (mut frames, mut goes_on) = (Vec::new(), true);
+            while goes_on {
+                // Without its stream a feed hears later of what changes meanwhile.
+                self.hear(*state.borrow_and_update() == FeedState::Live);
+                goes_on = tokio::select! {
+                    biased;
+                    goes_on = pull(&mut cursor, &mut frames) => goes_on,
+                    changed = state.changed() => changed.is_ok(),
+                };
                 frames.drain(..).for_each(|frame| self.take(&frame));
             }
             // The feed has begun a new history or has ended: changes may have been missed.
@@ -172,10 +180,9 @@ impl Listener {
                 self.heard.policy.lock().apply(self.kind, change);
             }
         }
-        self.hear(true);
         // Our own rights may have changed while nobody listened.
         self.rights.changed();
-        self.heard.gate.policy_changed(&Affected::Everyone);
+        self.heard.gate.policy_begins();
         Some(cursor)
     }
 

@@ -10,6 +10,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::changes::LOOKED_AT;
+use super::hearing::Hearing;
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
@@ -33,6 +34,10 @@ pub(super) struct AccessReviewer {
     of_long_requests: Decisions,
     of_leases: Decisions,
     of_namespaces: Decisions,
+    /// Decisions by which proxies behind us are answered for what is not in the cache.
+    of_proxies: Decisions,
+    recheck: Duration,
+    recheck_rbac: Duration,
     /// Questions of requests that were not worth putting when they came up, by their hash: the next time they are.
     put_off: Cache<u64, ()>,
     /// How many questions one user's requests may cost, and how many those of all.
@@ -73,6 +78,15 @@ struct Decision {
     allowed: Result<Arc<str>, Arc<str>>,
 }
 
+/// That upstream has allowed something.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Vouched {
+    /// When it was asked.
+    pub(super) asked: Instant,
+    /// Whether it said that RBAC gives the right. It says so of no other authorizer's.
+    pub(super) by_policy: bool,
+}
+
 /// How long decisions are remembered.
 #[derive(Clone, Copy)]
 struct Ages {
@@ -80,6 +94,8 @@ struct Ages {
     denied: Duration,
 }
 
+/// The beginning of the reason of what RBAC allows. Neither the Node authorizer nor ABAC gives one.
+const BY_RBAC: &str = "RBAC: allowed by ";
 /// How many bytes remembered questions may take.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 /// How many bytes remembered questions of leases may take, and as many those of their namespaces. Leases share answers
@@ -110,6 +126,12 @@ impl AccessReviewer {
             of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
             of_leases: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
             of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
+            of_proxies: decisions(
+                Ages { allowed: config.recheck_rbac.max(config.recheck), ..ages },
+                DECISIONS_OF_LEASES_BYTES_MAX,
+            ),
+            recheck: config.recheck,
+            recheck_rbac: config.recheck_rbac,
             put_off: Cache::builder().max_capacity(PUT_OFF_MAX).time_to_live(config.allowed_ttl).build(),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
@@ -145,15 +167,46 @@ impl AccessReviewer {
         is_second
     }
 
-    /// When upstream was asked that still lets a lease's user do this: after `since`.
+    /// That upstream still lets a lease's user do this, by an answer that was asked for after `since`.
     pub(super) async fn vouched(
         &self,
         user: &Arc<User>,
         access: &Arc<Access>,
         since: Instant,
-    ) -> Result<Instant, NotGranted> {
-        let Decision { asked, allowed } = self.decision(user, access, AccessPurpose::Lease { since }).await?;
-        allowed.map(|_| asked).map_err(NotGranted::Denied)
+    ) -> Result<Vouched, NotGranted> {
+        let decision = self.decision(user, access, AccessPurpose::Lease { since }).await?;
+        decision.vouches().map(|(_, vouched)| vouched)
+    }
+
+    /// That a request's user may, and why.
+    pub(super) async fn granted(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+    ) -> Result<(Arc<str>, Vouched), NotGranted> {
+        self.decision(user, access, AccessPurpose::Request).await?.vouches()
+    }
+
+    /// Whether the user of a proxy behind us may ask for this. It asks for its clients, again and again, and nothing of
+    /// the cache stands on it: so an answer serves for as long as one of a lease does.
+    pub(super) async fn lets_proxy(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        hearing: &Hearing,
+    ) -> Result<(), NotGranted> {
+        let question = Question { user: user.clone(), access: access.clone() };
+        let known = self.of_proxies.get(&question).await;
+        let stands = |known: &Decision| {
+            let Ok((_, Vouched { asked, by_policy })) = known.clone().vouches() else { return false };
+            by_policy && asked.elapsed() < self.recheck_rbac && hearing.has_heard_all_since(asked)
+        };
+        if known.as_ref().is_some_and(stands) {
+            return Ok(());
+        }
+        let since = Instant::now().checked_sub(self.recheck);
+        let ask = || self.ask(&question, AccessPurpose::Request);
+        remembered(&self.of_proxies, &question, since, ask).await?.vouches().map(drop)
     }
 
     async fn decision(
@@ -183,7 +236,7 @@ impl AccessReviewer {
     /// They are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were used
     /// again until their time was over.
     pub(super) async fn forget(&self, affected: &Affected) {
-        for decisions in [&self.of_requests, &self.of_long_requests] {
+        for decisions in [&self.of_requests, &self.of_long_requests, &self.of_proxies] {
             if matches!(affected, Affected::Everyone) {
                 decisions.invalidate_all();
                 continue;
@@ -264,6 +317,14 @@ impl Question {
             (target.label_selector, target.field_selector) = (String::new(), String::new());
         }
         Self { user: Arc::new(user), access: Arc::new(access) }
+    }
+}
+
+impl Decision {
+    fn vouches(self) -> Result<(Arc<str>, Vouched), NotGranted> {
+        let reason = self.allowed.map_err(NotGranted::Denied)?;
+        let by_policy = reason.starts_with(BY_RBAC);
+        Ok((reason, Vouched { asked: self.asked, by_policy }))
     }
 }
 

@@ -3,6 +3,10 @@
 //! Upstream's authorizers see a change at their own pace. So it is asked about in three rounds: when it is heard of, a
 //! beat later, and three beats later. While changes come, there is one round in each beat, for everything that is due
 //! in it. So the first change of a burst is acted on at once, and a burst costs a round a beat, whatever its size.
+//!
+//! When changes begin to be heard, those before that moment were missed, and whatever was answered until upstream's
+//! authorizers have seen them too says nothing. That is asked about once, when they have, and not three times for each
+//! kind of objects that is heard from then on: a proxy that starts has most of its leases by then.
 
 use std::time::Duration;
 
@@ -11,12 +15,23 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::Affected;
+use crate::base::until;
 
 /// Changes that were seen and not yet acted on.
 #[derive(Debug)]
 pub(super) struct Changes {
     fresh: Mutex<Affected>,
+    began: Mutex<Option<Began>>,
     came: Notify,
+}
+
+/// Changes are heard from these moments on, of one kind of objects after the other.
+#[derive(Debug, Clone, Copy)]
+struct Began {
+    first: Instant,
+    last: Instant,
+    /// How long after the last everybody is asked about.
+    settles: Duration,
 }
 
 /// The changes that later rounds are still about.
@@ -36,10 +51,24 @@ const BEAT: Duration = Duration::from_millis(700);
 /// A random addition to the beat, drawn anew each time: a thousand proxies that have seen one change do not ask about
 /// it together.
 const JITTER: Duration = Duration::from_millis(300);
+/// How long upstream's authorizers may be behind what we see, as far as the last round of a change allows for it.
+pub(super) const SETTLES: Duration = BEAT.saturating_mul(3);
+/// How much later than after the first beginning the question comes because of others that follow it.
+const GATHERED_MAX: Duration = Duration::from_secs(1);
 
 impl Changes {
     pub(super) fn new() -> Self {
-        Self { fresh: Mutex::new(Affected::nobody()), came: Notify::new() }
+        Self { fresh: Mutex::new(Affected::nobody()), began: Mutex::default(), came: Notify::new() }
+    }
+
+    /// Notes that changes of one more kind of objects are heard from now on. What came before may have been missed.
+    pub(super) fn begin(&self) {
+        let now = Instant::now();
+        let mut began = self.began.lock();
+        let fresh = || Began { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * fastrand::f64()) };
+        *began = Some(Began { last: now, ..began.unwrap_or_else(fresh) });
+        drop(began);
+        self.came.notify_one();
     }
 
     /// Takes in a change that we have seen.
@@ -55,11 +84,24 @@ impl Changes {
     pub(super) async fn next(&self, rounds: &mut Rounds) -> Affected {
         loop {
             sleep_until(rounds.rest_until).await;
-            if rounds.ago.iter().all(Option::is_none) {
-                self.came.notified().await;
+            let is_quiet = rounds.ago.iter().all(Option::is_none);
+            if is_quiet {
+                let settled = self.began.lock().map(Began::due);
+                tokio::select! {
+                    biased;
+                    () = self.came.notified() => {}
+                    () = until(settled) => {}
+                }
             }
             let fresh = std::mem::replace(&mut *self.fresh.lock(), Affected::nobody());
-            let due = [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(fresh.clone(), Affected::and);
+            let missed = if self.have_settled() { Affected::Everyone } else { Affected::nobody() };
+            if is_quiet && fresh.is_nobody() {
+                if missed.is_nobody() {
+                    continue;
+                }
+                return missed;
+            }
+            let due = [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(missed.and(&fresh), Affected::and);
             rounds.ago.rotate_right(1);
             rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_nobody());
             rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(fastrand::f64());
@@ -67,6 +109,21 @@ impl Changes {
                 return due;
             }
         }
+    }
+
+    /// Whether it is time to ask about everybody, for what was missed before changes were heard.
+    fn have_settled(&self) -> bool {
+        let (mut began, now) = (self.began.lock(), Instant::now());
+        let Some(since) = began.filter(|began| began.due() <= now) else { return false };
+        // What began a moment ago is too young for this question, and has another.
+        *began = (since.last + SETTLES > now).then_some(Began { first: since.last, ..since });
+        true
+    }
+}
+
+impl Began {
+    fn due(self) -> Instant {
+        self.last.min(self.first + GATHERED_MAX) + self.settles
     }
 }
 
@@ -146,6 +203,54 @@ mod tests {
             );
         }
         assert!(began.elapsed() >= Duration::from_secs(2));
+    }
+
+    /// Four kinds of objects begin to be heard, one after the other, and a change comes between them.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_missed_before_changes_are_heard_is_asked_about_once_when_upstream_has_seen_it() {
+        for with_change in [false, true] {
+            let changes = Arc::new(Changes::new());
+            let began = Instant::now();
+            let begins = changes.clone();
+            tokio::spawn(async move {
+                for _ in 0..4 {
+                    begins.begin();
+                    sleep(Duration::from_millis(200)).await;
+                }
+                if with_change {
+                    begins.hear(&change(1));
+                }
+            });
+            let rounds = rounds(&changes, 60).await;
+            let (all, some): (Vec<_>, Vec<_>) = rounds.iter().partition(|(_, affected)| touches(affected, 2));
+            let last = began + Duration::from_millis(600);
+            assert_eq!(all.len(), 1, "{rounds:?}");
+            let asked = began + all[0].0;
+            assert!(asked >= last + SETTLES && asked <= last + Duration::from_millis(4_100), "{rounds:?}");
+            let of_change = some.len() + all.iter().filter(|_| with_change && some.len() == 2).count();
+            assert!(with_change && (2..=3).contains(&some.len()) && of_change >= 3 || some.is_empty(), "{rounds:?}");
+            let first = some.first().map_or(Duration::from_millis(800), |(at, _)| *at);
+            assert_eq!(first, Duration::from_millis(800), "a change is asked about at once all the same");
+        }
+    }
+
+    /// What begins again and again, as where upstream goes away, puts nothing off for ever.
+    #[tokio::test(start_paused = true)]
+    async fn what_begins_again_and_again_is_asked_about_all_the_same() {
+        let changes = Arc::new(Changes::new());
+        let begins = changes.clone();
+        tokio::spawn(async move {
+            for _ in 0..100 {
+                begins.begin();
+                sleep(Duration::from_millis(300)).await;
+            }
+        });
+        let times: Vec<_> = rounds(&changes, 60).await.into_iter().map(|(at, _)| at).collect();
+        assert!(times[0] <= Duration::from_millis(4_100), "{times:?}");
+        assert!(times.windows(2).all(|two| two[1].saturating_sub(two[0]) <= Duration::from_millis(4_100)), "{times:?}");
+        assert!((7..=20).contains(&times.len()), "{times:?}");
+        let last = Duration::from_millis(99 * 300);
+        assert!(times.last().is_some_and(|at| *at >= last + SETTLES), "the last beginning, too: {times:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,20 +3,18 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
 use super::changes::{Changes, Rounds};
 use super::credential::{Credential, asserted, token_of};
 use super::grant_lease::{Claim, GrantLease, LeaseTerms, Leases};
+use super::hearing::Hearing;
 use super::impersonation::{Impeded, Impersonation};
 use super::namespace_quota::NamespaceQuota;
 use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
 use super::reviews::Reviews;
-use super::{
-    Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, access_reviewer, metrics, token_reviewer,
-};
+use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, metrics, token_reviewer};
 use crate::base::{Shares, Tasks, WallClock, mutant, watch};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::net::{Peer, PeerAddress};
@@ -39,8 +37,7 @@ struct Shared {
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
-    /// Whether changes of policy are heard of, and when one was heard last or that began.
-    policy: Mutex<(bool, Instant)>,
+    hearing: Arc<Hearing>,
     /// The user that upstream takes us for, as of lately: our credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
     /// The release that upstream runs, as of lately: it may be upgraded.
@@ -126,14 +123,14 @@ impl Gate {
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
         let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
-        let (leases, slots) = (Arc::<Leases>::default(), Shares::new(IN_FLIGHT_MAX));
+        let hearing = Arc::new(Hearing::new());
+        let (leases, slots) = (Arc::new(Leases::new(hearing.clone())), Shares::new(IN_FLIGHT_MAX));
         let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
         tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let policy = Mutex::new((false, Instant::now()));
         let shared =
-            Shared { config, authenticator, leases, slots, quota, changes, tasks, client, policy, ourselves, release };
+            Shared { config, authenticator, leases, slots, quota, changes, tasks, client, hearing, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -187,6 +184,16 @@ impl Gate {
             return None;
         }
         shared.grant(caller, info, access).await.ok()
+    }
+
+    /// Whether a proxy behind us may ask for what is no content of the cache: reviews of its callers, and what upstream
+    /// says of itself.
+    pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
+        let Some(shared) = &self.delegated else { return true };
+        let Ok(known) = shared.known(caller) else { return false };
+        let Some(known) = known else { return true };
+        let (access, reviewer) = (Arc::new(Access::of(info)), &shared.authenticator.access_reviewer);
+        reviewer.lets_proxy(&known.user, &access, &shared.hearing).await.is_ok()
     }
 
     /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
@@ -246,8 +253,16 @@ impl Gate {
     /// changes cost hardly more than one.
     pub fn policy_changed(&self, affected: &Affected) {
         if let Some(shared) = &self.delegated {
-            shared.policy.lock().1 = Instant::now();
+            shared.hearing.changed();
             shared.changes.hear(affected);
+        }
+    }
+
+    /// Notes that changes of one more kind of objects are heard from now on: those before that may have been missed.
+    pub fn policy_begins(&self) {
+        if let Some(shared) = &self.delegated {
+            shared.hearing.begins();
+            shared.changes.begin();
         }
     }
 
@@ -257,18 +272,17 @@ impl Gate {
         self.delegated.as_ref().map(|shared| shared.leases.count())
     }
 
-    /// Says whether changes of policy are seen.
+    /// Says whether changes of policy are seen as they happen; otherwise they are seen later, or changes begin anew.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
-            *shared.policy.lock() = (is_heard, Instant::now());
+            shared.hearing.is(is_heard);
         }
     }
 
     /// Since when no change of policy has been seen; `None` where it would not be.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
-        let (is_heard, since) = *self.delegated.as_ref()?.policy.lock();
-        is_heard.then_some(since)
+        self.delegated.as_ref()?.hearing.unchanged_since()
     }
 
     /// How long answers about callers are remembered, at most.
@@ -304,12 +318,11 @@ impl Shared {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let hold = || self.lease(&known, info, &access, None);
         let lease = if mutant(21) { None } else { hold() };
-        let reason = self
-            .authenticator
-            .access_reviewer
-            .decide(&known.user, &access, access_reviewer::AccessPurpose::Request)
-            .await?;
+        let (reason, vouched) = self.authenticator.access_reviewer.granted(&known.user, &access).await?;
         let lease = if mutant(21) { hold() } else { lease };
+        if let Some(lease) = &lease {
+            lease.stands_on(&known.user, vouched);
+        }
         Ok(Grant::new(access, lease).because(reason))
     }
 
@@ -363,7 +376,8 @@ impl Shared {
                 access: access.clone(),
                 verdicts,
             };
-            let terms = LeaseTerms { period: self.config.recheck, grace: self.config.outage_grace };
+            let AuthConfig { recheck: period, recheck_rbac: by_policy, outage_grace: grace, .. } = self.config;
+            let terms = LeaseTerms { period, by_policy, grace };
             self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
         })
     }

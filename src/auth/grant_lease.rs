@@ -4,20 +4,25 @@
 //! finds the lease (R-LEASE-1). One lease for all watches of one credential that want the same.
 //!
 //! Leases that stand on the same answer share it: it is asked for once in a period, by the one whose turn comes first.
+//!
+//! A right that RBAC gives, in upstream's own words, is not asked about in each period while all changes of RBAC are
+//! heard: what ends it touches the lease. It is asked about all the same, more rarely, for what else may end it.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use dashmap::{DashMap, Entry};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::access_reviewer::Vouched;
 use super::authenticator::{Authenticator, Identity, Trusted};
 use super::changes::LOOKED_AT;
 use super::credential::Credential;
+use super::hearing::Hearing;
+use super::lease_standing::{Doubt, LeaseStanding};
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::base::{Tasks, watch};
@@ -30,35 +35,12 @@ pub(super) struct GrantLease {
     /// Why it is over.
     revoked: OnceLock<Box<Revoked>>,
     over: CancellationToken,
-    shared: Arc<Standing>,
+    shared: Arc<LeaseStanding>,
     _keeper: DropGuard,
 }
 
-/// What a lease and its keeper know of each other.
-#[derive(Debug)]
-struct Standing {
-    id: CredentialId,
-    credential: Credential,
-    access: Arc<Access>,
-    /// As last seen: groups may change while a watch is open.
-    user: Mutex<Arc<User>>,
-    /// For a watch that may show some namespaces: the lease is for them, and not for the whole.
-    verdicts: Option<Arc<NamespaceVerdicts>>,
-    doubt: Mutex<Option<Doubt>>,
-    doubted: Notify,
-}
-
-/// The policy has changed in a way that may matter to a lease.
-#[derive(Debug, Clone, Copy)]
-struct Doubt {
-    /// When it was seen: an answer to an older question will not do.
-    since: Instant,
-    /// When upstream is asked.
-    begins: Instant,
-}
-
 /// The leases there are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Leases {
     /// In parts: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock in 497, 813 and 2,108
     /// ns (benches/README.md).
@@ -67,6 +49,7 @@ pub(super) struct Leases {
     count: watch::Sender<usize>,
     /// How many go on although nobody can tell whether they may.
     in_doubt: Mutex<usize>,
+    hearing: Arc<Hearing>,
 }
 
 /// Says that a lease is in doubt, for as long as it is.
@@ -83,7 +66,7 @@ struct Keeper {
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
     lease: Weak<GrantLease>,
-    standing: Arc<Standing>,
+    standing: Arc<LeaseStanding>,
     terms: LeaseTerms,
     until: Option<SystemTime>,
     good: Asserted,
@@ -103,6 +86,8 @@ struct Asserted {
 pub(super) struct LeaseTerms {
     /// At most; less up to a fifth, the first up to four fifths: leases that began together are asserted apart.
     pub(super) period: Duration,
+    /// How long upstream's word stands that RBAC gives the right, while all changes of RBAC are heard.
+    pub(super) by_policy: Duration,
     /// When nobody can tell.
     pub(super) grace: Duration,
 }
@@ -132,6 +117,10 @@ const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
 impl Leases {
+    pub(super) fn new(hearing: Arc<Hearing>) -> Self {
+        Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), hearing }
+    }
+
     /// The lease for a claim: one that is there, or a new one with its keeper.
     pub(super) fn hold(
         self: &Arc<Self>,
@@ -149,8 +138,7 @@ impl Leases {
         }
         let is_another = matches!(held, Entry::Vacant(_));
         let Claim { id, credential, user, until, access, verdicts } = claim;
-        let (user, doubt, doubted) = (Mutex::new(user), Mutex::default(), Notify::new());
-        let standing = Arc::new(Standing { id, credential, access, user, verdicts, doubt, doubted });
+        let standing = Arc::new(LeaseStanding::new((id, credential), access, user, verdicts));
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease {
             revoked: OnceLock::new(),
@@ -255,6 +243,11 @@ impl GrantLease {
         self.shared.verdicts.as_ref()
     }
 
+    /// Notes what upstream has said, by which a watch begins that stands on this.
+    pub(super) fn stands_on(&self, user: &User, vouched: Vouched) {
+        self.shared.stands_on(user, vouched);
+    }
+
     /// Ends it, because the caller may not what it would come to.
     pub(super) fn refuse(&self, why: &NotGranted) {
         metrics::revoked(why.as_str());
@@ -265,35 +258,6 @@ impl GrantLease {
         let (user, access) = (self.shared.user.lock().clone(), self.shared.access.clone());
         let _ = self.revoked.set(Box::new(Revoked { user, access, why }));
         self.over.cancel();
-    }
-}
-
-impl Standing {
-    fn doubt(&self, doubt: Doubt) {
-        let mut now = self.doubt.lock();
-        // One question answers all that has changed until it is put.
-        let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
-        *now = Some(Doubt { begins, ..doubt });
-        drop(now);
-        self.doubted.notify_one();
-    }
-
-    /// Completes when upstream is to be asked as policy has changed, with the moment before which no answer will do.
-    async fn doubted(&self) -> Instant {
-        loop {
-            let Some(begins) = self.doubt.lock().map(|doubt| doubt.begins) else {
-                self.doubted.notified().await;
-                continue;
-            };
-            tokio::select! {
-                biased;
-                () = sleep_until(begins) => {}
-                () = self.doubted.notified() => continue,
-            }
-            if let Some(doubt) = self.doubt.lock().take() {
-                return doubt.since;
-            }
-        }
     }
 }
 
@@ -369,8 +333,7 @@ impl Keeper {
         if self.good.identity < wanted || self.is_over() {
             let Identity { asked, user, until } = self.identify(wanted).await?;
             (self.good.identity, self.until) = (asked, until);
-            let before = std::mem::replace(&mut *self.standing.user.lock(), user.clone());
-            if before != user {
+            if self.standing.is_of(&user) {
                 // What was asserted of its former groups says nothing.
                 self.good.right = since.checked_sub(Duration::from_nanos(1)).unwrap_or(since);
             }
@@ -384,13 +347,16 @@ impl Keeper {
         }
         let wanted = since.max(self.needed.right);
         if self.good.right < wanted {
-            self.good.right = self.vouched(wanted).await?;
+            self.good.right = match self.standing.policys_word(self.needed.right) {
+                Some(asked) if self.still_holds(asked) => Instant::now(),
+                _ => self.vouched(wanted).await?,
+            };
         }
         Ok(())
     }
 
     async fn identify(&self, since: Instant) -> Result<Identity, NotGranted> {
-        let Standing { id, credential, user, .. } = &*self.standing;
+        let LeaseStanding { id, credential, user, .. } = &*self.standing;
         let payer = Payer::of(&user.lock());
         let asks = token_reviewer::TokenPurpose::Lease { since, payer: &payer };
         self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
@@ -406,7 +372,15 @@ impl Keeper {
 
     async fn vouched(&self, since: Instant) -> Result<Instant, NotGranted> {
         let user = self.standing.user.lock().clone();
-        self.authenticator.access_reviewer.vouched(&user, &self.standing.access, since).await
+        let vouched = self.authenticator.access_reviewer.vouched(&user, &self.standing.access, since).await?;
+        self.standing.stands_on(&user, vouched);
+        Ok(vouched.asked)
+    }
+
+    /// Whether what RBAC gave when upstream was asked it gives now: whatever has changed since would have been heard,
+    /// and has not touched this. An authorizer in front of RBAC may have begun to deny, so not for ever.
+    fn still_holds(&self, asked: Instant) -> bool {
+        asked.elapsed() < self.terms.by_policy && self.leases.hearing.has_heard_all_since(asked)
     }
 
     /// When to ask again if nothing happens: not later than the credential ends.

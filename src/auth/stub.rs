@@ -35,6 +35,8 @@ struct Rules {
     decides_first: bool,
     /// A namespace about which nobody answers.
     mute: Option<String>,
+    /// Why something is allowed.
+    reason: &'static str,
     asked: Vec<AskedQuestion>,
 }
 
@@ -74,6 +76,11 @@ impl Stub {
     /// What is asked is decided at once, and not when it is answered.
     pub(super) fn decides_first(&self) {
         self.rules.lock().decides_first = true;
+    }
+
+    /// What is allowed is allowed for this reason from now on.
+    pub(super) fn because(&self, reason: &'static str) {
+        self.rules.lock().reason = reason;
     }
 
     /// About this namespace nobody answers.
@@ -126,7 +133,7 @@ impl Reviews for Arc<Stub> {
                 return Err(Error::Timeout(slow));
             }
             let allowed = if stub.rules.lock().decides_first { first } else { is_allowed() };
-            Ok(AccessVerdict { allowed, reason: String::new() })
+            Ok(AccessVerdict { allowed, reason: stub.rules.lock().reason.to_owned() })
         })
     }
 }

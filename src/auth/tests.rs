@@ -3,6 +3,7 @@
 mod crowds;
 mod leases;
 mod namespaces;
+mod policy;
 mod steps;
 
 use std::sync::Arc;

@@ -193,6 +193,9 @@ pub(super) struct DelegatedSection {
     /// How often the right behind an open watch is asked about again, or up to a fifth sooner, whatever is known of
     /// changes
     pub(super) recheck: RightsPeriod,
+    /// The same of a right that RBAC gives, as the authorizer says, while changes of RBAC are seen. A shorter one is as
+    /// long as `recheck`
+    pub(super) recheck_rbac: RightsPeriod,
     /// How long open watches go on while their rights cannot be checked
     pub(super) outage_grace: RightsPeriod,
     /// Different accesses of one user that upstream is asked about; beyond it 429
@@ -410,6 +413,7 @@ impl Default for DelegatedSection {
             allowed_ttl: Period(auth.allowed_ttl),
             denied_ttl: Period(auth.denied_ttl),
             recheck: Period(auth.recheck),
+            recheck_rbac: Period(auth.recheck_rbac),
             outage_grace: Period(auth.outage_grace),
             accesses_per_second_per_user: number(auth.accesses_per_user),
             accesses_burst_per_user: number(auth.accesses_burst_per_user),

@@ -131,6 +131,7 @@ impl From<DelegatedSection> for DelegatedKeys {
                 allowed_ttl: said.allowed_ttl.0,
                 denied_ttl: said.denied_ttl.0,
                 recheck: said.recheck.0,
+                recheck_rbac: said.recheck_rbac.0,
                 outage_grace: said.outage_grace.0,
                 anonymous: said.anonymous,
                 accesses_per_user: said.accesses_per_second_per_user.small(),

@@ -30,6 +30,8 @@ struct Rules {
     rights: HashSet<(String, String)>,
     /// Verbs and resources that whoever asks about itself is said to lack.
     lacking: HashSet<(String, String)>,
+    /// Why something is allowed.
+    reason: String,
     refusal: Option<u16>,
     asked: ReviewCounts,
 }
@@ -70,6 +72,11 @@ impl ReviewAnswers {
     /// Takes back what [`allow`](Self::allow) gave.
     pub fn deny(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.remove(&(user.to_owned(), namespace.to_owned()));
+    }
+
+    /// Gives this as the reason of what is allowed from now on.
+    pub fn because(&self, reason: &str) {
+        reason.clone_into(&mut self.rules.lock().reason);
     }
 
     /// Says to whoever asks about its own rights that it has not this one. Nothing else is refused for it.
@@ -113,7 +120,9 @@ impl ReviewAnswers {
                 let (user, namespace) = (text("/spec/user"), text("/spec/resourceAttributes/namespace"));
                 let path = text("/spec/nonResourceAttributes/path");
                 let may = |namespace: &str| rules.rights.contains(&(user.clone(), namespace.to_owned()));
-                json!({"allowed": may("*") || [namespace, path].iter().any(|place| !place.is_empty() && may(place))})
+                let allowed = may("*") || [namespace, path].iter().any(|place| !place.is_empty() && may(place));
+                let reason = if allowed { rules.reason.as_str() } else { "" };
+                json!({"allowed": allowed, "reason": reason})
             }
             OWN_ACCESSES => {
                 let of = |name: &str| text(&format!("/spec/resourceAttributes/{name}"));

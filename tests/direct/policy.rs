@@ -6,7 +6,7 @@ use kube_fanout::auth::AuthMode;
 use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use serde_json::json;
 
-use crate::direct::{self, Ended, PODS, Plan, in_time};
+use crate::direct::{self, App, Ended, PODS, Plan, eventually, in_time};
 
 const RBAC: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
 /// How long feeds stay without readers, and how long RBAC is listened to without leases.
@@ -87,4 +87,50 @@ async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
     assert_eq!(up.reviews().asked().accesses, asked);
     up.faults().release_lists();
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
+}
+
+/// Whether this proxy says that it hears of changes of RBAC as they happen.
+async fn hears(app: &App) -> bool {
+    app.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1\n")
+}
+
+/// Completes when the owner of a token was asked about ten times, and no right meanwhile.
+async fn asks_about_no_right(up: &RunningUpstream) {
+    let asked = || up.reviews().asked();
+    let is_quiet = || async {
+        let before = asked();
+        eventually("whose the token is", || async { asked().tokens >= before.tokens + 10 }).await;
+        asked().accesses == before.accesses
+    };
+    eventually("no right is asked about", is_quiet).await;
+}
+
+/// R-LEASE-1: what RBAC gives ends by a change that is heard, and so it is not asked about by the minute. Where that
+/// would not be heard, it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_rbac_gives_is_asked_about_while_rbac_is_not_heard_and_when_it_changes() {
+    let up = upstream().await;
+    up.put("clusterrolebindings", bound("ada"));
+    let app = delegated(&up).with(|config| config.delegated.auth.recheck = SOON).run().await;
+    app.discovered().await;
+    let ada = app.bearing("a");
+    let watch = ada.watch(PODS).initial_events().await;
+    watch.listed().await;
+    eventually("RBAC is heard", || hears(&app)).await;
+    let before = up.reviews().asked().accesses;
+    eventually("a webhook's right", || async { up.reviews().asked().accesses >= before + 10 }).await;
+    up.reviews().because("RBAC: allowed by ClusterRoleBinding \"b\" of ClusterRole \"r\" to User \"ada\"");
+    asks_about_no_right(&up).await;
+
+    up.faults().down().await;
+    let is_deaf = || async { !hears(&app).await };
+    eventually("nothing is heard", is_deaf).await;
+    up.faults().up().await;
+    eventually("RBAC is heard again", || hears(&app)).await;
+    asks_about_no_right(&up).await;
+    assert!(watch.is_open());
+
+    up.reviews().deny("ada", "*");
+    up.put("clusterrolebindings", bound("somebody else"));
+    assert_eq!(watch.ended_in_time(Duration::from_secs(5)).await, Ended::Refused(403));
 }

@@ -238,6 +238,27 @@ async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change
     assert!(up.reviews().asked().accesses > before);
 }
 
+/// A leaf asks about each of its clients. Whether it may is not asked each time: that gives it nothing of the cache.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
+    let up = demo::upstream().run().await;
+    up.reviews().give("leaf", "system:node:leaf");
+    up.reviews().allow("system:node:leaf", "*");
+    let plan = zone(&up).with(|config| {
+        config.auth = AuthMode::Delegated;
+        // Nothing is remembered for requests.
+        config.delegated.auth.allowed_ttl = Duration::ZERO;
+    });
+    let zone = plan.run().await;
+    zone.discovered().await;
+    let leaf = zone.bearing("leaf");
+    let before = up.reviews().asked().accesses;
+    for number in 0..10 {
+        assert_eq!(reviewed(&leaf, &format!("ada-{number}")).await, (201, Some(false)));
+    }
+    assert_eq!(up.reviews().asked().accesses, before + 10 + 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delegated_leaves_ask_the_zone_and_their_common_questions_are_one() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,0 +1,137 @@
+//! Rights that RBAC gives, while changes of RBAC are heard.
+
+use tokio::time::sleep;
+
+use super::*;
+
+const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
+const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
+/// Within this time upstream is asked about a right whatever gives it, and a lease without it ends.
+const BOUND: Duration = Duration::from_secs(660);
+
+/// A gate that asks about what RBAC gives every ten minutes.
+fn patient_scene() -> Scene {
+    scene_with(AuthConfig { recheck_rbac: seconds(600), ..AuthConfig::default() })
+}
+
+/// What is allowed is allowed by RBAC, whose changes are heard from now on.
+fn scene_of(reason: &'static str) -> Scene {
+    let scene = patient_scene();
+    scene.stub.because(reason);
+    hear(&scene);
+    scene
+}
+
+fn hear(scene: &Scene) {
+    (0..4).for_each(|_| scene.gate.policy_begins());
+    scene.gate.hears_policy(true);
+}
+
+/// How many questions about rights there were.
+fn accesses(scene: &Scene) -> usize {
+    scene.stub.asked().iter().filter(|asked| asked.namespace.is_some()).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_heard_and_does_not_change() {
+    for (reason, least, most) in [(RBAC, 2, 4), ("", 30, 40), ("allowed by a webhook", 30, 40)] {
+        let scene = scene_of(reason);
+        let watch = scene.watch("ada", PODS).await;
+        sleep(seconds(10)).await;
+        assert_eq!(accesses(&scene), 2, "{reason}: as the watch begins, and as changes begin to be heard");
+        sleep(seconds(30 * 60)).await;
+        let asked = scene.stub.asked();
+        let accesses = asked.iter().filter(|asked| asked.namespace.is_some()).count();
+        assert!((least..=most).contains(&accesses), "{reason}: {accesses} in half an hour");
+        assert!((30..=40).contains(&(asked.len() - accesses)), "whose the token is, RBAC does not say");
+        assert_eq!(watch.why(), None);
+    }
+}
+
+/// The first word counts, too: a watch that begins while RBAC is heard is not asked about again.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_begins_while_rbac_is_heard_costs_one_question() {
+    let scene = scene_of(RBAC);
+    sleep(seconds(60)).await;
+    let _watch = scene.watch("ada", PODS).await;
+    sleep(seconds(400)).await;
+    assert_eq!(accesses(&scene), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_rbac_ends_such_a_right_as_soon_as_any() {
+    for late in [0, 1_900] {
+        let scene = scene_of(RBAC);
+        let watch = scene.watch("ada", PODS).await;
+        sleep(seconds(300)).await;
+        scene.gate.policy_changed(&change("ada", "t1"));
+        sleep(Duration::from_millis(late)).await;
+        scene.stub.deny("ada", "t1");
+        let took = until(&watch.over()).await + Duration::from_millis(late);
+        assert!(took < seconds(5), "{late} ms late: {took:?}");
+    }
+}
+
+/// What changes unheard before the listeners have everything ends it a moment after they do.
+#[tokio::test(start_paused = true)]
+async fn what_was_missed_before_rbac_is_heard_ends_such_a_right() {
+    let scene = patient_scene();
+    scene.stub.because(RBAC);
+    let watch = scene.watch("ada", PODS).await;
+    sleep(seconds(1)).await;
+    hear(&scene);
+    sleep(Duration::from_millis(1_900)).await;
+    scene.stub.deny("ada", "t1");
+    let took = until(&watch.over()).await;
+    assert!(took < seconds(3), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_rbac_does_not_tell_ends_such_a_right_within_eleven_minutes_and_else_within_the_bound() {
+    for (is_heard, bound) in [(true, BOUND), (false, seconds(75))] {
+        for after in [0, 200, 500] {
+            let scene = scene_of(RBAC);
+            let watch = scene.watch("ada", PODS).await;
+            sleep(seconds(20 + after)).await;
+            scene.gate.hears_policy(is_heard);
+            scene.stub.deny("ada", "t1");
+            let took = until(&watch.over()).await;
+            assert!(took <= bound, "{is_heard}, {after}: {took:?}");
+            assert_eq!(watch.why(), Some("denied"));
+        }
+    }
+}
+
+/// An outage lasts from when the right was last known, and not from when it was asked about.
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
+    let scene = scene_of(RBAC);
+    let watch = scene.watch("ada", PODS).await;
+    sleep(seconds(500)).await;
+    scene.stub.silent(true);
+    scene.gate.hears_policy(false);
+    let took = until(&watch.over()).await;
+    assert!(took >= seconds(235) && took <= seconds(365), "{took:?}");
+    assert_eq!(watch.why(), Some("unavailable"));
+}
+
+/// What a proxy behind us asks for, other than the content of feeds.
+#[tokio::test(start_paused = true)]
+async fn whether_a_proxy_may_ask_is_asked_once_a_minute_or_less_and_when_rights_change() {
+    for (reason, least, most) in [("", 27, 31), (RBAC, 3, 4)] {
+        let scene = scene_of(reason);
+        let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+        let asks = info("/api/v1/namespaces/t1/pods");
+        sleep(seconds(10)).await;
+        for _ in 0..300 {
+            assert!(scene.gate.lets_proxy(&caller, &asks).await);
+            sleep(seconds(6)).await;
+        }
+        let asked = accesses(&scene);
+        assert!((least..=most).contains(&asked), "{reason}: {asked} in half an hour");
+        scene.stub.deny("ada", "t1");
+        scene.gate.policy_changed(&change("ada", "t1"));
+        sleep(seconds(4)).await;
+        assert!(!scene.gate.lets_proxy(&caller, &asks).await, "{reason}");
+    }
+}
