@@ -23,7 +23,7 @@ pub mod watch;
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
 pub use clock::{WallClock, now_ns, until};
-pub use cores::{Bell, CorePlace, Cores};
+pub use cores::{Bell, CorePlace, Cores, PerCore, home_runtime};
 pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 #[cfg(debug_assertions)]

@@ -26,6 +26,7 @@ mod pool;
 mod readiness;
 mod release;
 mod review;
+mod runtime;
 mod secrecy;
 mod server_url;
 mod stream_limit;

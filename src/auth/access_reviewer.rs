@@ -10,7 +10,6 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::changes::LOOKED_AT;
-use super::hearing::Hearing;
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
@@ -37,7 +36,6 @@ pub(super) struct AccessReviewer {
     /// Decisions by which proxies behind us are answered for what is not in the cache.
     of_proxies: Decisions,
     recheck: Duration,
-    recheck_rbac: Duration,
     /// Questions of requests that were not worth putting when they came up, by their hash: the next time they are.
     put_off: Cache<u64, ()>,
     /// How many questions one user's requests may cost, and how many those of all.
@@ -126,12 +124,8 @@ impl AccessReviewer {
             of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
             of_leases: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
             of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
-            of_proxies: decisions(
-                Ages { allowed: config.recheck_rbac.max(config.recheck), ..ages },
-                DECISIONS_OF_LEASES_BYTES_MAX,
-            ),
+            of_proxies: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
             recheck: config.recheck,
-            recheck_rbac: config.recheck_rbac,
             put_off: Cache::builder().max_capacity(PUT_OFF_MAX).time_to_live(config.allowed_ttl).build(),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
@@ -188,22 +182,9 @@ impl AccessReviewer {
     }
 
     /// Whether the user of a proxy behind us may ask for this. It asks for its clients, again and again, and nothing of
-    /// the cache stands on it: so an answer serves for as long as one of a lease does.
-    pub(super) async fn lets_proxy(
-        &self,
-        user: &Arc<User>,
-        access: &Arc<Access>,
-        hearing: &Hearing,
-    ) -> Result<(), NotGranted> {
+    /// the cache stands on it: so an answer serves until a lease would be asked about again.
+    pub(super) async fn lets_proxy(&self, user: &Arc<User>, access: &Arc<Access>) -> Result<(), NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
-        let known = self.of_proxies.get(&question).await;
-        let stands = |known: &Decision| {
-            let Ok((_, Vouched { asked, by_policy })) = known.clone().vouches() else { return false };
-            by_policy && asked.elapsed() < self.recheck_rbac && hearing.has_heard_all_since(asked)
-        };
-        if known.as_ref().is_some_and(stands) {
-            return Ok(());
-        }
         let since = Instant::now().checked_sub(self.recheck);
         let ask = || self.ask(&question, AccessPurpose::Request);
         remembered(&self.of_proxies, &question, since, ask).await?.vouches().map(drop)

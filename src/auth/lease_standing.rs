@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -24,7 +25,13 @@ pub(super) struct LeaseStanding {
     by_policy: Mutex<Option<Instant>>,
     doubt: Mutex<Option<Doubt>>,
     doubted: Notify,
+    /// When policy changed last in a way that may matter.
+    changed: Mutex<Option<Instant>>,
 }
+
+/// How far upstream's authorizers may be behind a change of policy. What they say of it earlier is believed, and asked
+/// again.
+const LAG_MAX: Duration = Duration::from_secs(60);
 
 /// The policy has changed in a way that may matter to a lease.
 #[derive(Debug, Clone, Copy)]
@@ -42,8 +49,17 @@ impl LeaseStanding {
         user: Arc<User>,
         verdicts: Option<Arc<NamespaceVerdicts>>,
     ) -> Self {
-        let (user, doubted) = (Mutex::new(user), Notify::new());
-        Self { id, credential, access, user, verdicts, by_policy: Mutex::default(), doubt: Mutex::default(), doubted }
+        Self {
+            id,
+            credential,
+            access,
+            user: Mutex::new(user),
+            verdicts,
+            by_policy: Mutex::default(),
+            doubt: Mutex::default(),
+            doubted: Notify::new(),
+            changed: Mutex::default(),
+        }
     }
 
     /// Takes in whose the credential is by now. Returns whether it was somebody else's, of whom nothing that was said
@@ -72,8 +88,10 @@ impl LeaseStanding {
         }
     }
 
-    /// When upstream was asked last, if it said that RBAC gives the right and was asked after `since`.
+    /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since` and not too soon
+    /// behind a change.
     pub(super) fn policys_word(&self, since: Instant) -> Option<Instant> {
+        let since = self.changed.lock().map_or(since, |changed| since.max(changed + LAG_MAX));
         self.by_policy.lock().filter(|asked| *asked >= since)
     }
 
@@ -83,6 +101,7 @@ impl LeaseStanding {
         let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
         *now = Some(Doubt { begins, ..doubt });
         drop(now);
+        *self.changed.lock() = Some(doubt.since);
         self.doubted.notify_one();
     }
 

@@ -15,7 +15,14 @@ use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 /// Threads that have a runtime each: a task that is given to one stays there, and so do the lines of the processor's
 /// cache that it uses. Cloning shares; the threads end with the last clone.
 #[derive(Debug, Clone, Default)]
-pub struct Cores(Arc<[Core]>);
+pub struct Cores(Arc<CoreThreads>);
+
+#[derive(Debug, Default)]
+struct CoreThreads {
+    all: Vec<Core>,
+    /// Where the search for a place begins: short tasks, one after the other, go to one core after the other.
+    next: AtomicUsize,
+}
 
 #[derive(Debug)]
 struct Core {
@@ -48,9 +55,24 @@ struct Rung {
     is_over: bool,
 }
 
+/// One for each core, and one for all other threads.
+#[derive(Debug)]
+pub struct PerCore<T>(Box<[T]>);
+
+/// What a thread knows of the core that it is.
+struct Here {
+    bell: Arc<Bell>,
+    home: Option<Handle>,
+}
+
 thread_local! {
-    /// The bell of the core whose thread this is.
-    static HERE: RefCell<Option<Arc<Bell>>> = const { RefCell::new(None) };
+    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+}
+
+/// The runtime beside which cores were started, on a core's thread; elsewhere the current one. It is for what others
+/// wait for too, and must not wait for what else the core does.
+pub fn home_runtime() -> Handle {
+    HERE.with_borrow(|here| here.as_ref().and_then(|here| here.home.clone())).unwrap_or_else(Handle::current)
 }
 
 impl Cores {
@@ -70,23 +92,25 @@ impl Cores {
     /// # Errors
     /// A thread cannot be started.
     pub fn start(count: usize) -> io::Result<Self> {
-        (0..count).map(Core::start).collect::<io::Result<_>>().map(Self)
+        let all = (0..count).map(Core::start).collect::<io::Result<_>>()?;
+        Ok(Self(Arc::new(CoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
     /// A place on the core that has the fewest tasks; `None` if there are no cores.
     pub(super) fn place(&self) -> Option<CorePlace> {
-        let loads = self.0.iter().map(|core| core.load.load(Ordering::Relaxed));
-        let (number, _) = loads.enumerate().min_by_key(|(_, load)| *load)?;
-        Some(self.place_on(number))
+        let CoreThreads { all, next } = &*self.0;
+        let first = next.fetch_add(1, Ordering::Relaxed);
+        let numbers = (0..all.len()).map(|at| first.wrapping_add(at) % all.len());
+        numbers.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
     }
 
     /// A place on each.
     pub(super) fn each(&self) -> impl Iterator<Item = CorePlace> {
-        (0..self.0.len()).map(|number| self.place_on(number))
+        (0..self.0.all.len()).map(|number| self.place_on(number))
     }
 
     fn place_on(&self, number: usize) -> CorePlace {
-        self.0[number].load.fetch_add(1, Ordering::Relaxed);
+        self.0.all[number].load.fetch_add(1, Ordering::Relaxed);
         CorePlace { cores: self.clone(), number }
     }
 }
@@ -96,8 +120,9 @@ impl Core {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let bell = Arc::new(Bell { number, ..Bell::default() });
         let core = Self { runtime: runtime.handle().clone(), bell: bell.clone(), load: AtomicUsize::new(0) };
+        let here = Here { bell: bell.clone(), home: Handle::try_current().ok() };
         thread::Builder::new().name(format!("core {number}")).spawn(move || {
-            HERE.set(Some(bell.clone()));
+            HERE.set(Some(here));
             runtime.block_on(poll_fn(|cx| bell.poll_sweep(cx)));
         })?;
         Ok(core)
@@ -113,20 +138,20 @@ impl Drop for Core {
 
 impl CorePlace {
     pub(super) fn runtime(&self) -> &Handle {
-        &self.cores.0[self.number].runtime
+        &self.cores.0.all[self.number].runtime
     }
 }
 
 impl Drop for CorePlace {
     fn drop(&mut self) {
-        self.cores.0[self.number].load.fetch_sub(1, Ordering::Relaxed);
+        self.cores.0.all[self.number].load.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Bell {
     /// That of the core whose thread this is.
     pub fn here() -> Option<Arc<Self>> {
-        HERE.with_borrow(Clone::clone)
+        HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
     }
 
     pub fn number(&self) -> usize {
@@ -156,6 +181,20 @@ impl Bell {
         drop(rung);
         wakers.into_iter().for_each(Waker::wake);
         if is_over { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<T> PerCore<T> {
+    /// As many as there may be cores; if more were started, some of them share one.
+    pub fn new(make: impl Fn() -> T) -> Self {
+        let count = 1 + thread::available_parallelism().map_or(1, usize::from);
+        Self((0..count).map(|_| make()).collect())
+    }
+
+    /// That of the core whose thread this is.
+    pub fn here(&self) -> &T {
+        let number = HERE.with_borrow(|here| here.as_ref().map_or(0, |here| 1 + here.bell.number));
+        &self.0[number % self.0.len()]
     }
 }
 
@@ -200,7 +239,15 @@ mod tests {
         seen.sort();
         assert_eq!(seen, [[0], [0], [1], [1], [2], [2]]);
         drop(places);
-        assert!(cores.0.iter().all(|core| core.load.load(Ordering::Relaxed) == 0));
+        assert!(cores.0.all.iter().all(|core| core.load.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn tasks_that_come_when_others_have_gone_are_shared_out_too() {
+        let cores = Cores::start(3).expect("threads");
+        let mut numbers: Vec<_> = (0..6).map(|_| cores.place().expect("a core").number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 0, 1, 1, 2, 2]);
     }
 
     #[test]
@@ -215,7 +262,7 @@ mod tests {
         let (say, said) = mpsc::channel();
         for round in 0..1_000 {
             let waker = |n| Waker::from(Arc::new(Noted(say.clone(), n)));
-            cores.0[1].bell.ring(vec![waker(2 * round), waker(2 * round + 1)]);
+            cores.0.all[1].bell.ring(vec![waker(2 * round), waker(2 * round + 1)]);
         }
         for n in 0..2_000 {
             assert_eq!(said.recv_timeout(SOON).expect("it is woken"), (n, Some(1)));
@@ -242,6 +289,6 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
     async fn a_runtime_of_several_has_as_many() {
-        assert_eq!(Cores::beside_runtime().expect("threads").0.len(), 3);
+        assert_eq!(Cores::beside_runtime().expect("threads").0.all.len(), 3);
     }
 }

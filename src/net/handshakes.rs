@@ -11,21 +11,28 @@ use tokio::time::{Instant, timeout};
 use super::crowd::ConnectionSource;
 use super::failures::Failures;
 use super::metrics::ConnectionFailure;
-use crate::base::{TurnQueue, half_of_the_cores};
+use crate::base::{PerCore, TurnQueue};
 
 /// The TLS handshakes of a listener. What is done of one in a poll, mostly a signature, takes a processor for up to a
 /// millisecond, and anybody may have it done without end. So it is done in turns: sources have them one after the
-/// other, however many connections one of them has opened, and half of the cores are left to everything else. Nothing
+/// other, however many connections one of them has opened, and half of each core is left to everything else. Nothing
 /// is held while a client is waited for, and nobody is refused: a fleet behind one address is let in as fast as that
 /// goes.
 #[derive(Debug)]
 pub(super) struct Handshakes {
-    steps: TurnQueue<ConnectionSource>,
-    /// When everything else is let in again.
-    rests: Mutex<Instant>,
+    /// A core that is busy holds up no other.
+    turns: PerCore<HandshakeTurns>,
     failures: Failures,
     /// With the time that one waits for its turns. Who has waited for so long has given up, and costs nothing more.
     longest: Duration,
+}
+
+/// The handshakes of one core's connections.
+#[derive(Debug)]
+struct HandshakeTurns {
+    steps: TurnQueue<ConnectionSource>,
+    /// When everything else is let in again.
+    rests: Mutex<Instant>,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -35,12 +42,8 @@ const STEPS_FOR: Duration = Duration::from_millis(1);
 
 impl Handshakes {
     pub(super) fn new(longest: Duration) -> Self {
-        Self::at_a_time(half_of_the_cores(), longest)
-    }
-
-    fn at_a_time(steps_max: usize, longest: Duration) -> Self {
-        let (steps, rests) = (TurnQueue::new(steps_max, |_| false), Mutex::new(Instant::now()));
-        Self { steps, rests, failures: Failures::default(), longest }
+        let turns = || HandshakeTurns { steps: TurnQueue::new(1, |_| false), rests: Mutex::new(Instant::now()) };
+        Self { turns: PerCore::new(turns), failures: Failures::default(), longest }
     }
 
     /// What a handshake with somebody there comes to.
@@ -54,13 +57,15 @@ impl Handshakes {
             failure.count();
             self.failures.note(source);
         };
-        let shaken = timeout(self.longest, self.in_turns(source, handshake)).await;
+        let shaken = timeout(self.longest, self.turns.here().shake(source, handshake)).await;
         let shaken = shaken.inspect_err(|_| failed(ConnectionFailure::HandshakeTimeout))?;
         Ok(shaken.inspect_err(|_| failed(ConnectionFailure::Handshake))?)
     }
+}
 
+impl HandshakeTurns {
     /// Polls a handshake when it is its source's turn, and not whenever it could go on.
-    async fn in_turns<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
+    async fn shake<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
         loop {
             let turn = self.steps.wait(source).await;
             self.let_others_in().await;
@@ -127,7 +132,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_newcomer_from_elsewhere_waits_for_a_step_of_a_flood_at_a_time_and_the_flood_is_let_in() {
         const FLOOD: usize = 200;
-        let (handshakes, notes) = (Arc::new(Handshakes::at_a_time(1, LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
+        let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let mut all = JoinSet::new();
         for _ in 0..FLOOD {
             all.spawn(shake(handshakes.clone(), 2, notes.clone()));
@@ -138,12 +143,12 @@ mod tests {
         let steps: Vec<_> = (0..notes.len()).filter(|at| notes[*at] == 3).collect();
         assert_eq!((notes.len(), steps.len()), ((FLOOD + 1) * STEPS, STEPS));
         assert!(steps[STEPS - 1] <= 3 * STEPS, "at {steps:?}");
-        assert!(handshakes.steps.is_empty());
+        assert!(handshakes.turns.here().steps.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_is_waited_for_holds_up_nobody() {
-        let handshakes = Arc::new(Handshakes::at_a_time(1, LONGEST));
+        let handshakes = Arc::new(Handshakes::new(LONGEST));
         let mut silent = JoinSet::new();
         for _ in 0..100 {
             let handshakes = handshakes.clone();
@@ -156,14 +161,14 @@ mod tests {
         );
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(silent.join_all().await.into_iter().all(|shaken| !shaken), "each has its time");
-        assert!(handshakes.steps.is_empty());
+        assert!(handshakes.turns.here().steps.is_empty());
     }
 
     /// It is counted with the time that is waited, so that nothing is done for those who have gone.
     #[tokio::test(start_paused = true)]
     async fn who_has_waited_for_too_long_costs_nothing_more() {
-        let (handshakes, notes) = (Arc::new(Handshakes::at_a_time(1, LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
-        let others = handshakes.steps.wait(source(1)).await;
+        let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
+        let others = handshakes.turns.here().steps.wait(source(1)).await;
         assert!(!shake(handshakes.clone(), 2, notes.clone()).await);
         assert!(notes.lock().is_empty());
         drop(others);

@@ -123,15 +123,14 @@ impl<W: Alarmed> Alarms<W> {
 
     /// Gives a watch its moment to leave, if it has none and is to leave.
     fn see_off(&self, watchdog: &W, now: u64) {
-        let alarm = watchdog.alarm();
-        if alarm.leaves.load(Ordering::Acquire) != NEVER {
-            return;
-        }
+        let leaves = &watchdog.alarm().leaves;
         match self.leaving {
-            Leaving::Early(from, until) if !watchdog.is_late() => {
-                alarm.leaves.store(fastrand::u64(from..=until.max(from)), Ordering::Release);
+            Leaving::Early(from, until) if leaves.load(Ordering::Acquire) == NEVER && !watchdog.is_late() => {
+                leaves.store(fastrand::u64(from..=until.max(from)), Ordering::Release);
             }
-            Leaving::Everybody => alarm.leaves.store(now, Ordering::Release),
+            Leaving::Everybody => {
+                leaves.fetch_min(now, Ordering::AcqRel);
+            }
             Leaving::Nobody | Leaving::Early(..) => {}
         }
     }

@@ -409,6 +409,13 @@ mod tests {
         assert_eq!(cut.why(), Some("drained"));
     }
 
+    fn long_watch(overdue: &Overdue, is_late: bool) -> Arc<Watchdog> {
+        let far = Instant::now() + Duration::from_secs(600);
+        let watchdog = Watchdog::new(overdue.clone(), Cut::default(), far, grant(), is_late);
+        watchdog.set_alarm(far);
+        watchdog
+    }
+
     /// Each watch that was there leaves at a moment of its own, before everything closes; one that came later has found
     /// no other server, and stays until then.
     #[tokio::test(start_paused = true)]
@@ -417,12 +424,7 @@ mod tests {
         let (trigger, drain) = DrainTrigger::new();
         let overdue = Overdue::new(Unread::default());
         tokio::spawn(overdue.clone().keep(drain.clone()));
-        let watch = |is_late| {
-            let far = Instant::now() + Duration::from_secs(600);
-            let watchdog = Watchdog::new(overdue.clone(), Cut::default(), far, grant(), is_late);
-            watchdog.set_alarm(far);
-            watchdog
-        };
+        let watch = |is_late| long_watch(&overdue, is_late);
         let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
         let (under_way, began) = (drain.under_way(), Instant::now());
         let draining = tokio::spawn(trigger.drain(grace));
@@ -444,6 +446,21 @@ mod tests {
         assert_eq!(leaving(&[watch(true)]), 1, "who comes now goes at once");
         drop(drain);
         assert!(draining.await.expect("no panic"));
+    }
+
+    /// A watch that was made as the drain began is waited for by nobody.
+    #[tokio::test(start_paused = true)]
+    async fn once_everything_closes_no_watch_keeps_a_later_moment() {
+        let (trigger, drain) = DrainTrigger::new();
+        let overdue = Overdue::new(Unread::default());
+        tokio::spawn(overdue.clone().keep(drain.clone()));
+        let watches: Vec<_> = (0..20).map(|_| long_watch(&overdue, false)).collect();
+        let under_way = drain.under_way();
+        tokio::spawn(trigger.drain(Duration::from_secs(20)));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        drop(under_way);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(watches.iter().all(|watchdog| watchdog.due() == Some(Fired::Drained)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tower::Service;
 
 use super::Build;
+use super::runtime::ConnectionRuntime;
 use super::stream_limit::{FirstSettings, StreamLimit};
 
 /// The server at the other end of one connection. It is the same for as long as the connection is, and so is what it
@@ -195,13 +196,14 @@ impl Server {
 #[derive(Debug, Clone)]
 pub(super) struct Meeting<C> {
     connector: C,
+    runtime: ConnectionRuntime,
     limit: StreamLimit,
 }
 
 impl<C> Meeting<C> {
     /// What the peers say of streams is for `limit`.
-    pub(super) fn new(connector: C, limit: StreamLimit) -> Self {
-        Self { connector, limit }
+    pub(super) fn new(connector: C, runtime: ConnectionRuntime, limit: StreamLimit) -> Self {
+        Self { connector, runtime, limit }
     }
 }
 
@@ -216,7 +218,7 @@ pub(super) struct Met<T> {
 
 impl<C> Service<Uri> for Meeting<C>
 where
-    C: Service<Uri, Response: Connection, Future: Send + 'static>,
+    C: Service<Uri, Response: Connection + Send + 'static, Error: Send + 'static, Future: Send + 'static>,
 {
     type Response = Met<C::Response>;
     type Error = C::Error;
@@ -227,7 +229,7 @@ where
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let (connecting, limit) = (self.connector.call(uri), self.limit.clone());
+        let (connecting, limit) = (self.runtime.run(self.connector.call(uri)), self.limit.clone());
         Box::pin(async move {
             let (io, connection) = (connecting.await?, Arc::new(()));
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };

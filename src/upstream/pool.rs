@@ -20,13 +20,14 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::TokioTimer;
 use parking_lot::Mutex;
 
 use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::Dialer;
 use super::peer::{Meeting, Server, UpstreamPeer};
+use super::runtime::ConnectionRuntime;
 use super::stream_limit::StreamLimit;
 use super::{Build, CredentialError, Error, SERVED};
 
@@ -60,6 +61,13 @@ impl PoolProtocol {
     /// Others may never read their answers, and what has been taken of them is in no budget: with 1 MiB each, 600 of
     /// them took 600 MiB, and the time to clear so much memory.
     pub(super) const FOR_OTHERS: Self = Self::Multiplexed { stream_window: UNREAD_BYTES };
+
+    fn runtime(self) -> ConnectionRuntime {
+        match self {
+            Self::Multiplexed { .. } => ConnectionRuntime::Home,
+            Self::Single | Self::Once => ConnectionRuntime::Here,
+        }
+    }
 }
 
 /// What is taken of an answer of somebody else before it is read.
@@ -224,7 +232,8 @@ impl Pool {
             Some(_) => tls.enable_all_versions().wrap_connector(dialer),
             None => tls.enable_http1().wrap_connector(dialer),
         };
-        let connections = legacy::Client::builder(TokioExecutor::new())
+        let runtime = self.protocol.runtime();
+        let connections = legacy::Client::builder(runtime)
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(60))
@@ -237,7 +246,7 @@ impl Pool {
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
-            .build(Meeting::new(connector, limit.clone()));
+            .build(Meeting::new(connector, runtime, limit.clone()));
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
 }

@@ -34,7 +34,7 @@ fn accesses(scene: &Scene) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_heard_and_does_not_change() {
-    for (reason, least, most) in [(RBAC, 2, 4), ("", 30, 40), ("allowed by a webhook", 30, 40)] {
+    for (reason, least, most) in [(RBAC, 3, 6), ("", 30, 40), ("allowed by a webhook", 30, 40)] {
         let scene = scene_of(reason);
         let watch = scene.watch("ada", PODS).await;
         sleep(seconds(10)).await;
@@ -46,6 +46,22 @@ async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_he
         assert!((30..=40).contains(&(asked.len() - accesses)), "whose the token is, RBAC does not say");
         assert_eq!(watch.why(), None);
     }
+}
+
+/// Upstream's authorizers may be further behind than the rounds behind a change allow for.
+#[tokio::test(start_paused = true)]
+async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later() {
+    let scene = scene_of(RBAC);
+    sleep(seconds(60)).await;
+    let watch = scene.watch("ada", PODS).await;
+    sleep(seconds(300)).await;
+    scene.gate.policy_changed(&change("ada", "t1"));
+    // Each round is told the old state.
+    sleep(seconds(10)).await;
+    scene.stub.deny("ada", "t1");
+    let took = until(&watch.over()).await;
+    assert!(took <= seconds(130), "{took:?}");
+    assert_eq!(watch.why(), Some("denied"));
 }
 
 /// The first word counts, too: a watch that begins while RBAC is heard is not asked about again.
@@ -117,8 +133,8 @@ async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
 
 /// What a proxy behind us asks for, other than the content of feeds.
 #[tokio::test(start_paused = true)]
-async fn whether_a_proxy_may_ask_is_asked_once_a_minute_or_less_and_when_rights_change() {
-    for (reason, least, most) in [("", 27, 31), (RBAC, 3, 4)] {
+async fn whether_a_proxy_may_ask_is_asked_once_a_minute_and_when_rights_change() {
+    for reason in ["", RBAC] {
         let scene = scene_of(reason);
         let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
         let asks = info("/api/v1/namespaces/t1/pods");
@@ -128,7 +144,7 @@ async fn whether_a_proxy_may_ask_is_asked_once_a_minute_or_less_and_when_rights_
             sleep(seconds(6)).await;
         }
         let asked = accesses(&scene);
-        assert!((least..=most).contains(&asked), "{reason}: {asked} in half an hour");
+        assert!((27..=31).contains(&asked), "{reason}: {asked} in half an hour");
         scene.stub.deny("ada", "t1");
         scene.gate.policy_changed(&change("ada", "t1"));
         sleep(seconds(4)).await;

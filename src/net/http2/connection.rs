@@ -61,6 +61,8 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) waiting: VecDeque<usize>,
     /// Those that wait again after they have sent something in this turn: they go behind the others.
     pub(super) waiting_again: Vec<usize>,
+    /// How many bytes of answers go out before other tasks run.
+    pub(super) allowance: usize,
     /// An empty list, which is exchanged for that of the streams that were woken.
     spare: Vec<usize>,
     /// Whether no more is read, and no stream is left; and why.
@@ -108,6 +110,9 @@ pub(super) const HEADER_BLOCKS: usize = 2;
 
 /// How many turns streams and connection take before other tasks run.
 const TURNS_MAX: usize = 16;
+/// How many bytes of answers they send, and a write more: a client that reads as fast as that would keep the thread for
+/// as long as its windows last.
+pub(super) const SENT_BYTES_MAX: usize = 1 << 20;
 /// How often a turn reads.
 const READS_MAX: usize = 4;
 const READ_BYTES: usize = 32 << 10;
@@ -158,6 +163,7 @@ where
             heartbeat,
             waiting: VecDeque::new(),
             waiting_again: Vec::new(),
+            allowance: 0,
             spare: Vec::new(),
             over: None,
             ticker: wake_set.waker(WakePart::Clock),
@@ -168,6 +174,7 @@ where
     }
 
     fn poll_turns(&mut self) -> Poll<Ended> {
+        self.allowance = SENT_BYTES_MAX;
         for _ in 0..TURNS_MAX {
             self.take_turn();
             if self.wake_set.is_quiet() {

@@ -149,6 +149,7 @@ where
             // What it was a part of is not kept alive by it.
             stream.chunk = Bytes::new();
         }
+        self.allowance = self.allowance.saturating_sub(sent);
         let spent = i64::try_from(sent).unwrap_or(i64::MAX);
         stream.window -= spent;
         self.send.window -= spent;
@@ -169,6 +170,9 @@ where
 
     /// Whether more of an answer may be put. What is there goes out first.
     fn has_room(&mut self) -> bool {
+        if self.allowance == 0 {
+            return false;
+        }
         if self.output.is_full() {
             // An error is met again by whoever reads.
             let _ = self.output.poll_out(&mut self.io, &mut Context::from_waker(&self.writer));

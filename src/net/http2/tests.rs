@@ -12,9 +12,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::connection::{Http2, Http2Limits};
+use super::connection::{Http2, Http2Limits, SENT_BYTES_MAX};
 use super::fault::Reason;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
+use super::output::DIRECT_BYTES_MAX;
 use crate::base::Cut;
 use crate::net::conversation::{First, until};
 use crate::net::request_body::RequestBody;
@@ -235,6 +236,36 @@ async fn streams_share_a_narrow_connection_by_turns() {
     for stream in [3, 5] {
         assert!(told.iter().any(|head| head.stream == stream && head.length == 5), "{stream}: {told:?}");
     }
+}
+
+/// A client that reads as fast as it is sent to, with windows that do not end.
+#[tokio::test]
+async fn others_run_before_large_answers_have_gone_out() {
+    const LARGE: usize = 8 << 20;
+    let mut client = Client::new(64 << 20).await;
+    let setting = [&[0, 4][..], &HIGHEST.to_be_bytes()].concat();
+    client.put(FrameKind::Settings, 0, 0, &setting).await;
+    assert_eq!(client.next().await.0.kind, FrameKind::Settings);
+    client.window(0, HIGHEST - 65_535).await;
+    for stream in [1, 3, 5, 7] {
+        client.ask(stream, GET, true).await;
+        client.next().await;
+    }
+    (0..4).for_each(|request| client.server.send(request, vec![0; LARGE]));
+    let Client { mut io, ended, .. } = client;
+    // In a task of its own, which has its turn after each other one's.
+    let reading = tokio::spawn(async move {
+        let (mut read, mut part, mut most) = (0, vec![0; 4 * LARGE], 0);
+        while read < 4 * LARGE {
+            // All that was written while this task did not run.
+            let length = io.read(&mut part).await.expect("open");
+            (read, most) = (read + length, most.max(length));
+        }
+        most
+    });
+    let most = reading.await.expect("no panic");
+    ended.abort();
+    assert!(most <= SENT_BYTES_MAX + 2 * DIRECT_BYTES_MAX, "{most} bytes at once");
 }
 
 /// What was taken for an upload ends with its connection, whoever has it by then.

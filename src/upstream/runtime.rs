@@ -1,0 +1,80 @@
+use std::future::pending;
+use std::panic::resume_unwind;
+
+use hyper::rt::Executor;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::base::home_runtime;
+
+/// Where a connection upstream is made and driven.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum ConnectionRuntime {
+    /// On the runtime that all share. What many ask for on one connection, reviews and watches among it, must not wait
+    /// for the clients of whichever core was the first to need it.
+    Home,
+    /// Where the request is that needs it.
+    Here,
+}
+
+impl ConnectionRuntime {
+    /// Has `making` done there.
+    pub(super) async fn run<F>(self, making: F) -> F::Output
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        match self {
+            Self::Here => making.await,
+            Self::Home => match AbortOnDropHandle::new(home_runtime().spawn(making)).await {
+                Ok(made) => made,
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => resume_unwind(panic),
+                    // The runtime ends, and whoever waits does with it.
+                    Err(_) => pending().await,
+                },
+            },
+        }
+    }
+}
+
+impl<F> Executor<F> for ConnectionRuntime
+where
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
+    fn execute(&self, driving: F) {
+        match self {
+            Self::Here => drop(tokio::spawn(driving)),
+            Self::Home => drop(home_runtime().spawn(driving)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::base::{Cores, Tasks};
+
+    #[tokio::test]
+    async fn what_many_share_is_at_home_and_the_rest_stays_where_it_is() {
+        let (tasks, home) = (Tasks::beside(Cores::start(1).expect("threads")), thread::current().id());
+        let (say, said) = oneshot::channel();
+        tasks.spread("a request", async move {
+            let here = thread::current().id();
+            let mut seen = Vec::new();
+            for runtime in [ConnectionRuntime::Home, ConnectionRuntime::Here] {
+                seen.push(runtime.run(async { thread::current().id() }).await);
+                let (tell, told) = oneshot::channel();
+                runtime.execute(async { tell.send(thread::current().id()).expect("it is heard") });
+                seen.push(told.await.expect("it runs"));
+            }
+            say.send((here, seen)).expect("it is heard");
+        });
+        let (here, seen) = said.await.expect("it ends");
+        assert_ne!(here, home);
+        assert_eq!(seen, [home, home, here, here]);
+        tasks.join().await;
+    }
+}
