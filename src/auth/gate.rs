@@ -45,6 +45,7 @@ struct Shared {
 }
 
 /// What delegation needs besides its configuration.
+#[derive(Clone)]
 pub struct Delegation {
     /// Our own client. Its identity may create reviews of tokens and accesses.
     pub client: Client,
