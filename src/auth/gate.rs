@@ -192,10 +192,14 @@ impl Gate {
     /// says of itself.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
-        let Ok(known) = shared.known(caller) else { return false };
-        let Some(known) = known else { return true };
-        let (access, reviewer) = (Arc::new(Access::of(info)), &shared.authenticator.access_reviewer);
-        reviewer.lets_proxy(&known.user, &access, &shared.hearing).await.is_ok()
+        match shared.known(caller) {
+            Err(_) => false,
+            Ok(None) => true,
+            Ok(Some(known)) => {
+                let (access, reviewer) = (Arc::new(Access::of(info)), &shared.authenticator.access_reviewer);
+                reviewer.lets_proxy(&known.user, &access, &shared.hearing).await.is_ok()
+            }
+        }
     }
 
     /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
