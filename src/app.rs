@@ -157,7 +157,7 @@ impl Bound {
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), pulse: pulse.clone() };
-        let metrics = (scrapes::readers(gates.scrapes, &tuned), certificates.metrics.clone());
+        let metrics = (scrapes::readers(gates.scrapes, &tuned), certificates.of_metrics(config));
         let ops = ops(config, pages, health, metrics, &tuned.ops_browsers)?;
         certificates.keep_up(config.look_every, &tasks);
         keep_up(config, &client, &tasks);

@@ -1,7 +1,6 @@
 //! The certificates that are shown to clients and to whoever scrapes.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::StartError;
@@ -12,10 +11,8 @@ use crate::net::{Address, ClientCertificates, Tls};
 /// How listeners speak TLS, where they do.
 pub(super) struct Certificates {
     pub(super) listeners: Option<Tls>,
-    /// That of metrics, which may be the one above.
-    pub(super) metrics: Option<Tls>,
-    /// Whether it is another one.
-    is_apart: bool,
+    /// For metrics alone.
+    metrics: Option<Tls>,
 }
 
 impl Certificates {
@@ -38,10 +35,14 @@ impl Certificates {
             let ips = config.metrics.iter().map(SocketAddr::ip);
             made(source, "metrics_certificate", names(config, ips), requested)
         };
-        let apart = config.metrics_tls.as_ref().map(of_scrapes).transpose()?;
-        let is_apart = apart.is_some();
-        let metrics = apart.or_else(|| listeners.clone().filter(|_| config.scrapes.is_some()));
-        Ok(Self { listeners, metrics, is_apart })
+        let metrics = config.metrics_tls.as_ref().map(of_scrapes).transpose()?;
+        Ok(Self { listeners, metrics })
+    }
+
+    /// What whoever scrapes is shown: without a certificate of its own that of the listeners, where it is asked about.
+    pub(super) fn of_metrics(&self, config: &Serve) -> Option<Tls> {
+        let shared = self.listeners.as_ref().filter(|_| config.scrapes.is_some());
+        self.metrics.as_ref().or(shared).cloned()
     }
 
     /// Reads the files again whenever they change.
@@ -49,7 +50,7 @@ impl Certificates {
         if let Some(tls) = self.listeners {
             tasks.spawn_needed("listener certificate", tls.keep_up(every));
         }
-        if let Some(tls) = self.metrics.filter(|_| self.is_apart) {
+        if let Some(tls) = self.metrics {
             tasks.spawn_needed("metrics certificate", tls.keep_up(every));
         }
     }
@@ -76,8 +77,7 @@ fn made(
         TlsSource::SelfSigned { out } => {
             let tls = Tls::self_signed(names, clients)?;
             if let (Some(path), Some(pem)) = (out, tls.self_signed_pem()) {
-                let fail = |path: &PathBuf, source| StartError::Write { path: path.clone(), source };
-                std::fs::write(path, pem).map_err(|source| fail(path, source))?;
+                std::fs::write(path, pem).map_err(|source| StartError::Write { path: path.clone(), source })?;
             }
             tls
         }

@@ -24,13 +24,8 @@ impl Gates {
         if config.auth == AuthMode::None && config.scrapes.is_none() {
             return Ok(Self { clients: Gate::open(), scrapes: None });
         }
-        let trusted = trusted_by(config, tasks)?;
-        let gate = |auth: &AuthConfig| {
-            let TrustedIssuers { client_authorities, front_proxy } = trusted.clone();
-            let (client, clock) = (client.clone(), WallClock::default());
-            let parts = Delegation { client, client_authorities, front_proxy, clock, tasks: tasks.clone() };
-            Gate::delegated(auth.clone(), parts)
-        };
+        let parts = delegation(config, client, tasks)?;
+        let gate = |auth: &AuthConfig| Gate::delegated(auth.clone(), parts.clone());
         let clients = match config.auth {
             AuthMode::None => Gate::open(),
             AuthMode::Delegated => gate(&config.delegated.auth),
@@ -39,14 +34,8 @@ impl Gates {
     }
 }
 
-/// Whose certificates are believed, and for what.
-#[derive(Clone)]
-struct TrustedIssuers {
-    client_authorities: Option<Trusted>,
-    front_proxy: Option<FrontProxy>,
-}
-
-fn trusted_by(config: &Serve, tasks: &Tasks) -> Result<TrustedIssuers, StartError> {
+/// What all gates share.
+fn delegation(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Delegation, StartError> {
     let delegated = &config.delegated;
     let apart = Separation::default();
     let trusted = |what, role, path: &Path| {
@@ -63,7 +52,8 @@ fn trusted_by(config: &Serve, tasks: &Tasks) -> Result<TrustedIssuers, StartErro
         }
         None => None,
     };
-    Ok(TrustedIssuers { client_authorities, front_proxy })
+    let (client, clock) = (client.clone(), WallClock::default());
+    Ok(Delegation { client, client_authorities, front_proxy, clock, tasks: tasks.clone() })
 }
 
 /// Makes the forwarder, which passes requests on.

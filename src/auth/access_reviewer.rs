@@ -77,12 +77,12 @@ struct Decision {
 }
 
 /// That upstream has allowed something.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Vouched {
     /// When it was asked.
     pub(super) asked: Instant,
-    /// Whether it said that RBAC gives the right. It says so of no other authorizer's.
-    pub(super) by_policy: bool,
+    /// Why, in the authorizer's words.
+    pub(super) reason: Arc<str>,
 }
 
 /// How long decisions are remembered.
@@ -96,8 +96,8 @@ struct Ages {
 const BY_RBAC: &str = "RBAC: allowed by ";
 /// How many bytes remembered questions may take.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
-/// How many bytes remembered questions of leases may take, and as many those of their namespaces. Leases share answers
-/// as long as these are remembered.
+/// How many bytes remembered questions of leases may take, and as many those of their namespaces and those of proxies.
+/// Leases share answers as long as these are remembered.
 const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
 /// The size of a question without its texts.
 const QUESTION_BYTES: usize = 512;
@@ -142,8 +142,17 @@ impl AccessReviewer {
         user: &Arc<User>,
         access: &Arc<Access>,
         asks: AccessPurpose,
-    ) -> Result<Arc<str>, NotGranted> {
-        self.decision(user, access, asks).await?.allowed.map_err(NotGranted::Denied)
+    ) -> Result<Vouched, NotGranted> {
+        let question = Question { user: user.clone(), access: access.clone() };
+        let ask = || self.ask(&question, asks);
+        let key = if mutant(20) { &question.in_part() } else { &question };
+        let decision = match asks {
+            AccessPurpose::Request => remembered(self.of_requests(access), key, None, ask).await,
+            _ if is_long(access) => ask().await,
+            AccessPurpose::Lease { since } => remembered(&self.of_leases, key, Some(since), ask).await,
+            AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, key, Some(since), ask).await,
+        };
+        decision?.vouched()
     }
 
     /// Whether the answer is remembered, or so many ask that it is worth a question: the second time within as long as
@@ -161,50 +170,13 @@ impl AccessReviewer {
         is_second
     }
 
-    /// That upstream still lets a lease's user do this, by an answer that was asked for after `since`.
-    pub(super) async fn vouched(
-        &self,
-        user: &Arc<User>,
-        access: &Arc<Access>,
-        since: Instant,
-    ) -> Result<Vouched, NotGranted> {
-        let decision = self.decision(user, access, AccessPurpose::Lease { since }).await?;
-        decision.vouches().map(|(_, vouched)| vouched)
-    }
-
-    /// That a request's user may, and why.
-    pub(super) async fn granted(
-        &self,
-        user: &Arc<User>,
-        access: &Arc<Access>,
-    ) -> Result<(Arc<str>, Vouched), NotGranted> {
-        self.decision(user, access, AccessPurpose::Request).await?.vouches()
-    }
-
     /// Whether the user of a proxy behind us may ask for this. It asks for its clients, again and again, and nothing of
     /// the cache stands on it: so an answer serves until a lease would be asked about again.
     pub(super) async fn lets_proxy(&self, user: &Arc<User>, access: &Arc<Access>) -> Result<(), NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
         let since = Instant::now().checked_sub(self.recheck);
         let ask = || self.ask(&question, AccessPurpose::Request);
-        remembered(&self.of_proxies, &question, since, ask).await?.vouches().map(drop)
-    }
-
-    async fn decision(
-        &self,
-        user: &Arc<User>,
-        access: &Arc<Access>,
-        asks: AccessPurpose,
-    ) -> Result<Decision, NotGranted> {
-        let question = Question { user: user.clone(), access: access.clone() };
-        let ask = || self.ask(&question, asks);
-        let key = if mutant(20) { &question.in_part() } else { &question };
-        match asks {
-            AccessPurpose::Request => remembered(self.of_requests(access), key, None, ask).await,
-            _ if is_long(access) => ask().await,
-            AccessPurpose::Lease { since } => remembered(&self.of_leases, key, Some(since), ask).await,
-            AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, key, Some(since), ask).await,
-        }
+        remembered(&self.of_proxies, &question, since, ask).await?.vouched().map(drop)
     }
 
     /// The error for a question that is not put because there are too many.
@@ -302,10 +274,15 @@ impl Question {
 }
 
 impl Decision {
-    fn vouches(self) -> Result<(Arc<str>, Vouched), NotGranted> {
-        let reason = self.allowed.map_err(NotGranted::Denied)?;
-        let by_policy = reason.starts_with(BY_RBAC);
-        Ok((reason, Vouched { asked: self.asked, by_policy }))
+    fn vouched(self) -> Result<Vouched, NotGranted> {
+        Ok(Vouched { asked: self.asked, reason: self.allowed.map_err(NotGranted::Denied)? })
+    }
+}
+
+impl Vouched {
+    /// Whether upstream said that RBAC gives the right. It says so of no other authorizer's.
+    pub(super) fn is_by_policy(&self) -> bool {
+        self.reason.starts_with(BY_RBAC)
     }
 }
 

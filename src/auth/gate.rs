@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
+use super::access_reviewer::AccessPurpose;
 use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
 use super::changes::{Changes, Rounds};
 use super::credential::{Credential, asserted, token_of};
@@ -45,6 +46,7 @@ struct Shared {
 }
 
 /// What delegation needs besides its configuration.
+#[derive(Clone)]
 pub struct Delegation {
     /// Our own client. Its identity may create reviews of tokens and accesses.
     pub client: Client,
@@ -190,10 +192,14 @@ impl Gate {
     /// says of itself.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
-        let Ok(known) = shared.known(caller) else { return false };
-        let Some(known) = known else { return true };
-        let reviewer = &shared.authenticator.access_reviewer;
-        reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info))).await.is_ok()
+        match shared.known(caller) {
+            Err(_) => false,
+            Ok(None) => true,
+            Ok(Some(known)) => {
+                let reviewer = &shared.authenticator.access_reviewer;
+                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info))).await.is_ok()
+            }
+        }
     }
 
     /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
@@ -276,7 +282,7 @@ impl Gate {
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
-            shared.hearing.is(is_heard);
+            shared.hearing.set_open(is_heard);
         }
     }
 
@@ -318,12 +324,12 @@ impl Shared {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let hold = || self.lease(&known, info, &access, None);
         let lease = if mutant(21) { None } else { hold() };
-        let (reason, vouched) = self.authenticator.access_reviewer.granted(&known.user, &access).await?;
+        let vouched = self.authenticator.access_reviewer.decide(&known.user, &access, AccessPurpose::Request).await?;
         let lease = if mutant(21) { hold() } else { lease };
         if let Some(lease) = &lease {
-            lease.stands_on(&known.user, vouched);
+            lease.stands_on(&known.user, &vouched);
         }
-        Ok(Grant::new(access, lease).because(reason))
+        Ok(Grant::new(access, lease).because(vouched.reason))
     }
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {

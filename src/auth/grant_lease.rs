@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::access_reviewer::Vouched;
+use super::access_reviewer::{AccessPurpose, Vouched};
 use super::authenticator::{Authenticator, Identity, Trusted};
 use super::changes::LOOKED_AT;
 use super::credential::Credential;
@@ -244,7 +244,7 @@ impl GrantLease {
     }
 
     /// Notes what upstream has said, by which a watch begins that stands on this.
-    pub(super) fn stands_on(&self, user: &User, vouched: Vouched) {
+    pub(super) fn stands_on(&self, user: &User, vouched: &Vouched) {
         self.shared.stands_on(user, vouched);
     }
 
@@ -333,7 +333,7 @@ impl Keeper {
         if self.good.identity < wanted || self.is_over() {
             let Identity { asked, user, until } = self.identify(wanted).await?;
             (self.good.identity, self.until) = (asked, until);
-            if self.standing.is_of(&user) {
+            if self.standing.replace_user(&user) {
                 // What was asserted of its former groups says nothing.
                 self.good.right = since.checked_sub(Duration::from_nanos(1)).unwrap_or(since);
             }
@@ -347,8 +347,8 @@ impl Keeper {
         }
         let wanted = since.max(self.needed.right);
         if self.good.right < wanted {
-            self.good.right = match self.standing.policys_word(self.needed.right) {
-                Some(asked) if self.still_holds(asked) => Instant::now(),
+            self.good.right = match self.standing.given_by_policy(self.needed.right) {
+                Some(asked) if self.leases.hearing.upholds(asked, self.terms.by_policy) => Instant::now(),
                 _ => self.vouched(wanted).await?,
             };
         }
@@ -371,16 +371,10 @@ impl Keeper {
     }
 
     async fn vouched(&self, since: Instant) -> Result<Instant, NotGranted> {
-        let user = self.standing.user.lock().clone();
-        let vouched = self.authenticator.access_reviewer.vouched(&user, &self.standing.access, since).await?;
-        self.standing.stands_on(&user, vouched);
+        let (user, asks) = (self.standing.user.lock().clone(), AccessPurpose::Lease { since });
+        let vouched = self.authenticator.access_reviewer.decide(&user, &self.standing.access, asks).await?;
+        self.standing.stands_on(&user, &vouched);
         Ok(vouched.asked)
-    }
-
-    /// Whether what RBAC gave when upstream was asked it gives now: whatever has changed since would have been heard,
-    /// and has not touched this. An authorizer in front of RBAC may have begun to deny, so not for ever.
-    fn still_holds(&self, asked: Instant) -> bool {
-        asked.elapsed() < self.terms.by_policy && self.leases.hearing.has_heard_all_since(asked)
     }
 
     /// When to ask again if nothing happens: not later than the credential ends.

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -36,7 +38,7 @@ impl Hearing {
     }
 
     /// Notes whether changes of all kinds are heard.
-    pub(super) fn is(&self, is_open: bool) {
+    pub(super) fn set_open(&self, is_open: bool) {
         let mut heard = self.0.lock();
         if heard.is_open != is_open {
             (heard.is_open, heard.moved) = (is_open, Instant::now());
@@ -49,9 +51,11 @@ impl Hearing {
         heard.is_open.then_some(heard.moved)
     }
 
-    /// Whether each change is heard, and each was that upstream's authorizers may not have known yet at that moment.
-    pub(super) fn has_heard_all_since(&self, asked: Instant) -> bool {
+    /// Whether RBAC still gives what it gave when upstream was asked: each change is heard, and each was heard that
+    /// upstream's authorizers may not have known yet at that moment. Whoever asks has let go of what a change has
+    /// touched. An authorizer in front of RBAC may have begun to deny, so not for longer than `max`.
+    pub(super) fn upholds(&self, asked: Instant, max: Duration) -> bool {
         let heard = *self.0.lock();
-        heard.is_open && asked >= heard.whole_since + SETTLES
+        asked.elapsed() < max && heard.is_open && asked >= heard.whole_since + SETTLES
     }
 }

@@ -64,7 +64,7 @@ impl LeaseStanding {
 
     /// Takes in whose the credential is by now. Returns whether it was somebody else's, of whom nothing that was said
     /// is true of this one.
-    pub(super) fn is_of(&self, user: &Arc<User>) -> bool {
+    pub(super) fn replace_user(&self, user: &Arc<User>) -> bool {
         let mut known = self.user.lock();
         let is_another = *known != *user;
         if is_another {
@@ -75,22 +75,22 @@ impl LeaseStanding {
     }
 
     /// Notes what upstream has said of that user.
-    pub(super) fn stands_on(&self, user: &User, Vouched { asked, by_policy }: Vouched) {
+    pub(super) fn stands_on(&self, user: &User, vouched: &Vouched) {
         let of = self.user.lock();
         if **of != *user {
             return;
         }
         let mut known = self.by_policy.lock();
-        if by_policy {
-            *known = (*known).max(Some(asked));
-        } else if known.is_none_or(|before| before <= asked) {
+        if vouched.is_by_policy() {
+            *known = (*known).max(Some(vouched.asked));
+        } else if known.is_none_or(|before| before <= vouched.asked) {
             *known = None;
         }
     }
 
     /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since` and not too soon
     /// behind a change.
-    pub(super) fn policys_word(&self, since: Instant) -> Option<Instant> {
+    pub(super) fn given_by_policy(&self, since: Instant) -> Option<Instant> {
         let since = self.changed.lock().map_or(since, |changed| since.max(changed + LAG_MAX));
         self.by_policy.lock().filter(|asked| *asked >= since)
     }

@@ -91,30 +91,24 @@ fn bytes<const MIN: usize, const MAX: usize>(mebibytes: Number<MIN, MAX>) -> usi
 }
 
 impl TlsSection {
-    pub(super) fn source(self, problems: &mut Problems) -> Option<TlsSource> {
+    /// Where the certificate comes from, as the section called `key` says.
+    pub(super) fn source(self, key: &str, problems: &mut Problems) -> Option<TlsSource> {
         match (self.certificate, self.key, self.self_signed) {
             (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
             (None, None, true) => Some(TlsSource::SelfSigned { out: self.self_signed_out }),
             (None, None, false) => None,
             _ => {
-                problems.add("tls: give either certificate and key, or selfSigned");
+                problems.add(format!("{key}: give either certificate and key, or selfSigned"));
                 None
             }
         }
     }
 }
 
-impl MetricsTlsSection {
-    pub(super) fn source(self, problems: &mut Problems) -> Option<TlsSource> {
-        match (self.certificate, self.key, self.self_signed) {
-            (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
-            (None, None, true) => Some(TlsSource::SelfSigned { out: None }),
-            (None, None, false) => None,
-            _ => {
-                problems.add("metrics.tls: give either certificate and key, or selfSigned");
-                None
-            }
-        }
+impl From<MetricsTlsSection> for TlsSection {
+    fn from(said: MetricsTlsSection) -> Self {
+        let MetricsTlsSection { certificate, key, self_signed } = said;
+        Self { certificate, key, self_signed, self_signed_out: None }
     }
 }
 

@@ -91,7 +91,7 @@ impl TlsArguments {
         match (self.tls_cert, self.tls_key, self.tls_self_signed) {
             (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
             (_, _, true) => Some(TlsSource::SelfSigned { out: self.tls_self_signed_out }),
-            _ => file.source(problems),
+            _ => file.source("tls", problems),
         }
     }
 }
@@ -202,7 +202,7 @@ impl ServeArguments {
             admin,
             healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
             metrics: port("metricsBindAddress", metrics_bind_address.as_deref(), &file.metrics_bind_address, problems),
-            metrics_tls: file.metrics.tls.source(problems),
+            metrics_tls: TlsSection::from(file.metrics.tls).source("metrics.tls", problems),
             scrapes: (scraped? == AuthMode::Delegated).then(|| AuthConfig::of_scrapes(&delegated.auth)),
             tls,
             auth: auth?,

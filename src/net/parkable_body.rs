@@ -5,8 +5,8 @@ use hyper::body::Body;
 
 /// The body of an answer, which may know that it has nothing more to say for now.
 pub trait ParkableBody: Body<Data = Bytes> {
-    /// Whether there is nothing until the waker is woken that it was last polled with. Then whoever has polled it since
-    /// that waker was last looked at need not do so again to learn that.
+    /// Whether it has nothing more until it wakes the waker that it was last polled with. This may be so right after
+    /// data, too: then it need not be polled once more only to say so.
     fn is_parked(&self) -> bool {
         false
     }

@@ -68,8 +68,7 @@ impl ReplyBody {
     }
 
     pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchTransport) -> Self {
-        let is_called = protocol == WatchTransport::Http2;
-        Self(Kind::Watch(Box::new(WatchBody::new(session, record, is_called))))
+        Self(Kind::Watch(Box::new(WatchBody::new(session, record, protocol))))
     }
 
     /// The body of an answer that shares its bytes and has no place.

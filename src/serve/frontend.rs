@@ -331,7 +331,7 @@ impl Frontend {
 
     /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.
     async fn document(&self, request: ReadRequest) -> Response<ReplyBody> {
-        let may = self.gate.serves(&request.caller) && self.gate.lets_proxy(&request.caller, &request.info).await;
+        let may = self.gate.lets_proxy(&request.caller, &request.info).await;
         if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
             && let Some(response) = Box::pin(self.documents.answer(&request, &hops)).await
         {
@@ -342,7 +342,7 @@ impl Frontend {
 
     /// Answers a proxy that asks for a review, if it may.
     async fn review(&self, request: ReadRequest) -> Response<ReplyBody> {
-        let may = self.gate.serves(&request.caller) && self.gate.lets_proxy(&request.caller, &request.info).await;
+        let may = self.gate.lets_proxy(&request.caller, &request.info).await;
         match self.forwarding.hops_with_us(request.http.headers()) {
             Ok(hops) if may => Box::pin(self.reviews.answer(request, hops)).await,
             _ => self.pass(request, ForwardReason::Verb).await,

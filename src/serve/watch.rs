@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use super::audit::AuditRecord;
 use super::overdue::Watchdog;
 use super::session::WatchSession;
+use super::watch_transport::WatchTransport;
 use crate::base::WakeFlag;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
@@ -16,7 +17,8 @@ pub(super) struct WatchBody {
     session: Option<WatchSession>,
     /// Cuts what is not taken.
     _watchdog: Arc<Watchdog>,
-    /// Over HTTP/1, set by what the session waits for: that codec polls a body also whenever it has made room.
+    /// Set by what the session waits for, where the codec polls a body also whenever it has made room. That of HTTP/2
+    /// polls it when its waker was woken, and mostly not otherwise.
     flag: Option<Box<WakeFlag>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
@@ -31,12 +33,11 @@ thread_local! {
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
-    /// `is_called` says that the codec polls the body when its waker was woken, and mostly not otherwise.
-    pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>, is_called: bool) -> Self {
+    pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchTransport) -> Self {
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),
-            flag: (!is_called).then(|| Box::new(WakeFlag::rung())),
+            flag: (protocol != WatchTransport::Http2).then(|| Box::new(WakeFlag::rung())),
             _record: record,
         }
     }

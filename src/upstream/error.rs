@@ -5,7 +5,7 @@ use crate::wire::{Encoding, WireError};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection, or it broke before the answer began.
-    #[error("upstream cannot be reached: {}", why(&**.0))]
+    #[error("upstream cannot be reached: {}", described(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The answer broke off.
     #[error("upstream's answer broke off: {0}")]
@@ -126,10 +126,16 @@ impl Error {
     }
 }
 
+/// An error and what is beneath it.
+fn causes<'a>(
+    why: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(why), |cause| cause.source())
+}
+
 /// What TLS found wrong, if it did. That is all that is told of what is beneath: addresses are nobody's business.
 fn of_tls<'a>(why: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
-    let mut causes = std::iter::successors(Some(why), |cause| cause.source());
-    causes.find_map(tls_in)
+    causes(why).find_map(tls_in)
 }
 
 /// An error of TLS, which may be in several of input and output. Those hide it from whoever asks for their source.
@@ -140,7 +146,7 @@ fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls
     }
 }
 
-fn why(why: &(dyn std::error::Error + 'static)) -> String {
+fn described(why: &(dyn std::error::Error + 'static)) -> String {
     match of_tls(why) {
         Some(tls) => format!("{why}: {tls}"),
         None => why.to_string(),
@@ -149,8 +155,7 @@ fn why(why: &(dyn std::error::Error + 'static)) -> String {
 
 /// Whether hyper gave a request up before any of it was sent: the connection that was chosen for it had closed.
 fn was_not_sent(why: &(dyn std::error::Error + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(why), |cause| cause.source());
-    causes.find_map(|cause| cause.downcast_ref::<hyper::Error>()).is_some_and(hyper::Error::is_canceled)
+    causes(why).find_map(|cause| cause.downcast_ref::<hyper::Error>()).is_some_and(hyper::Error::is_canceled)
 }
 
 #[cfg(test)]

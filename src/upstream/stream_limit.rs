@@ -21,24 +21,20 @@ impl StreamLimit {
         Self { said: Arc::new(watch::Sender::new(presumed)) }
     }
 
-    /// At least one: a server that takes none for the moment may take one later.
     pub(super) fn get(&self) -> u32 {
-        (*self.said.borrow()).max(1)
+        *self.said.borrow()
     }
 
+    /// Notes what a server has said. One stream is always tried: a server that takes none for the moment may take one
+    /// later.
     fn say(&self, limit: u32) {
-        self.said.send_replace(limit);
+        self.said.send_replace(limit.max(1));
     }
 
     /// Completes when it turns out that a request which so many were before is one too many.
     pub(super) async fn is_exceeded_by(&self, before: u32) {
-        let mut said = self.said.subscribe();
-        while (*said.borrow_and_update()).max(1) > before {
-            if said.changed().await.is_err() {
-                // Whoever waits holds the sender.
-                std::future::pending::<()>().await;
-            }
-        }
+        // It does not end otherwise, for whoever waits holds the sender.
+        let _ = self.said.subscribe().wait_for(|limit| *limit <= before).await;
     }
 }
 

@@ -6,16 +6,14 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, Request, Uri};
+use http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client as Upstream;
-use hyper_util::rt::TokioExecutor;
 use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::direct::{self, Client, Dir, Protocol, Stub, stub, within};
+use crate::direct::{self, Behind, Client, Dir, Protocol, Stub, stub, within};
 use crate::process::{Process, kubeconfig};
 
 /// In every text that may be nowhere.
@@ -127,10 +125,9 @@ async fn drive_raw(client: &Client) {
 
 /// An upstream that knows one token and lets its bearer read everything; the rest is the demo's.
 async fn judging(up: &RunningUpstream) -> Stub {
-    let address = up.address();
-    let upstream = Upstream::builder(TokioExecutor::new()).build_http::<Incoming>();
-    stub(move |mut request: Request<Incoming>| {
-        let upstream = upstream.clone();
+    let behind = Behind::at(&up.url());
+    stub(move |request: Request<Incoming>| {
+        let behind = behind.clone();
         async move {
             let path = request.uri().path().to_owned();
             if request.method() == Method::POST && path.ends_with("reviews") {
@@ -139,11 +136,7 @@ async fn judging(up: &RunningUpstream) -> Stub {
                 reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 return Ok(reply);
             }
-            let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
-            *request.uri_mut() = format!("http://{address}{target}").parse::<Uri>()?;
-            *request.version_mut() = http::Version::HTTP_11;
-            let response = upstream.request(request).await?;
-            Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+            behind.answer(request).await
         }
     })
     .await

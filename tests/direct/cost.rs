@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::{Request, Uri};
+use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::demo;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::direct::{self, App, PODS, Stub, stub};
+use crate::direct::{self, App, Behind, PODS, Stub, stub};
 
 /// Requests, and bytes of answers' bodies.
 type Seen = BTreeMap<&'static str, (u64, u64)>;
@@ -25,25 +23,20 @@ struct Relay {
 }
 
 async fn relay(url: &str) -> Relay {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Incoming>();
-    let (to, seen) = (url.to_owned(), Arc::<Mutex<Seen>>::default());
+    let (behind, seen) = (Behind::at(url), Arc::<Mutex<Seen>>::default());
     let counts = seen.clone();
     let answer = move |request: Request<Incoming>| {
-        let (client, to, counts) = (client.clone(), to.clone(), counts.clone());
+        let (behind, counts) = (behind.clone(), counts.clone());
         async move {
-            let (mut head, body) = request.into_parts();
+            let (head, body) = request.into_parts();
             let cause = cause_of(&head);
             counts.lock().entry(cause).or_default().0 += 1;
-            let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
-            head.uri = format!("{to}{path}").parse::<Uri>()?;
-            head.version = http::Version::HTTP_11;
-            let (mut head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
-            head.headers.remove("transfer-encoding");
+            let (head, body) = behind.answer(Request::from_parts(head, body)).await?.into_parts();
             let counted = body.map_frame(move |frame| {
                 counts.lock().entry(cause).or_default().1 += frame.data_ref().map_or(0, |data| data.len() as u64);
                 frame
             });
-            Ok(http::Response::from_parts(head, counted.map_err(Into::into).boxed_unsync()))
+            Ok(http::Response::from_parts(head, counted.boxed_unsync()))
         }
     };
     Relay { stub: stub(answer).await, seen }

@@ -5,17 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use http::{Request, Response};
-use http_body_util::BodyExt as _;
+use http::Request;
 use hyper::body::Incoming;
-use hyper_util::rt::TokioExecutor;
 use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::verify::Promise;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::direct::{self, Answer, Client, History, PODS, Stub, Watch, configmap};
+use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, configmap};
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -169,21 +167,16 @@ async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanw
 
 /// A server in front of another one that holds the first answer about an object back, from when it has it.
 async fn holding(up: &RunningUpstream, path: &'static str, has_it: Arc<AtomicBool>, go: Arc<Notify>) -> Stub {
-    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http::<Incoming>();
-    let to = up.url();
+    let behind = Behind::at(&up.url());
     let relay = move |request: Request<Incoming>| {
-        let (client, to, has_it, go) = (client.clone(), to.clone(), has_it.clone(), go.clone());
+        let (behind, has_it, go) = (behind.clone(), has_it.clone(), go.clone());
         async move {
-            let (mut head, body) = request.into_parts();
-            let is_asked = head.uri.path() == path;
-            head.uri = format!("{to}{}", head.uri).parse()?;
-            head.version = http::Version::HTTP_11;
-            let (mut head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
-            head.headers.remove("transfer-encoding");
+            let is_asked = request.uri().path() == path;
+            let answer = behind.answer(request).await?;
             if is_asked && !has_it.swap(true, Ordering::SeqCst) {
                 go.notified().await;
             }
-            Ok(Response::from_parts(head, body.map_err(Into::into).boxed_unsync()))
+            Ok(answer)
         }
     };
     direct::stub(relay).await

@@ -22,7 +22,7 @@ use std::time::Duration;
 use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
 use tokio::time::{sleep, timeout};
 
-pub use app::{App, Plan, app, in_front_of};
+pub use app::{App, Plan, app, by, in_front_of};
 pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
 pub use client::{Answer, Client, Protocol, assert_alike};
 pub use event::{Ended, Event};
@@ -30,7 +30,7 @@ pub use front::{Front, Near, Signer};
 pub use history::{History, assert_same};
 pub use io::{Dir, Io, Pair, Place, Trust, pair};
 pub use listening::Listening;
-pub use stub::{Reply, Stub, stub};
+pub use stub::{Behind, Failure, Reply, Stub, stub};
 pub use watch::{Watch, WatchPlan};
 
 /// The longest wait of any test. Nothing here takes that long unless it is broken.

@@ -11,34 +11,30 @@ use kube_fanout::verify::Promise;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::direct::{self, App, Client, Ended, History, PODS, Protocol, Stub, Watch, eventually, straight, within};
+use crate::direct::{
+    self, App, Behind, Ended, Failure, History, PODS, Protocol, Reply, Stub, Watch, eventually, within,
+};
 
 /// The words that go into each stream of pods that is open.
 type Streams = Arc<Mutex<Vec<mpsc::UnboundedSender<String>>>>;
 
 /// What passes on everything, and puts words of a test between the events of watches of pods.
 async fn relay(up: &RunningUpstream) -> (Stub, Streams) {
-    let (behind, streams) = (straight(up), Streams::default());
+    let (behind, streams) = (Behind::at(&up.url()), Streams::default());
     let known = streams.clone();
     let stub = direct::stub(move |request| {
         let (behind, known) = (behind.clone(), known.clone());
-        async move { pass(&behind, &known, request).await.map_err(Into::into) }
+        async move { pass(&behind, &known, request).await }
     });
     (stub.await, streams)
 }
 
-async fn pass(behind: &Client, streams: &Streams, request: Request<Incoming>) -> Result<direct::Reply, String> {
-    let mut call = behind.request(request.method().clone(), &request.uri().to_string());
-    for (name, value) in request.headers() {
-        if let (true, Ok(value)) = (name != http::header::HOST, value.to_str()) {
-            call = call.header(name.as_str(), value);
-        }
-    }
+async fn pass(behind: &Behind, streams: &Streams, request: Request<Incoming>) -> Result<Reply, Failure> {
     let query = request.uri().query().unwrap_or_default();
     let is_watch = request.uri().path() == PODS && query.contains("watch=true");
-    let answer = call.open().await?;
+    let answer = behind.answer(request).await?;
     if !is_watch {
-        return Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()));
+        return Ok(answer);
     }
     let (words, mut said) = mpsc::unbounded_channel::<String>();
     streams.lock().push(words);
@@ -52,7 +48,7 @@ async fn pass(behind: &Client, streams: &Streams, request: Request<Incoming>) ->
                 Some(words) = said.recv(), if !is_amid => Ok(Frame::data(words.into())),
                 frame = body.frame() => match frame {
                     None => return,
-                    Some(frame) => frame.map_err(Into::into),
+                    Some(frame) => frame,
                 },
             };
             if let Ok(data) = &piece {

@@ -131,7 +131,7 @@ async fn behind(up: &RunningUpstream, signer: &Signer, said: &[(u16, u32)]) -> (
     let manners = Manners::new(said);
     let relay = move |near, far| manners.clone().relay(near, far);
     let front = Front::start(up.address(), &signer.good(), relay).await;
-    let plan = direct::in_front_of("http://127.0.0.1:1").with(|config| config.upstream = signer.credentials(&front));
+    let plan = direct::by(signer.credentials(&front));
     (front, plan)
 }
 
@@ -152,8 +152,7 @@ async fn a_server_that_takes_few_streams_at_a_time_gets_more_connections() {
     for streams in [1, 2] {
         let (up, signer) = (demo::upstream().pods(5).streams_max(streams).run().await, Signer::new());
         let front = Front::passing(up.address(), &signer.good()).await;
-        let plan = direct::in_front_of("http://127.0.0.1:1");
-        let app = plan.with(|config| config.upstream = signer.credentials(&front)).run().await;
+        let app = direct::by(signer.credentials(&front)).run().await;
         in_time(Duration::from_secs(10), "four feeds", all_is_served(&app, &up)).await;
         app.stop().await;
     }

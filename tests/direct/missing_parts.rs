@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::Request;
-use http::header::{ACCEPT, HOST, IF_NONE_MATCH};
+use http::header::{ACCEPT, IF_NONE_MATCH};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::{Value, json};
 
-use crate::direct::{self, App, Client, PODS, Reply, Stub, WIDGETS, Watch, eventually, straight};
+use crate::direct::{self, App, Behind, Failure, PODS, Reply, Stub, WIDGETS, Watch, eventually};
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
 /// What an aggregated API has.
@@ -61,7 +61,7 @@ impl Parts {
     }
 
     /// What upstream answers, with the part or without it.
-    async fn answer(&self, behind: &Client, request: Request<Incoming>) -> Result<Reply, String> {
+    async fn answer(&self, behind: &Behind, mut request: Request<Incoming>) -> Result<Reply, Failure> {
         let path = request.uri().path().to_owned();
         if path.starts_with("/apis/elsewhere.example/") {
             let things = json!({"kind": "ThingList", "metadata": {"resourceVersion": "7"}, "items": []});
@@ -76,22 +76,18 @@ impl Parts {
         if self.told() == Told::Nothing && path == "/apis/apps/v1" {
             return Ok(Stub::reply(503, "service unavailable"));
         }
-        let is_root = ["/api", "/apis"].contains(&path.as_str());
-        let mut call = behind.request(request.method().clone(), &request.uri().to_string());
-        for (name, value) in request.headers() {
-            let is_hidden = name == HOST || is_root && (name == IF_NONE_MATCH || self.is_old && name == ACCEPT);
-            if let (false, Ok(value)) = (is_hidden, value.to_str()) {
-                call = call.header(name.as_str(), value);
+        if ["/api", "/apis"].contains(&path.as_str()) {
+            request.headers_mut().remove(IF_NONE_MATCH);
+            if self.is_old {
+                request.headers_mut().remove(ACCEPT);
             }
         }
-        let body = request.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
-        let answer = call.body(body).open().await?;
+        let answer = behind.answer(request).await?;
         if path != "/apis" {
-            return Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()));
+            return Ok(answer);
         }
         let (head, body) = answer.into_parts();
-        let body = body.collect().await.map_err(|error| error.to_string())?.to_bytes();
-        let whole = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
+        let whole = serde_json::from_slice(&body.collect().await?.to_bytes())?;
         let mut reply = Stub::reply(head.status.as_u16(), self.groups(whole).to_string());
         let content_type = head.headers.get("content-type").cloned();
         content_type.into_iter().for_each(|kind| drop(reply.headers_mut().insert("content-type", kind)));
@@ -101,11 +97,11 @@ impl Parts {
 
 async fn upstream(up: &RunningUpstream, told: Told, is_old: bool) -> (Stub, Arc<Parts>) {
     let told = AtomicUsize::new(told as usize);
-    let (behind, parts) = (straight(up), Arc::new(Parts { told, is_old, asked: AtomicUsize::new(0) }));
+    let (behind, parts) = (Behind::at(&up.url()), Arc::new(Parts { told, is_old, asked: AtomicUsize::new(0) }));
     let known = parts.clone();
     let stub = direct::stub(move |request| {
         let (behind, known) = (behind.clone(), known.clone());
-        async move { known.answer(&behind, request).await.map_err(Into::into) }
+        async move { known.answer(&behind, request).await }
     });
     (stub.await, parts)
 }

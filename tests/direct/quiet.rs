@@ -1,13 +1,11 @@
 //! Resources to which nothing happens, each of which is proven to be current by questions of its own (L5).
 
 use futures_util::future::join_all;
-use http::{Request, Response};
-use http_body_util::BodyExt as _;
+use http::Request;
 use hyper::body::Incoming;
-use hyper_util::rt::TokioExecutor;
 use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 
-use crate::direct::{self, CONFIGMAPS, PODS, Stub, configmap};
+use crate::direct::{self, Behind, CONFIGMAPS, PODS, Stub, configmap};
 
 /// Resources that have as many objects as a test puts there.
 const QUIET: [(&str, &str); 4] = [
@@ -75,19 +73,10 @@ async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
 
 /// A server of two storages, as an apiserver with `--etcd-servers-overrides`: config maps are in the second one.
 async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub {
-    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http::<Incoming>();
-    let (main, own) = (up.url(), other.url());
+    let (main, own) = (Behind::at(&up.url()), Behind::at(&other.url()));
     let relay = move |request: Request<Incoming>| {
-        let (client, main, own) = (client.clone(), main.clone(), own.clone());
-        async move {
-            let (mut head, body) = request.into_parts();
-            let to = if head.uri.path().ends_with("/configmaps") { own } else { main };
-            head.uri = format!("{to}{}", head.uri).parse()?;
-            head.version = http::Version::HTTP_11;
-            let (mut head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
-            head.headers.remove("transfer-encoding");
-            Ok(Response::from_parts(head, body.map_err(Into::into).boxed_unsync()))
-        }
+        let behind = if request.uri().path().ends_with("/configmaps") { own.clone() } else { main.clone() };
+        async move { behind.answer(request).await }
     };
     direct::stub(relay).await
 }

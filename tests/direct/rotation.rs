@@ -77,7 +77,7 @@ async fn new_credentials_are_for_new_requests() {
     let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
     install(&dir, "client", &old);
     let credentials = CredentialSource::File(dir.file("kubeconfig", &kubeconfig(&address)));
-    let app = direct::in_front_of("http://127.0.0.1:1").with(|config| config.upstream = credentials).run().await;
+    let app = direct::by(credentials).run().await;
     let asked_as = |pair: Pair| {
         let (app, upstream) = (&app, &upstream);
         let leaf = pair.cert.der().to_vec();

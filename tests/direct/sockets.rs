@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
-use crate::direct::{self, App, Client, Dir, Ended, PODS, Protocol, Stub, stub, within};
+use crate::direct::{self, App, Behind, Client, Dir, Ended, PODS, Protocol, Stub, stub, within};
 use crate::process::Process;
 
 const HANDSHAKE: [(&str, &str); 5] = [
@@ -237,15 +237,12 @@ async fn tunnels_whose_client_stops_reading_hold_little_and_nobody_up() {
     const TUNNELS: usize = 40;
     const BYTES: usize = 4 << 20;
     let up = demo::upstream().pods(1).run().await;
-    let behind = direct::straight(&up);
+    let behind = Behind::at(&up.url());
     let upstream = stub(move |mut request: Request<Incoming>| {
         let behind = behind.clone();
         async move {
-            let path = request.uri().to_string();
-            if !path.contains("portforward") {
-                return Ok(behind.request(Method::GET, &path).open().await?.map(|body| {
-                    http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(body, Into::into))
-                }));
+            if !request.uri().path().contains("portforward") {
+                return behind.answer(request).await;
             }
             let upgrade = hyper::upgrade::on(&mut request);
             drop(tokio::spawn(async move {

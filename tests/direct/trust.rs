@@ -38,8 +38,7 @@ async fn a_certificate_that_is_not_to_be_trusted_is_named_and_the_next_good_one_
     for (what, pair, words) in wrong_ones(&signer) {
         front.show(&pair);
         let (before, connections) = (up.counts().requests, up.counts().connections);
-        let plan = direct::in_front_of("http://127.0.0.1:1").preload("pods");
-        let app = plan.with(|config| config.upstream = signer.credentials(&front)).run().await;
+        let app = direct::by(signer.credentials(&front)).preload("pods").run().await;
         for path in ["/livez", PODS] {
             let answer = app.get(path).await;
             let message = answer.text();

@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use http::{Request, Uri};
+use http::Request;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use kube_fanout::demo;
 use tokio::sync::mpsc;
 
-use crate::direct::{self, Dir, Stub, stub};
+use crate::direct::{self, Behind, Dir, Failure, Stub, stub};
 use crate::process::{Output, run};
 
 /// What a relay does to one line of some watch.
@@ -34,41 +33,27 @@ const VICTIM: usize = 100;
 
 /// A server in front of another one that relays everything, but for one line.
 async fn relay(url: &str, lie: Lie) -> Stub {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Incoming>();
-    let (to, passed) = (url.to_owned(), Arc::new(AtomicUsize::new(0)));
+    let (behind, passed) = (Behind::at(url), Arc::new(AtomicUsize::new(0)));
     let answer = move |request: Request<Incoming>| {
-        let (client, to, passed) = (client.clone(), to.clone(), passed.clone());
+        let (behind, passed) = (behind.clone(), passed.clone());
         async move {
-            let (mut head, body) = request.into_parts();
-            let is_watch = head.uri.query().is_some_and(|query| query.contains("watch=true"));
-            let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
-            head.uri = format!("{to}{path}").parse::<Uri>()?;
-            head.version = http::Version::HTTP_11;
-            let (head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
-            let mut answer = http::Response::from_parts(head, ());
-            answer.headers_mut().remove("transfer-encoding");
-            let body = if is_watch { lying(body, lie, passed) } else { body.map_err(Into::into).boxed_unsync() };
-            Ok(answer.map(|()| body))
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let answer = behind.answer(request).await?;
+            Ok(if is_watch { answer.map(|body| lying(body, lie, passed)) } else { answer })
         }
     };
     stub(answer).await
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
 /// The body line by line, with one of the changes dropped or repeated.
-fn lying(
-    mut body: Incoming,
-    lie: Lie,
-    passed: Arc<AtomicUsize>,
-) -> http_body_util::combinators::UnsyncBoxBody<Bytes, Failure> {
+fn lying(mut body: UnsyncBoxBody<Bytes, Failure>, lie: Lie, passed: Arc<AtomicUsize>) -> UnsyncBoxBody<Bytes, Failure> {
     let (lines, rest) = mpsc::channel::<Result<Frame<Bytes>, Failure>>(8);
     drop(tokio::spawn(async move {
         let mut partial = Vec::new();
         while let Some(frame) = body.frame().await {
             let data = match frame {
                 Ok(frame) => frame.into_data().unwrap_or_default(),
-                Err(error) => return drop(lines.send(Err(error.into())).await),
+                Err(error) => return drop(lines.send(Err(error)).await),
             };
             partial.extend_from_slice(&data);
             while let Some(at) = partial.iter().position(|byte| *byte == b'\n') {

@@ -22,13 +22,13 @@ pub(in super::super) struct WatchDescription {
 /// A watch that is open, as an onlooker sees it.
 pub(in super::super) struct SeenWatch {
     what: WatchDescription,
-    /// When it opened, in microseconds as `asked`.
+    /// When it opened, in microseconds after the sightings began.
     opened: u64,
     told: AtomicU64,
     next: AtomicU64,
     bytes: AtomicU64,
-    /// When it was last asked for more, in microseconds after the sightings began, twice; and 1 if there was nothing
-    /// more to say.
+    /// When it was last asked for more, in the same microseconds, above the lowest bit, which says that there was
+    /// nothing more to say.
     asked: AtomicU64,
 }
 

@@ -51,10 +51,15 @@ pub fn app(up: &RunningUpstream) -> Plan {
     in_front_of(&up.url())
 }
 
-/// Plans an application in front of any URL. So that tests are fast, it repeats failed attempts within milliseconds,
-/// and its shutdown hardly waits.
+/// Plans an application in front of any URL.
 pub fn in_front_of(url: &str) -> Plan {
-    let mut config = Serve::in_front_of(CredentialSource::Anonymous(url.parse().expect("a URL")));
+    by(CredentialSource::Anonymous(url.parse().expect("a URL")))
+}
+
+/// Plans an application that reaches upstream by these credentials. So that tests are fast, it repeats failed attempts
+/// within milliseconds, and its shutdown hardly waits.
+pub fn by(credentials: CredentialSource) -> Plan {
+    let mut config = Serve::in_front_of(credentials);
     config.drain = Duration::from_millis(50);
     config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
     config.look_every = Duration::from_millis(5);

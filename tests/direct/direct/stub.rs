@@ -4,18 +4,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::TRANSFER_ENCODING;
+use http::{Request, Response, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// A response of the stub. An error in its body breaks the connection.
 pub type Reply = Response<UnsyncBoxBody<Bytes, Failure>>;
@@ -25,6 +28,13 @@ pub struct Stub {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<http::request::Parts>>>,
     task: JoinHandle<()>,
+}
+
+/// Another server, for a stub that passes requests on to it.
+#[derive(Clone)]
+pub struct Behind {
+    connections: legacy::Client<HttpConnector, Incoming>,
+    url: String,
 }
 
 /// Starts a stub that answers every request with `answer`. An `Err` closes the connection without a response.
@@ -68,6 +78,23 @@ impl Stub {
     pub fn reply(status: u16, text: impl Into<Bytes>) -> Reply {
         let body = Full::new(text.into()).map_err(|never| match never {}).boxed_unsync();
         Response::builder().status(status).body(body).expect("a response")
+    }
+}
+
+impl Behind {
+    pub fn at(url: &str) -> Self {
+        Self { connections: legacy::Client::builder(TokioExecutor::new()).build_http(), url: url.to_owned() }
+    }
+
+    /// What it answers.
+    pub async fn answer(&self, request: Request<Incoming>) -> Result<Reply, Failure> {
+        let (mut head, body) = request.into_parts();
+        let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+        head.uri = format!("{}{path}", self.url).parse()?;
+        head.version = Version::HTTP_11;
+        let mut answer = self.connections.request(Request::from_parts(head, body)).await?;
+        answer.headers_mut().remove(TRANSFER_ENCODING);
+        Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()))
     }
 }
 
