@@ -2,6 +2,7 @@ use std::future::pending;
 use std::panic::resume_unwind;
 
 use hyper::rt::Executor;
+use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::base::home_runtime;
@@ -41,10 +42,12 @@ where
     F: Future<Output: Send + 'static> + Send + 'static,
 {
     fn execute(&self, driving: F) {
-        match self {
-            Self::Here => drop(tokio::spawn(driving)),
-            Self::Home => drop(home_runtime().spawn(driving)),
-        }
+        let runtime = match self {
+            Self::Here => Handle::current(),
+            Self::Home => home_runtime(),
+        };
+        // It is the connection's driver, and ends with it.
+        runtime.spawn(driving);
     }
 }
 
