@@ -347,7 +347,7 @@ impl Keeper {
         }
         let wanted = since.max(self.needed.right);
         if self.good.right < wanted {
-            self.good.right = match self.standing.given_by_policy(self.needed.right) {
+            self.good.right = match self.standing.given_by_policy(self.needed.right, self.terms.period) {
                 Some(asked) if self.leases.hearing.upholds(asked, self.terms.by_policy) => Instant::now(),
                 _ => self.vouched(wanted).await?,
             };

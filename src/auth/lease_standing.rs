@@ -29,10 +29,6 @@ pub(super) struct LeaseStanding {
     changed: Mutex<Option<Instant>>,
 }
 
-/// How far upstream's authorizers may be behind a change of policy. What they say of it earlier is believed, and asked
-/// again.
-const LAG_MAX: Duration = Duration::from_secs(60);
-
 /// The policy has changed in a way that may matter to a lease.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Doubt {
@@ -88,10 +84,10 @@ impl LeaseStanding {
         }
     }
 
-    /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since` and not too soon
-    /// behind a change.
-    pub(super) fn given_by_policy(&self, since: Instant) -> Option<Instant> {
-        let since = self.changed.lock().map_or(since, |changed| since.max(changed + LAG_MAX));
+    /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since` and so long
+    /// behind the last change: its authorizers may lag.
+    pub(super) fn given_by_policy(&self, since: Instant, behind: Duration) -> Option<Instant> {
+        let since = self.changed.lock().map_or(since, |changed| since.max(changed + behind));
         self.by_policy.lock().filter(|asked| *asked >= since)
     }
 

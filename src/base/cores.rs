@@ -6,7 +6,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -27,6 +27,7 @@ struct CoreThreads {
 #[derive(Debug)]
 struct Core {
     runtime: Handle,
+    thread: JoinHandle<()>,
     bell: Arc<Bell>,
     /// How many tasks it has.
     load: AtomicUsize,
@@ -96,12 +97,14 @@ impl Cores {
         Ok(Self(Arc::new(CoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
-    /// A place on the core that has the fewest tasks; `None` if there are no cores.
+    /// A place on the core that has the fewest tasks; `None` if there are no cores. A thread that has panicked has none,
+    /// and gets none.
     pub(super) fn place(&self) -> Option<CorePlace> {
         let CoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
         let numbers = (0..all.len()).map(|at| first.wrapping_add(at) % all.len());
-        numbers.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
+        let alive = numbers.filter(|number| !all[*number].thread.is_finished());
+        alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
     }
 
     /// A place on each.
@@ -119,13 +122,14 @@ impl Core {
     fn start(number: usize) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let bell = Arc::new(Bell { number, ..Bell::default() });
-        let core = Self { runtime: runtime.handle().clone(), bell: bell.clone(), load: AtomicUsize::new(0) };
-        let here = Here { bell: bell.clone(), home: Handle::try_current().ok() };
-        thread::Builder::new().name(format!("core {number}")).spawn(move || {
-            HERE.set(Some(here));
-            runtime.block_on(poll_fn(|cx| bell.poll_sweep(cx)));
+        let handle = runtime.handle().clone();
+        let home = Handle::try_current().ok();
+        let sweeping = bell.clone();
+        let thread = thread::Builder::new().name(format!("core {number}")).spawn(move || {
+            HERE.set(Some(Here { bell: sweeping.clone(), home }));
+            runtime.block_on(poll_fn(|cx| sweeping.poll_sweep(cx)));
         })?;
-        Ok(core)
+        Ok(Self { runtime: handle, thread, bell, load: AtomicUsize::new(0) })
     }
 }
 
@@ -248,6 +252,23 @@ mod tests {
         let mut numbers: Vec<_> = (0..6).map(|_| cores.place().expect("a core").number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 0, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn a_thread_that_has_panicked_gets_no_tasks() {
+        struct Panics;
+        impl std::task::Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("a fault of ours");
+            }
+        }
+        let cores = Cores::start(2).expect("threads");
+        cores.0.all[0].bell.ring(vec![Arc::new(Panics).into()]);
+        let began = std::time::Instant::now();
+        while !cores.0.all[0].thread.is_finished() && began.elapsed() < SOON {
+            thread::yield_now();
+        }
+        assert!((0..4).all(|_| cores.place().is_some_and(|place| place.number == 1)));
     }
 
     #[test]

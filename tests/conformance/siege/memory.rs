@@ -244,8 +244,9 @@ async fn a_stall_leaves_nothing_behind() {
     const STALL: Duration = Duration::from_secs(4);
     let Some(bed) = bed::own("stall").await else { return };
     let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);
-    let watcher = Watcher::of(&proxy);
     let deliveries = Deliveries::start(&bed, &proxy, 30).await;
+    // With the watches, which are no part of what a stall takes.
+    let watcher = Watcher::of(&proxy);
     proxy.stop();
     sleep(STALL).await;
     proxy.go_on();
@@ -253,7 +254,7 @@ async fn a_stall_leaves_nothing_behind() {
     let Seen { before, max, last, .. } = watcher.seen().await;
     let [before, max, last] = [before, max, last].map(|bytes| bytes as f64 / f64::from(1 << 20));
     say(&format!("a stall of {STALL:?}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last"));
-    assert!(max > before + 40.0, "the watches had something to catch up with");
+    assert!(max > before + 20.0, "the watches had something to catch up with");
     assert!(last < before + (max - before) * 0.4, "{last:.1} MiB stay");
     proxy.assert_sound();
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use http::Request;
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::process::Command;
 
@@ -55,7 +56,12 @@ async fn h2spec_finds_what_is_known_and_nothing_else() {
     if binary().is_none() {
         return;
     }
-    let upstream = stub(|_: Request<Incoming>| async { Ok(Stub::reply(200, "an answer of some bytes")) }).await;
+    // Behind the question, whole or broken off: whoever answers sooner need not look at what is wrong with it.
+    let answer = async |request: Request<Incoming>| {
+        let _ = request.into_body().collect().await;
+        Ok(Stub::reply(200, "an answer of some bytes"))
+    };
+    let upstream = stub(answer).await;
     let known: BTreeSet<_> = FAILED.iter().map(|(name, _)| (*name).to_owned()).collect();
     for (how, arguments) in [("plain", &[][..]), ("TLS", &["-tls"])] {
         let plan = roomy(direct::in_front_of(&upstream.url()));
