@@ -97,8 +97,8 @@ impl Cores {
         Ok(Self(Arc::new(CoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
-    /// A place on the core that has the fewest tasks; `None` if there are no cores. A thread that has panicked has none,
-    /// and gets none.
+    /// A place on the core that has the fewest tasks; `None` if there are no cores. A thread that has panicked has none
+    /// any more, and gets none.
     pub(super) fn place(&self) -> Option<CorePlace> {
         let CoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
