@@ -3,6 +3,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::mem::take;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -191,8 +192,16 @@ impl Bell {
 impl<T> PerCore<T> {
     /// As many as there may be cores; if more were started, some of them share one.
     pub fn new(make: impl Fn() -> T) -> Self {
-        let count = 1 + thread::available_parallelism().map_or(1, usize::from);
-        Self((0..count).map(|_| make()).collect())
+        Self(Self::numbers().map(|_| make()).collect())
+    }
+
+    /// The same of what may fail.
+    pub fn try_new<E>(make: impl Fn() -> Result<T, E>) -> Result<Self, E> {
+        Self::numbers().map(|_| make()).collect::<Result<_, E>>().map(Self)
+    }
+
+    fn numbers() -> Range<usize> {
+        0..1 + thread::available_parallelism().map_or(1, usize::from)
     }
 
     /// That of the core whose thread this is.

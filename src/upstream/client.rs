@@ -334,7 +334,7 @@ impl Client {
         let ours = link.credentials.headers().await?;
         put_ours(request.headers_mut(), ours).map_err(|Nested| Unsendable::Nested)?;
         let pool = match lane {
-            super::ForwardPool::Short => &link.forwards,
+            super::ForwardPool::Short => link.forwards.here(),
             super::ForwardPool::Stream => &link.long,
             super::ForwardPool::Tunnel => &link.tunnels,
         };

@@ -9,7 +9,7 @@ use super::credentials::UpstreamCredentials;
 use super::endpoints::Endpoints;
 use super::pool::{Pool, PoolProtocol};
 use super::{CredentialError, CredentialSource, Error, ServerUrl};
-use crate::base::{LoadError, Reloaded};
+use crate::base::{LoadError, PerCore, Reloaded};
 
 /// Credentials, and the connections to one server that were made with them.
 ///
@@ -22,7 +22,8 @@ pub(super) struct Link {
     /// For our own short requests.
     pub(super) short: Pool,
     /// For callers' requests that are answered within seconds.
-    pub(super) forwards: Pool,
+    /// A client's thread has its own: to wake another one takes longer than to pass a small answer on.
+    pub(super) forwards: PerCore<Pool>,
     /// For callers' streams: followed logs, watches that are passed through. Each has a connection of its own, so that
     /// a stream that is not read stalls only itself.
     pub(super) long: Pool,
@@ -110,7 +111,7 @@ impl Link {
         Ok(Self {
             watches: Pool::new(&credentials, PoolProtocol::FOR_US)?,
             short: Pool::new(&credentials, PoolProtocol::FOR_US)?,
-            forwards: Pool::new(&credentials, PoolProtocol::FOR_OTHERS)?,
+            forwards: PerCore::try_new(|| Pool::new(&credentials, PoolProtocol::FOR_OTHERS))?,
             long: Pool::new(&credentials, PoolProtocol::Single)?,
             tunnels: Pool::new(&credentials, PoolProtocol::Once)?,
             caller_pools: CallerPools::new(&credentials)?,

@@ -48,7 +48,7 @@ type Connections = legacy::Client<Meeting<HttpsConnector<Dialer>>, UpstreamBody>
 pub(super) enum PoolProtocol {
     /// HTTP/2 where upstream offers it: many requests a connection. Of each answer so many bytes are taken before they
     /// are read.
-    Multiplexed { stream_window: u32 },
+    Multiplexed { stream_window: u32, runtime: ConnectionRuntime },
     /// HTTP/1.1: one request a connection at a time.
     Single,
     /// The same, and a connection is not used twice.
@@ -57,14 +57,15 @@ pub(super) enum PoolProtocol {
 
 impl PoolProtocol {
     /// We read what we ask for.
-    pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20 };
+    pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20, runtime: ConnectionRuntime::Home };
     /// Others may never read their answers, and what has been taken of them is in no budget: with 1 MiB each, 600 of
     /// them took 600 MiB, and the time to clear so much memory.
-    pub(super) const FOR_OTHERS: Self = Self::Multiplexed { stream_window: UNREAD_BYTES };
+    pub(super) const FOR_OTHERS: Self =
+        Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Here };
 
     fn runtime(self) -> ConnectionRuntime {
         match self {
-            Self::Multiplexed { .. } => ConnectionRuntime::Home,
+            Self::Multiplexed { runtime, .. } => runtime,
             Self::Single | Self::Once => ConnectionRuntime::Here,
         }
     }
@@ -209,7 +210,7 @@ impl Pool {
         tcp.set_keepalive(Some(Self::PING_AFTER));
         tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
         let stream_window = match self.protocol {
-            PoolProtocol::Multiplexed { stream_window } => Some(stream_window),
+            PoolProtocol::Multiplexed { stream_window, .. } => Some(stream_window),
             PoolProtocol::Single | PoolProtocol::Once => {
                 // Streams of others, which they may not read: what the kernel takes for each is bounded as well.
                 tcp.set_recv_buffer_size(Some(UNREAD_BYTES as usize));

@@ -8,7 +8,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::base::home_runtime;
 
 /// Where a connection upstream is made and driven.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionRuntime {
     /// On the runtime that all share. What many ask for on one connection, reviews and watches among it, must not wait
     /// for the clients of whichever core was the first to need it.

@@ -163,8 +163,10 @@ async fn a_server_that_takes_no_body_answers_what_has_none() {
     let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
     let (_front, plan) = behind(&up, &signer, &[(INITIAL_WINDOW_SIZE, 0)]).await;
     let app = plan.run().await;
-    // Whoever has just connected does not know of it yet.
-    eventually("a connection for what passes through", || async { app.get("/livez").await.status == 200 }).await;
+    // Whoever has just connected does not know of it yet, and each core connects for itself.
+    for _ in 0..16 {
+        eventually("a connection for what passes through", || async { app.get("/livez").await.status == 200 }).await;
+    }
     let write = app.request(Method::POST, "/api/v1/namespaces/default/configmaps");
     let write = write.header("content-type", "application/json").body(configmap("default", "a", "x").to_string());
     let written = tokio::spawn(write.try_send());
