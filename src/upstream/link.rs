@@ -21,8 +21,8 @@ pub(super) struct Link {
     pub(super) watches: Pool,
     /// For our own short requests.
     pub(super) short: Pool,
-    /// For callers' requests that are answered within seconds.
-    /// A client's thread has its own: to wake another one takes longer than to pass a small answer on.
+    /// For callers' requests that are answered within seconds. Each thread of clients has one, for a small answer costs
+    /// less than to wake another thread for it.
     pub(super) forwards: PerCore<Pool>,
     /// For callers' streams: followed logs, watches that are passed through. Each has a connection of its own, so that
     /// a stream that is not read stalls only itself.
