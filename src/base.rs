@@ -5,6 +5,7 @@ mod backoff;
 mod clock;
 mod cores;
 mod cut;
+mod deadlines;
 mod drain;
 mod failpoint;
 mod hash_keys;
@@ -25,6 +26,7 @@ pub use backoff::{Backoff, Waits};
 pub use clock::{WallClock, now_ns, until};
 pub use cores::{Bell, CorePlace, Cores, PerCore, home_runtime};
 pub use cut::Cut;
+pub use deadlines::{Deadline, Deadlines};
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 #[cfg(debug_assertions)]
 pub use failpoint::draw_delays;

@@ -1,7 +1,6 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -9,11 +8,11 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::admission::AdmissionPlace;
 use super::audit::AuditRecord;
 use super::body_error::BodyError;
-use super::bounded_body::{BoundedBody, List, Whole};
+use super::bounded_body::{BodyTimes, BoundedBody, List, Whole};
 use super::session::WatchSession;
 use super::watch::WatchBody;
 use super::watch_transport::WatchTransport;
-use crate::base::{Cut, Tasks};
+use crate::base::Cut;
 use crate::net::ParkableBody;
 use crate::upstream::ResponseBody;
 
@@ -76,18 +75,14 @@ impl ReplyBody {
         Self(Kind::Pieces(Box::new(Whole::new(pieces, Vec::new()))))
     }
 
-    /// The body of a complete answer. Its places are held until it is taken, but no longer than `max`.
-    pub(super) fn whole(whole: Whole, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
-        Self(Kind::Whole(Box::new(BoundedBody::new(whole, max, tasks, cut))))
+    /// The body of a complete answer. Its places are held until it is taken, but no longer than bodies may take.
+    pub(super) fn whole(whole: Whole, times: &BodyTimes, cut: Cut) -> Self {
+        Self(Kind::Whole(Box::new(BoundedBody::new(whole, times, cut))))
     }
 
-    /// The body of an answer that upstream gives at once and that is taken within `max`.
-    pub(super) fn short(
-        body: ResponseBody,
-        place: Arc<AdmissionPlace>,
-        (max, tasks, cut): (Duration, &Tasks, Cut),
-    ) -> Self {
-        Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, max, tasks, cut))))
+    /// The body of an answer that upstream gives at once and that is taken as soon.
+    pub(super) fn short(body: ResponseBody, place: Arc<AdmissionPlace>, times: &BodyTimes, cut: Cut) -> Self {
+        Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, times, cut))))
     }
 
     /// The body of an answer that has no end of its own.

@@ -1,18 +1,17 @@
 use std::mem::take;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::time::Instant;
 
 use super::admission::AdmissionPlace;
 use super::body_error::BodyError;
-use crate::base::{Cut, Tasks};
+use crate::base::{Cut, Deadline, Deadlines, Tasks};
 use crate::cache;
 use crate::listing::{GzipList, ListBody};
 
@@ -24,16 +23,43 @@ use crate::listing::{GzipList, ListBody};
 /// cut body never looks complete.
 #[derive(Debug)]
 pub(super) struct BoundedBody<B> {
-    going: Arc<Mutex<Going<B>>>,
-    _ends: Option<DropGuard>,
+    going: Arc<Going<B>>,
+    /// `None` for a body that was over at once.
+    _time: Option<BodyTime>,
 }
 
 #[derive(Debug)]
 struct Going<B> {
+    body: Mutex<Taken<B>>,
+    /// Cuts the answer of which it is the body.
+    answer: Cut,
+}
+
+#[derive(Debug)]
+struct Taken<B> {
     /// `None` once it was cut.
     body: Option<B>,
     /// The task that waits for more of it.
     waker: Option<Waker>,
+}
+
+/// How long bodies may take, and those that are under way. Cloning shares.
+#[derive(Debug, Clone)]
+pub(super) struct BodyTimes {
+    max: Duration,
+    under_way: Arc<Deadlines<dyn Slow>>,
+}
+
+/// The time of a body, which is over when this is dropped.
+#[derive(Debug)]
+struct BodyTime {
+    under_way: Arc<Deadlines<dyn Slow>>,
+    deadline: Deadline,
+}
+
+/// What can be cut because it is too slow.
+trait Slow: Send + Sync {
+    fn cut(&self);
 }
 
 /// Why an answer was cut.
@@ -44,46 +70,68 @@ pub(super) const TOO_SLOW: &str = "too_slow";
 #[error("not taken, or not come, in time")]
 pub(super) struct TooSlow;
 
-impl<B: Body + Send + 'static> BoundedBody<B> {
-    /// Starts the time of a body, which ends after `max` at the latest.
-    ///
-    /// `answer` cuts the stream of an answer when its time is over: a codec whose window is closed never polls it. For
-    /// a request's body it cuts nothing.
-    pub(super) fn new(body: B, max: Duration, tasks: &Tasks, answer: Cut) -> Self {
-        // Most bodies are complete already, or empty.
-        let is_over = body.is_end_stream();
-        let going = Arc::new(Mutex::new(Going { body: Some(body), waker: None }));
-        if is_over {
-            return Self { going, _ends: None };
+impl BodyTimes {
+    /// Has bodies cut that take longer than `max`, by one of `tasks`.
+    pub(super) fn new(max: Duration, tasks: &Tasks) -> Self {
+        let times = Self { max, under_way: Arc::new(Deadlines::default()) };
+        tasks.spawn_needed("slow bodies", times.clone().keep());
+        times
+    }
+
+    /// How long a body may take.
+    pub(super) fn max(&self) -> Duration {
+        self.max
+    }
+
+    async fn keep(self) {
+        loop {
+            self.under_way.due().await.iter().for_each(|slow| slow.cut());
         }
-        // Whoever is done with it drops it at once, without waiting for the timer.
-        let (slow, ends) = (Arc::downgrade(&going), CancellationToken::new());
-        let over = ends.clone().cancelled_owned();
-        tasks.spawn("body", async move {
-            tokio::select! {
-                biased;
-                () = over => {}
-                () = sleep(max) => slow.upgrade().iter().for_each(|going| {
-                    cut(going);
-                    answer.cut(TOO_SLOW);
-                }),
-            }
-        });
-        Self { going, _ends: Some(ends.drop_guard()) }
+    }
+
+    fn begin(&self, body: Weak<dyn Slow>) -> BodyTime {
+        let deadline = self.under_way.put(Instant::now() + self.max, body);
+        BodyTime { under_way: self.under_way.clone(), deadline }
     }
 }
 
-fn cut<B>(going: &Mutex<Going<B>>) {
-    let (body, waker) = {
-        let mut going = going.lock();
-        (going.body.take(), going.waker.take())
-    };
-    if body.is_some() {
-        tracing::debug!("a body that took too long was cut");
+impl Drop for BodyTime {
+    fn drop(&mut self) {
+        self.under_way.remove(self.deadline);
     }
-    drop(body);
-    if let Some(waker) = waker {
-        waker.wake();
+}
+
+impl<B: Body + Send + 'static> BoundedBody<B> {
+    /// Starts the time of a body.
+    ///
+    /// `answer` cuts the stream of an answer when its time is over: a codec whose window is closed never polls it. For
+    /// a request's body it cuts nothing.
+    pub(super) fn new(body: B, times: &BodyTimes, answer: Cut) -> Self {
+        // Most bodies are complete already, or empty.
+        let is_over = body.is_end_stream();
+        let going = Arc::new(Going { body: Mutex::new(Taken { body: Some(body), waker: None }), answer });
+        if is_over {
+            return Self { going, _time: None };
+        }
+        let slow: Arc<dyn Slow> = going.clone();
+        Self { going, _time: Some(times.begin(Arc::downgrade(&slow))) }
+    }
+}
+
+impl<B: Send> Slow for Going<B> {
+    fn cut(&self) {
+        let (body, waker) = {
+            let mut taken = self.body.lock();
+            (taken.body.take(), taken.waker.take())
+        };
+        if body.is_some() {
+            tracing::debug!("a body that took too long was cut");
+        }
+        drop(body);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        self.answer.cut(TOO_SLOW);
     }
 }
 
@@ -92,21 +140,21 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut going = self.going.lock();
-        let Some(body) = &mut going.body else { return Poll::Ready(Some(Err(TooSlow.into()))) };
+        let mut taken = self.going.body.lock();
+        let Some(body) = &mut taken.body else { return Poll::Ready(Some(Err(TooSlow.into()))) };
         let polled = Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
-        if polled.is_pending() && !going.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            going.waker = Some(cx.waker().clone());
+        if polled.is_pending() && !taken.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            taken.waker = Some(cx.waker().clone());
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.going.lock().body.as_ref().is_some_and(Body::is_end_stream)
+        self.going.body.lock().body.as_ref().is_some_and(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.going.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
+        self.going.body.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
     }
 }
 
@@ -210,6 +258,7 @@ mod tests {
 
     use futures_util::FutureExt;
     use http_body_util::BodyExt;
+    use tokio::time::sleep;
 
     use super::*;
     use crate::serve::admission::{Admission, AdmissionLimits};
@@ -228,14 +277,15 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(60);
 
-    fn one_place() -> Admission {
-        Admission::new(&AdmissionLimits { forwards_max: 1, ..AdmissionLimits::default() })
+    fn one_place() -> (BodyTimes, Admission) {
+        let admission = Admission::new(&AdmissionLimits { forwards_max: 1, ..AdmissionLimits::default() });
+        (BodyTimes::new(MAX, &Tasks::new()), admission)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
-        let (tasks, admission) = (Tasks::new(), one_place());
-        let body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
+        let (times, admission) = one_place();
+        let body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), &times, Cut::default());
         sleep(Duration::from_secs(59)).await;
         assert!(admission.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
@@ -246,18 +296,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
-        let (tasks, admission) = (Tasks::new(), one_place());
-        let mut body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
+        let (times, admission) = one_place();
+        let mut body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), &times, Cut::default());
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_was_read_whole_keeps_its_place_until_it_is_taken() {
-        let (tasks, admission) = (Tasks::new(), one_place());
+        let (times, admission) = one_place();
         let place = Arc::new(admission.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), MAX, &tasks, Cut::default());
+        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), &times, Cut::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -290,9 +340,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_over_at_once_has_no_timer() {
-        let (tasks, admission) = (Tasks::new(), one_place());
+        let (times, admission) = one_place();
         let place = Arc::new(admission.forward(None).expect("a place"));
-        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), MAX, &tasks, Cut::default());
+        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &times, Cut::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.going), 0);
     }

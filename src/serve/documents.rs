@@ -17,14 +17,13 @@ use tokio::time::{Instant, timeout};
 use super::admission::Admission;
 use super::audit::Ours;
 use super::body::ReplyBody;
-use super::bounded_body::{TOO_SLOW, Whole};
+use super::bounded_body::{BodyTimes, TOO_SLOW, Whole};
 use super::metrics::{self, AnsweredFrom};
 use super::object_answers::FREE_BYTES_MAX;
 use super::read_request::ReadRequest;
 use super::remembered::{AskedAt, Remembered};
 use super::response_context::{AUDIT_ID, new_audit_id, put_served};
-use super::serve_config::ServeConfig;
-use crate::base::{Ready, Tasks};
+use crate::base::Ready;
 use crate::feeds::Feeds;
 use crate::kube::{Offers, Query, RequestInfo, pretty};
 use crate::upstream::{Build, Catalog, Client, Error, SharedDocument, is_impersonation, strip_hop_by_hop};
@@ -59,8 +58,7 @@ pub(super) struct ServerDocuments {
     feeds: Feeds,
     kept: Remembered<Key, Kept>,
     admission: Arc<Admission>,
-    tasks: Tasks,
-    body_max: Duration,
+    times: BodyTimes,
     /// Upstream's discovery lags behind its own definitions. What was asked for so soon after a change serves nobody
     /// who comes later.
     lag_max: Duration,
@@ -80,10 +78,9 @@ impl ServerDocuments {
         client: Client,
         (catalog, feeds): (Catalog, Feeds),
         admission: Arc<Admission>,
-        (tasks, config): (Tasks, &ServeConfig),
+        (times, lag_max): (BodyTimes, Duration),
     ) -> Self {
-        let (body_max, lag_max) = (config.body_max, config.lag_max);
-        Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), admission, tasks, body_max, lag_max }
+        Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), admission, times, lag_max }
     }
 
     /// Whether the request is for a document that is kept here, whoever may see it.
@@ -179,12 +176,11 @@ impl ServerDocuments {
     fn body(&self, request: &ReadRequest, bytes: Bytes) -> Option<ReplyBody> {
         let cut = &request.context.cut;
         if bytes.len() <= FREE_BYTES_MAX {
-            cut.within(self.body_max, TOO_SLOW);
+            cut.within(self.times.max(), TOO_SLOW);
             return Some(ReplyBody::full(bytes));
         }
         let place = self.admission.whole(request.caller.payer().as_ref(), bytes.len()).ok()?;
-        let end = (self.body_max, &self.tasks, cut.clone());
-        Some(ReplyBody::whole(Whole::of(bytes, vec![place.into()]), end))
+        Some(ReplyBody::whole(Whole::of(bytes, vec![place.into()]), &self.times, cut.clone()))
     }
 }
 

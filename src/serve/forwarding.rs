@@ -22,7 +22,7 @@ use super::admission::{Admission, AdmissionPlace};
 use super::audit::Ours;
 use super::body::ReplyBody;
 use super::body_error::BodyError;
-use super::bounded_body::{BoundedBody, Whole};
+use super::bounded_body::{BodyTimes, BoundedBody, Whole};
 use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
 use super::metrics;
 use super::refusals::bad_timeout;
@@ -75,7 +75,7 @@ pub(super) struct Forwarding {
     coalesced: Coalesced,
     tasks: Tasks,
     drain: DrainWatch,
-    body_max: Duration,
+    times: BodyTimes,
 }
 
 impl Forwarding {
@@ -84,10 +84,10 @@ impl Forwarding {
         forwarder: Forwarder,
         gate: Gate,
         admission: Arc<Admission>,
-        (tasks, drain, body_max): (Tasks, DrainWatch, Duration),
+        (tasks, drain, times): (Tasks, DrainWatch, BodyTimes),
     ) -> Self {
         let (forwarder, coalesced) = (Arc::new(forwarder), Coalesced::default());
-        Self { client, forwarder, gate, admission, coalesced, tasks, drain, body_max }
+        Self { client, forwarder, gate, admission, coalesced, tasks, drain, times }
     }
 
     /// Passes a request on, with its own bytes. The answer says why.
@@ -160,7 +160,7 @@ impl Forwarding {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(BoundedBody::new(body, self.body_max, &self.tasks, Cut::default()), is_broken)
+                noticed(BoundedBody::new(body, &self.times, Cut::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -177,7 +177,7 @@ impl Forwarding {
 
     /// Waits for the head of an answer. A request that waits for too long is given up.
     async fn in_time(&self, answering: impl Future<Output = Answered>) -> Answered {
-        let max = self.body_max + PATIENCE;
+        let max = self.times.max() + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
@@ -192,7 +192,7 @@ impl Forwarding {
         let is_short = is_short || !response.status().is_success();
         response.map(|body| {
             if is_short {
-                ReplyBody::short(body, place, (self.body_max, &self.tasks, context.cut.clone()))
+                ReplyBody::short(body, place, &self.times, context.cut.clone())
             } else {
                 ReplyBody::stream(body, place)
             }
@@ -236,8 +236,8 @@ impl Forwarding {
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
-                let end = (self.body_max, &self.tasks, context.cut.clone());
-                let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
+                let whole = Whole::of(body, vec![place, room]);
+                let mut response = Response::new(ReplyBody::whole(whole, &self.times, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's audit log has one entry for all that share its answer.

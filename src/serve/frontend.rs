@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::admission::Admission;
 use super::audit::{Audit, AuditRecord, Decision, Ours};
 use super::body::ReplyBody;
+use super::bounded_body::BodyTimes;
 use super::coverage::Coverage;
 use super::documents::{ServerDocuments, health};
 use super::forwarding::Forwarding;
@@ -77,16 +78,23 @@ impl Frontend {
     pub fn new(config: ServeConfig, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, sightings, tasks, drain, ready } = parts;
         let (admission, ends) = (Arc::new(Admission::new(&config.limits)), (tasks.clone(), drain.clone()));
-        let known = (catalog.clone(), feeds.clone());
-        let documents = ServerDocuments::new(client.clone(), known, admission.clone(), (tasks.clone(), &config));
+        let times = BodyTimes::new(config.body_max, &tasks);
+        let (known, aged) = ((catalog.clone(), feeds.clone()), (times.clone(), config.lag_max));
+        let documents = ServerDocuments::new(client.clone(), known, admission.clone(), aged);
         let reviews = ReviewDesk::new(client.clone(), gate.clone(), admission.clone(), &config);
-        let (body_max, config) = (config.body_max, Tunable::new(config));
+        let config = Tunable::new(config);
         Self {
             documents,
             reviews,
             ready,
-            reader: Reader::new(&config, (feeds, sightings.clone()), client.clone(), admission.clone(), ends),
-            forwarding: Forwarding::new(client, forwarder, gate.clone(), admission.clone(), (tasks, drain, body_max)),
+            reader: Reader::new(
+                &config,
+                (feeds, sightings.clone()),
+                client.clone(),
+                (admission.clone(), times.clone()),
+                ends,
+            ),
+            forwarding: Forwarding::new(client, forwarder, gate.clone(), admission.clone(), (tasks, drain, times)),
             gate,
             catalog,
             config,

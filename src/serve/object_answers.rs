@@ -8,15 +8,13 @@ use bytes::Bytes;
 use http::Response;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::admission::Admission;
 use super::body::ReplyBody;
-use super::bounded_body::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
+use super::bounded_body::{BodyTimes, PIECE_BYTES_MAX, TOO_SLOW, Whole};
 use super::read_request::ReadRequest;
 use super::response_context::{Standing, gzipped};
 use super::statuses::{LIST_RETRY_SECONDS, too_many};
-use crate::base::Tasks;
 use crate::listing::gzip;
 use crate::wire::{Encoding, Envelope};
 
@@ -27,9 +25,8 @@ pub(super) const FREE_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct ObjectAnswers {
     pub(super) admission: Arc<Admission>,
-    pub(super) tasks: Tasks,
     /// How much time a client has to take an answer.
-    pub(super) body_max: Duration,
+    pub(super) times: BodyTimes,
 }
 
 impl ObjectAnswers {
@@ -44,7 +41,7 @@ impl ObjectAnswers {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
             // A task for each answer would cost more than most answers.
-            context.cut.within(self.body_max, TOO_SLOW);
+            context.cut.within(self.times.max(), TOO_SLOW);
             // An answer that is one piece anyway is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
@@ -57,13 +54,13 @@ impl ObjectAnswers {
             Ok(place) => place.into(),
             Err(shed) => return context.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };
-        let end = (self.body_max, &self.tasks, context.cut.clone());
+        let (times, cut) = (&self.times, context.cut.clone());
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
-            let body = ReplyBody::whole(Whole::of(compressed, vec![place]), end);
+            let body = ReplyBody::whole(Whole::of(compressed, vec![place]), times, cut);
             return gzipped(context.served(encoding, false, standing, body));
         }
-        let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), end);
+        let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), times, cut);
         context.served(encoding, false, standing, body)
     }
 }

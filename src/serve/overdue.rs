@@ -5,9 +5,8 @@
 //! a [`Watchdog`], which its timers wake. A watch that has not been polled for a while after a timer has fired is
 //! cut if its time is up, its permission has ended or the proxy drains. Watches whose timers do not fire cost nothing.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 
 use super::alarms::{Alarmed, Alarms, Leaving, NEVER, WatchAlarm};
 use crate::auth::GrantStatus;
-use crate::base::{Cut, DrainWatch, mutant, until};
+use crate::base::{Cut, Deadlines, DrainWatch, mutant, until};
 use crate::cache::PinTerms;
 
 /// How much time is given to clients that do not read.
@@ -43,13 +42,12 @@ pub(super) struct Overdue(Arc<Shared>);
 struct Shared {
     unread: Unread,
     started: Instant,
-    /// For each watch at most three: a while after a timer fired, after its deadline, and after its end. In the
-    /// order of time: what is due is taken out together.
-    looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
+    /// For each watch at most three: a while after a timer fired, after its deadline, and after its end.
+    looks: Deadlines<Watchdog>,
     /// When watches are woken. Their times are microseconds after `started`.
     alarms: Mutex<Alarms<Watchdog>>,
     next: AtomicU64,
-    /// Notified when there is an earlier first look or alarm.
+    /// Notified when there is an earlier first alarm.
     earlier: Notify,
     is_draining: AtomicBool,
 }
@@ -110,7 +108,7 @@ impl Overdue {
         Self(Arc::new(Shared {
             unread,
             started: Instant::now(),
-            looks: Mutex::default(),
+            looks: Deadlines::default(),
             alarms: Mutex::default(),
             next: AtomicU64::new(0),
             earlier: Notify::new(),
@@ -148,14 +146,13 @@ impl Overdue {
 
     async fn look_on(&self) {
         loop {
-            let look = self.0.looks.lock().first_key_value().map(|((at, _), _)| *at);
             let alarm = self.0.alarms.lock().first().map(|at| self.at(at));
             tokio::select! {
                 biased;
-                () = until([look, alarm].into_iter().flatten().min()) => {
+                () = until(alarm) => self.ring(Instant::now()),
+                due = self.0.looks.due() => {
                     let now = Instant::now();
-                    self.ring(now);
-                    self.look(now);
+                    due.iter().for_each(|watchdog| watchdog.look(now));
                 }
                 () = self.0.earlier.notified() => {}
             }
@@ -178,25 +175,8 @@ impl Overdue {
         self.0.started + Duration::from_micros(micros)
     }
 
-    fn look(&self, now: Instant) {
-        let later = (now, u64::MAX);
-        let due = {
-            let mut looks = self.0.looks.lock();
-            let later = looks.split_off(&later);
-            std::mem::replace(&mut *looks, later)
-        };
-        due.into_values().filter_map(|watchdog| watchdog.upgrade()).for_each(|watchdog| watchdog.look(now));
-    }
-
     fn put(&self, at: Instant, watchdog: &Arc<Watchdog>) {
-        let key = (at, self.0.next.fetch_add(1, Ordering::Relaxed));
-        let mut looks = self.0.looks.lock();
-        let is_first = looks.first_key_value().is_none_or(|(first, _)| key < *first);
-        looks.insert(key, Arc::downgrade(watchdog));
-        drop(looks);
-        if is_first {
-            self.0.earlier.notify_one();
-        }
+        self.0.looks.put(at, Arc::downgrade(watchdog));
     }
 }
 

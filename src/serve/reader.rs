@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::admission::{Admission, AdmissionPlace};
 use super::audit::Ours;
 use super::body::ReplyBody;
-use super::bounded_body::List;
+use super::bounded_body::{BodyTimes, List};
 use super::first_rows::FirstRows;
 use super::hold::HoldOutcome;
 use super::metrics;
@@ -85,14 +85,14 @@ impl Reader {
         config: &Tunable<ServeConfig>,
         (feeds, sightings): (Feeds, Sightings),
         client: Client,
-        admission: Arc<Admission>,
+        (admission, times): (Arc<Admission>, BodyTimes),
         (tasks, drain): (Tasks, DrainWatch),
     ) -> Self {
         let ServeConfig { unread, body_max, .. } = *config.get();
         let overdue = Overdue::new(unread);
         tasks.spawn_needed("unread watches", overdue.clone().keep(drain.clone()));
         tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
-        let objects = ObjectAnswers { admission: admission.clone(), tasks: tasks.clone(), body_max };
+        let objects = ObjectAnswers { admission: admission.clone(), times };
         Self {
             sources: Sources::new(config.clone(), feeds, drain.clone()),
             objects,
