@@ -157,6 +157,7 @@ mod tests {
                 .await
             }
         });
+        tokio::task::yield_now().await;
         for _ in 0..100 {
             let thing = Arc::new(());
             let deadline = deadlines.put(after(60), Arc::downgrade(&thing));

@@ -135,6 +135,19 @@ async fn storms_are_counted_to_the_last_one() {
     assert_eq!(count(&through(&app, &up, storm).await, "requests"), 20);
 }
 
+/// It is tried once: who waits for a bench must not wait for a server that is not there, or not trusted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_cannot_be_reached_ends_a_bench_with_the_reason() {
+    let up = demo::upstream().run().await;
+    for how in [json!({}), json!({"storm": "get", "path": "/version"}), json!({"storm": "list", "requests": 5})] {
+        let order = order(&[("nobody", "http://127.0.0.1:1")], &up.url(), &how);
+        let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
+        let ended = direct::within("an end", bench::run(&order, &progress, &stop)).await;
+        let why = ended.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(why.contains("refused"), "{how}: {why}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_are_compared_and_nothing_is_left_behind() {
     let up = demo::upstream().run().await;

@@ -58,24 +58,29 @@ impl Calls {
         })
     }
 
-    /// One connection with so many requests under way, until all are sent or the task is ended.
-    async fn connection(self: Arc<Self>, in_flight: usize) {
+    /// One connection after the other with so many requests under way, until all are sent or the task is ended.
+    async fn connections(self: Arc<Self>, in_flight: usize) {
         while self.left.load(Ordering::Relaxed) > 0 {
-            match probe::open(&self.target, self.protocol, self.windows).await {
-                Ok(OpenedLink { sender, mut driver, .. }) => {
-                    let callers = (0..in_flight).map(|_| self.call(&sender));
-                    let calling = futures_util::future::join_all(callers);
-                    tokio::select! {
-                        biased;
-                        () = &mut driver => self.broke("a connection ended"),
-                        _ = calling => {}
-                    }
-                }
-                Err(error) => self.broke(&error.to_string()),
-            }
+            self.connection(in_flight).await;
             if self.left.load(Ordering::Relaxed) > 0 {
                 sleep(Duration::from_millis(20)).await;
             }
+        }
+    }
+
+    /// One connection, until all requests are sent or it is over.
+    async fn connection(&self, in_flight: usize) {
+        match probe::open(&self.target, self.protocol, self.windows).await {
+            Ok(OpenedLink { sender, mut driver, .. }) => {
+                let callers = (0..in_flight).map(|_| self.call(&sender));
+                let calling = futures_util::future::join_all(callers);
+                tokio::select! {
+                    biased;
+                    () = &mut driver => self.broke("a connection ended"),
+                    _ = calling => {}
+                }
+            }
+            Err(error) => self.broke(&error.to_string()),
         }
     }
 
@@ -135,7 +140,7 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcom
     let calls = Calls::new(plan, session.target, session.objects);
     // What a server does for its first reader is not the price of a request.
     let first = Calls::new(&Plan { requests: 1, ..plan.clone() }, session.target, session.objects);
-    first.clone().connection(1).await;
+    first.connection(1).await;
     let complaint = first.record.lock().complaint.clone();
     if first.answered() == 0 {
         return Err(BenchError::Target(complaint.unwrap_or_else(|| "no answer".to_owned())));
@@ -145,7 +150,7 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcom
     let (began, cpu, own) = (Instant::now(), session.costs.cpu().await, own_cpu());
     let tasks = Tasks::new();
     for _ in 0..connections {
-        tasks.spawn("bench requests", calls.clone().connection(plan.in_flight));
+        tasks.spawn("bench requests", calls.clone().connections(plan.in_flight));
     }
     wait(session, &calls).await;
     let seconds = began.elapsed().as_secs_f64();
