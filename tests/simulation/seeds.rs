@@ -22,6 +22,8 @@ const ONCE_BROKEN: [(u64, &str); 2] = [
     (599_642_887, "a watch that was held for the history before it was told 410 when the feed ended"),
     (20_002_956, "a version was taken for whole by a silence that nobody had listened to"),
 ];
+/// After so many seeds a long run says how far it is.
+const TOLD_EVERY: u64 = 500;
 /// Seeds that broke something, of which one run shows no more.
 const BROKEN_MAX: usize = 3;
 
@@ -82,6 +84,9 @@ fn fresh_seeds_keep_every_promise() {
             let is_over = seeds.map_or(began.elapsed() > FRESH_FOR, |seeds| nth >= seeds);
             if is_over || found.lock().expect("no panic").len() >= BROKEN_MAX {
                 return;
+            }
+            if nth > 0 && nth % TOLD_EVERY == 0 {
+                println!("{nth} seeds after {} s", began.elapsed().as_secs());
             }
             let text = broken(first + nth, &tally);
             found.lock().expect("no panic").extend(text);
