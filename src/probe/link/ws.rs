@@ -51,6 +51,10 @@ impl WebSocketSender {
                 let (status, body) = (http::StatusCode::OK, AnswerBody::Ws(Box::new(Messages(stream))));
                 Ok(PendingAnswer { status, headers: answer.into_parts().0.headers, body })
             }
+            // Its body is not read, and may be a watch that nobody asked for in this form.
+            Err(Error::Http(answer)) if answer.status().is_success() => {
+                Err(LinkError::Ws(format!("answered with {} and no upgrade", answer.status())))
+            }
             Err(Error::Http(answer)) => {
                 let (head, text) = answer.into_parts();
                 let body = AnswerBody::Refusal(text.map(Bytes::from));
@@ -73,5 +77,41 @@ impl Messages {
                 Err(error) => return Some(Err(LinkError::Ws(error.to_string()))),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use crate::probe::{self, Ask, OpenedLink, TargetCredentials, WatchProtocol, Windows};
+
+    #[tokio::test]
+    async fn an_answer_that_is_no_upgrade_is_no_watch() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let answering = tokio::spawn(async move {
+            for status in ["200 OK", "403 Forbidden"] {
+                let (mut socket, _) = listener.accept().await.expect("a client");
+                let mut read = Vec::new();
+                while !read.ends_with(b"\r\n\r\n") {
+                    read.push(socket.read_u8().await.expect("a request"));
+                }
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}");
+                socket.write_all(answer.as_bytes()).await.expect("a client");
+            }
+        });
+        let target = TargetCredentials::default().target(&url).await.expect("a server");
+        let ask = async || {
+            let windows = Windows { stream: 1 << 20, connection: 1 << 20, socket: None, as_go: false };
+            let opened = probe::open(&target, WatchProtocol::Ws, windows).await;
+            let OpenedLink { sender, .. } = opened.expect("a connection");
+            sender.get(&target, &Ask::get("/api/v1/pods?watch=1", "application/json")).await
+        };
+        let why = ask().await.err().expect("no watch").to_string();
+        assert!(why.contains("200 OK and no upgrade"), "{why}");
+        assert_eq!(ask().await.expect("a refusal").status, http::StatusCode::FORBIDDEN);
+        answering.await.expect("no panic");
     }
 }
