@@ -39,6 +39,7 @@ done
 
 binary=${BINARY:-}
 if [ -z "$binary" ]; then
+  ! why=$(lacks "$target") || fail "$target cannot be built: $why"
   static_build "$target" --no-default-features
   binary=$(static_path "$target")
 fi

@@ -20,7 +20,6 @@ cd "$top"
 
 dist=${DIST:-$top/target/dist}
 read -r -a targets <<< "${TARGETS:-x86_64-unknown-linux-musl aarch64-unknown-linux-musl}"
-own=$(uname -m)-unknown-linux-musl
 tools=$top/target/tools/bin
 export PATH=$tools:$PATH SOURCE_DATE_EPOCH=$epoch
 
@@ -28,33 +27,6 @@ fail() {
   printf 'deploy/release.sh: %s\n' "$*" >&2
   exit 1
 }
-
-# compiler TARGET: the C compiler that build scripts look for by themselves.
-compiler() { if [ "$1" = "$own" ]; then printf musl-gcc; else printf '%s-linux-musl-gcc' "${1%%-*}"; fi; }
-
-# lacks TARGET: says what a build for it needs and this machine does not have; false where it has all.
-lacks() {
-  local compiler
-  compiler=$(compiler "$1")
-  if ! command -v rustup >/dev/null; then
-    printf 'there is no rustup to get the target with'
-  elif ! rustup --quiet target add "$1" >/dev/null 2>&1; then
-    printf 'rustup has no target %s' "$1"
-  elif ! command -v "$compiler" >/dev/null; then
-    printf 'there is no %s (Debian: ' "$compiler"
-    if [ "$1" = "$own" ]; then printf 'apt-get install musl-tools)'; else
-      printf 'dpkg --add-architecture %s, and apt-get install musl-dev:%s gcc-%s-linux-gnu)' \
-        "$(debian_name "$1")" "$(debian_name "$1")" "${1%%-*}"
-    fi
-  elif ! "$compiler" -E -x c /dev/null >/dev/null 2>&1; then
-    printf '%s does not run: it needs gcc-%s-linux-gnu' "$compiler" "${1%%-*}"
-  else
-    return 1
-  fi
-}
-
-# debian_name TARGET: what Debian calls its architecture.
-debian_name() { case $1 in x86_64-*) echo amd64 ;; aarch64-*) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
 
 # build TARGET: cc links for this machine's own architecture, as for the image; for another one its C compiler does.
 build() {

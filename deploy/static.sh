@@ -6,6 +6,50 @@ revision=$(git -C "$top" rev-parse HEAD 2>/dev/null || echo unknown)
 # The time of everything that is written is that of the commit.
 epoch=${SOURCE_DATE_EPOCH:-$(git -C "$top" log -1 --format=%ct 2>/dev/null || echo 0)}
 
+# This machine's own target for static binaries, and the one that its Rust is of.
+own=$(uname -m)-unknown-linux-musl
+host=$(rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+
+# compiler TARGET: the C compiler that build scripts look for by themselves.
+compiler() {
+  case $1 in
+    "$host") printf cc ;;
+    "$own") printf musl-gcc ;;
+    *) printf '%s-linux-musl-gcc' "${1%%-*}" ;;
+  esac
+}
+
+# has_library TARGET: whether this machine's Rust can build for it.
+has_library() {
+  local library
+  library=$(rustc --print target-libdir --target "$1" 2>/dev/null) && [ -d "$library" ]
+}
+
+# lacks TARGET: says what a build for it needs and this machine does not have; false where it has all, or gets it from
+# rustup.
+lacks() {
+  local compiler
+  compiler=$(compiler "$1")
+  if ! has_library "$1" && ! command -v rustup >/dev/null; then
+    printf 'there is no rustup to get the target with'
+  elif ! has_library "$1" && ! rustup --quiet target add "$1" >/dev/null 2>&1; then
+    printf 'rustup has no target %s' "$1"
+  elif ! command -v "$compiler" >/dev/null; then
+    printf 'there is no %s (Debian: ' "$compiler"
+    if [ "$1" = "$own" ]; then printf 'apt-get install musl-tools)'; else
+      printf 'dpkg --add-architecture %s, and apt-get install musl-dev:%s gcc-%s-linux-gnu)' \
+        "$(debian_name "$1")" "$(debian_name "$1")" "${1%%-*}"
+    fi
+  elif ! "$compiler" -E -x c /dev/null >/dev/null 2>&1; then
+    printf '%s does not run: it needs gcc-%s-linux-gnu' "$compiler" "${1%%-*}"
+  else
+    return 1
+  fi
+}
+
+# debian_name TARGET: what Debian calls its architecture.
+debian_name() { case $1 in x86_64-*) echo amd64 ;; aarch64-*) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
+
 # static_path TARGET: where static_build puts the binary.
 static_path() { printf '%s' "${CARGO_TARGET_DIR:-$top/target}/$1/release/kube-fanout"; }
 
