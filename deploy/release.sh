@@ -31,7 +31,7 @@ fail() {
 # build TARGET: cc links for this machine's own architecture, as for the image; for another one its C compiler does.
 build() {
   local name=${1//-/_}
-  [ "$1" = "$own" ] || export "CARGO_TARGET_${name^^}_LINKER=$(compiler "$1")"
+  [ "$1" = "$(own)" ] || export "CARGO_TARGET_${name^^}_LINKER=$(compiler "$1")"
   static_build "$1"
 }
 

@@ -6,15 +6,14 @@ revision=$(git -C "$top" rev-parse HEAD 2>/dev/null || echo unknown)
 # The time of everything that is written is that of the commit.
 epoch=${SOURCE_DATE_EPOCH:-$(git -C "$top" log -1 --format=%ct 2>/dev/null || echo 0)}
 
-# This machine's own target for static binaries, and the one that its Rust is of.
-own=$(uname -m)-unknown-linux-musl
-host=$(rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+# own: this machine's own target for static binaries.
+own() { printf '%s-unknown-linux-musl' "$(uname -m)"; }
 
 # compiler TARGET: the C compiler that build scripts look for by themselves.
 compiler() {
   case $1 in
-    "$host") printf cc ;;
-    "$own") printf musl-gcc ;;
+    "$(rustc -vV | sed -n 's/^host: //p')") printf cc ;;
+    "$(own)") printf musl-gcc ;;
     *) printf '%s-linux-musl-gcc' "${1%%-*}" ;;
   esac
 }
@@ -36,7 +35,7 @@ lacks() {
     printf 'rustup has no target %s' "$1"
   elif ! command -v "$compiler" >/dev/null; then
     printf 'there is no %s (Debian: ' "$compiler"
-    if [ "$1" = "$own" ]; then printf 'apt-get install musl-tools)'; else
+    if [ "$1" = "$(own)" ]; then printf 'apt-get install musl-tools)'; else
       printf 'dpkg --add-architecture %s, and apt-get install musl-dev:%s gcc-%s-linux-gnu)' \
         "$(debian_name "$1")" "$(debian_name "$1")" "${1%%-*}"
     fi
