@@ -1,4 +1,5 @@
-# Sourced by image.sh and release.sh: how a static binary is built, and that the same sources make the same files.
+# Sourced by image.sh and release.sh: what a static binary needs, how it is built, and that the same sources make the
+# same files.
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$top/Cargo.toml" | head -n 1)

@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -13,13 +12,14 @@ use super::until;
 /// for each would cost the wake-up of another thread, and mostly for nothing.
 pub struct Deadlines<T: ?Sized> {
     waiting: Mutex<Waiting<T>>,
-    next: AtomicU64,
     /// Notified when the task has to wake earlier than it means to.
     earlier: Notify,
 }
 
 struct Waiting<T: ?Sized> {
     all: BTreeMap<Deadline, Weak<T>>,
+    /// The number of the next one.
+    next: u64,
     /// When the task wakes; `None` if it waits for nothing. What is taken out meanwhile does not change that: things
     /// that come and go one after the other, each of them the only one, wake it once in the time that they are given.
     wakes: Option<Instant>,
@@ -35,16 +35,15 @@ pub struct Deadline {
 impl<T: ?Sized> Deadlines<T> {
     /// Puts something in. Who is gone by that moment is passed over.
     pub fn put(&self, at: Instant, what: Weak<T>) -> Deadline {
-        let deadline = Deadline { at, number: self.next.fetch_add(1, Ordering::Relaxed) };
-        let is_earlier = {
-            let mut waiting = self.waiting.lock();
-            waiting.all.insert(deadline, what);
-            let is_earlier = waiting.wakes.is_none_or(|wakes| at < wakes);
-            if is_earlier {
-                waiting.wakes = Some(at);
-            }
-            is_earlier
-        };
+        let mut waiting = self.waiting.lock();
+        let deadline = Deadline { at, number: waiting.next };
+        waiting.next += 1;
+        waiting.all.insert(deadline, what);
+        let is_earlier = waiting.wakes.is_none_or(|wakes| at < wakes);
+        if is_earlier {
+            waiting.wakes = Some(at);
+        }
+        drop(waiting);
         if is_earlier {
             self.earlier.notify_one();
         }
@@ -90,8 +89,8 @@ impl<T: ?Sized> Deadlines<T> {
 
 impl<T: ?Sized> Default for Deadlines<T> {
     fn default() -> Self {
-        let waiting = Mutex::new(Waiting { all: BTreeMap::new(), wakes: None });
-        Self { waiting, next: AtomicU64::new(0), earlier: Notify::new() }
+        let waiting = Mutex::new(Waiting { all: BTreeMap::new(), next: 0, wakes: None });
+        Self { waiting, earlier: Notify::new() }
     }
 }
 
@@ -105,6 +104,7 @@ impl<T: ?Sized> fmt::Debug for Deadlines<T> {
 mod tests {
     use std::future::poll_fn;
     use std::pin::pin;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
     use futures_util::FutureExt;

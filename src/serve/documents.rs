@@ -78,7 +78,8 @@ impl ServerDocuments {
         client: Client,
         (catalog, feeds): (Catalog, Feeds),
         admission: Arc<Admission>,
-        (times, lag_max): (BodyTimes, Duration),
+        times: BodyTimes,
+        lag_max: Duration,
     ) -> Self {
         Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), admission, times, lag_max }
     }

@@ -79,8 +79,8 @@ impl Frontend {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, sightings, tasks, drain, ready } = parts;
         let (admission, ends) = (Arc::new(Admission::new(&config.limits)), (tasks.clone(), drain.clone()));
         let times = BodyTimes::new(config.body_max, &tasks);
-        let (known, aged) = ((catalog.clone(), feeds.clone()), (times.clone(), config.lag_max));
-        let documents = ServerDocuments::new(client.clone(), known, admission.clone(), aged);
+        let known = (catalog.clone(), feeds.clone());
+        let documents = ServerDocuments::new(client.clone(), known, admission.clone(), times.clone(), config.lag_max);
         let reviews = ReviewDesk::new(client.clone(), gate.clone(), admission.clone(), &config);
         let config = Tunable::new(config);
         Self {

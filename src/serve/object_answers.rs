@@ -40,7 +40,7 @@ impl ObjectAnswers {
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
-            // A task for each answer would cost more than most answers.
+            // Nothing is noted for an answer that is over at once, as most are.
             context.cut.within(self.times.max(), TOO_SLOW);
             // An answer that is one piece anyway is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {

@@ -3,7 +3,6 @@
 mod get;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::Response;
 use http::header::USER_AGENT;
@@ -74,7 +73,6 @@ pub(super) struct Reader {
     overdue: Overdue,
     tasks: Tasks,
     drain: DrainWatch,
-    body_max: Duration,
 }
 
 /// An answer, or why there is none here.
@@ -88,8 +86,7 @@ impl Reader {
         (admission, times): (Arc<Admission>, BodyTimes),
         (tasks, drain): (Tasks, DrainWatch),
     ) -> Self {
-        let ServeConfig { unread, body_max, .. } = *config.get();
-        let overdue = Overdue::new(unread);
+        let overdue = Overdue::new(config.get().unread);
         tasks.spawn_needed("unread watches", overdue.clone().keep(drain.clone()));
         tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
         let objects = ObjectAnswers { admission: admission.clone(), times };
@@ -105,7 +102,6 @@ impl Reader {
             overdue,
             tasks,
             drain,
-            body_max,
         }
     }
 
@@ -144,7 +140,7 @@ impl Reader {
                 None => return Err(Unready::Over),
             },
         };
-        let pin = feed.pin(&snapshot, request.context.cut.clone(), List::terms(self.body_max));
+        let pin = feed.pin(&snapshot, request.context.cut.clone(), List::terms(self.objects.times.max()));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) = self.find_out(request, part, &snapshot, from, LIST_RETRY_SECONDS).await {

@@ -152,7 +152,7 @@ async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
                 assert_eq!(through.telling().await, direct.telling().await, "{form}: {what}");
             }
         };
-        // Changes come behind the bookmark: the apiserver may put what happens meanwhile before it.
+        // Nothing changes before both have told where the beginning ends, so that it ends at the same event.
         same(&["n1-0", "n1-1", "n1-2", "the bookmark"], &mut direct, &mut through).await;
         for name in ["n1-9", "n2-9"] {
             node.direct.create(&node.inside("pods"), pod(name, &name[..2], "n1")).await;
