@@ -301,6 +301,9 @@ impl Cursor {
 
 impl Drop for Cursor {
     fn drop(&mut self) {
+        if let Some(open) = self.shared.timeline.read().open.as_ref().filter(|open| open.rv() > self.skip) {
+            open.note_leaving(self.next);
+        }
         if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
             self.shared.timeline.write().ring.lanes.release(self.lane.key());
         }

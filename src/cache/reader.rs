@@ -261,8 +261,8 @@ impl CacheReader {
                 if rv < floor {
                     return Err(TooOld { requested: rv, floor });
                 }
-                // While `rv` is not whole, nobody was told more than came here, and the rest is still to be told.
-                let skip = if timeline.is_open(rv) { timeline.whole() } else { rv };
+                let amid = timeline.open.as_ref().filter(|open| open.rv() == rv);
+                let skip = amid.map_or(rv, Transaction::told_to_who_has_it);
                 let skip = if mutant(8) { ResourceVersion::default() } else { skip };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }

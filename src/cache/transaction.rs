@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(super) struct Transaction {
     has_more: bool,
     /// A bookmark at its version has come, and no event of it since.
     is_vouched: bool,
+    /// A reader has left that was past some of its events.
+    left_amid: AtomicBool,
 }
 
 /// The events of one transaction are sent in one go: a first event that is alone for so long is the only one.
@@ -45,8 +48,15 @@ impl Transaction {
     /// `event` is the first of the transaction, and the event before it was at `event_before`.
     pub(super) fn new(event: &Arc<Event>, gvr: &Gvr, event_before: ResourceVersion) -> Self {
         let runs_out = &*gvr.resource == "events" && event.event_type == EventType::Deleted;
-        let (events, before) = (vec![event.clone()], OnceLock::new());
-        Self { rv: event.rv, events, event_before, before, has_more: runs_out, is_vouched: false }
+        Self {
+            rv: event.rv,
+            events: vec![event.clone()],
+            event_before,
+            before: OnceLock::new(),
+            has_more: runs_out,
+            is_vouched: false,
+            left_amid: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn rv(&self) -> ResourceVersion {
@@ -87,6 +97,21 @@ impl Transaction {
 
     pub(super) fn is_vouched(&self) -> bool {
         self.is_vouched
+    }
+
+    /// Notes that a reader leaves. `next` is the number of the event that it would have looked at next.
+    pub(super) fn note_leaving(&self, next: u64) {
+        if self.events.first().is_some_and(|first| first.seq < next) {
+            self.left_amid.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The version behind which a watch is told what is still to come, if it asks for what follows this one.
+    ///
+    /// Whoever has this version has all of it, of a feed before this one or of another server, and is told nothing of
+    /// it again. But a reader that left between its events may come back with this version too, and needs the rest.
+    pub(super) fn told_to_who_has_it(&self) -> ResourceVersion {
+        if self.left_amid.load(Ordering::Relaxed) { self.whole() } else { self.rv }
     }
 
     /// How long upstream has to be silent until the version is taken to be whole; `None` if silence does not tell.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::initial_state::FeedClient;
 use super::mend;
@@ -11,6 +11,7 @@ use super::metrics::SideRequest;
 use super::session::status_of;
 use super::side_findings::{Explanation, Found, SideFinding};
 use super::stream::Ended;
+use crate::base::Backoff;
 use crate::cache::{Beginning, Change, FeedState, Prehistory, Unexplained};
 use crate::feeds::{LookedBack, Retrospect};
 use crate::kube::ResourceVersion;
@@ -32,6 +33,10 @@ pub(super) struct Archivist {
 const GATHER: Duration = Duration::from_millis(200);
 /// The duration of upstream's watch. It sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
+/// An end that comes sooner is that of a server which goes away.
+const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
+/// How often a question is asked whose answer breaks off.
+const TRIES_MAX: u32 = 3;
 /// A question that takes longer has failed.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 /// The most bytes that are read, whatever room the ring has.
@@ -48,6 +53,9 @@ enum Untold {
     TooMany,
     Failed(Ended),
 }
+
+/// The way to upstream failed amid an answer.
+struct BrokenOff;
 
 impl From<Ended> for Untold {
     fn from(ended: Ended) -> Self {
@@ -68,22 +76,12 @@ impl Archivist {
     /// Answers the questions of returning clients, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         let feed = &self.upstream.feed;
-        let mut state = feed.reader.watch_state();
         loop {
             feed.returners.came().await;
             sleep(GATHER).await;
-            // Without a stream upstream cannot be reached, and the reflector would not take the events.
-            if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
-                std::future::pending::<()>().await;
-            }
+            self.until_live().await;
             while let Some(question) = feed.returners.next(&feed.reader) {
-                let looking = async {
-                    match question {
-                        Retrospect::Events(from) => self.look_back(from).await,
-                        Retrospect::Before(from) => self.explain(from).await,
-                    }
-                };
-                let answer = timeout(LOOK_MAX, looking).await.unwrap_or(LookedBack::Failed);
+                let answer = self.answer(question).await;
                 tracing::info!(feed = %feed.spec.key, ?question, ?answer, "looked back for clients that return");
                 self.upstream.metrics.looked_back(answer);
                 feed.returners.answered(answer);
@@ -91,22 +89,53 @@ impl Archivist {
         }
     }
 
-    async fn look_back(&self, from: ResourceVersion) -> LookedBack {
-        let Some(beginning) = self.upstream.feed.reader.beginning() else { return LookedBack::Failed };
+    /// Returns while the feed has a stream. Without one upstream cannot be reached, and the reflector would not take
+    /// what is found.
+    async fn until_live(&self) {
+        let mut state = self.upstream.feed.reader.watch_state();
+        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Asks a question, and asks it again if the answer breaks off: that says nothing of what upstream remembers.
+    async fn answer(&self, question: Retrospect) -> LookedBack {
+        let mut backoff = Backoff::default();
+        for _ in 0..TRIES_MAX {
+            let looking = async {
+                match question {
+                    Retrospect::Events(from) => self.look_back(from).await,
+                    Retrospect::Before(from) => self.explain(from).await,
+                }
+            };
+            match timeout(LOOK_MAX, looking).await {
+                Ok(Ok(answer)) => return answer,
+                Ok(Err(BrokenOff)) => sleep(backoff.failed(Instant::now())).await,
+                Err(_) => break,
+            }
+            self.until_live().await;
+        }
+        LookedBack::Failed
+    }
+
+    async fn look_back(&self, from: ResourceVersion) -> Result<LookedBack, BrokenOff> {
+        let Some(beginning) = self.upstream.feed.reader.beginning() else { return Ok(LookedBack::Failed) };
         let history = self.upstream.feed.reader.history();
+        let asked = Instant::now();
         let changes = match self.read(from, &beginning).await {
             Ok(changes) => changes,
             Err(Untold::Gone(message)) => {
                 let window = mend::window_start(&message).filter(|window| *window > from);
-                return window.map_or(LookedBack::TooEarly { from }, |before| LookedBack::Gone { before });
+                return Ok(window.map_or(LookedBack::TooEarly { from }, |before| LookedBack::Gone { before }));
             }
-            Err(Untold::TooMany) => return LookedBack::TooEarly { from },
+            Err(Untold::TooMany) => return Ok(LookedBack::TooEarly { from }),
             Err(Untold::Failed(error)) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "the history before the list is not told");
-                return LookedBack::Failed;
+                let is_early = matches!(error, Ended::Clean) && asked.elapsed() < WATCH_LASTS;
+                return if error.broke_off() || is_early { Err(BrokenOff) } else { Ok(LookedBack::Failed) };
             }
         };
-        match beginning.joined_by(from, changes) {
+        Ok(match beginning.joined_by(from, changes) {
             Ok(past) => self.hand_over(from, past).await,
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -115,7 +144,7 @@ impl Archivist {
                 let _ = self.words.try_send(SideFinding::Doubt { history });
                 LookedBack::OtherHistory
             }
-        }
+        })
     }
 
     /// Reads the changes after `from`, up to the beginning of the history.
@@ -146,12 +175,12 @@ impl Archivist {
     }
 
     /// Finds out what objects were before their first changes behind `from`.
-    async fn explain(&self, from: ResourceVersion) -> LookedBack {
+    async fn explain(&self, from: ResourceVersion) -> Result<LookedBack, BrokenOff> {
         let mut changes = self.upstream.feed.reader.unexplained();
         if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
             && from < last
         {
-            return LookedBack::Inexplicable { upto: last };
+            return Ok(LookedBack::Inexplicable { upto: last });
         }
         let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), Unexplained::rv);
@@ -162,7 +191,8 @@ impl Archivist {
             self.upstream.metrics.asked(SideRequest::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
-                Err(error) if error.may_pass() => return LookedBack::Failed,
+                Err(error) if error.broke_off() => return Err(BrokenOff),
+                Err(error) if error.may_pass() => return Ok(LookedBack::Failed),
                 // It was compacted, or is not what must have been there.
                 Ok(_) | Err(_) => {
                     known = change.rv();
@@ -173,9 +203,9 @@ impl Archivist {
         let (done, is_done) = oneshot::channel();
         let explanation = Explanation { known, before, done };
         if self.words.send(SideFinding::Explanation(explanation)).await.is_err() || is_done.await.is_err() {
-            return LookedBack::Failed;
+            return Ok(LookedBack::Failed);
         }
-        if known > from { LookedBack::Inexplicable { upto: known } } else { LookedBack::Explained }
+        Ok(if known > from { LookedBack::Inexplicable { upto: known } } else { LookedBack::Explained })
     }
 
     /// Hands the events to the reflector, which puts them in front of the history.

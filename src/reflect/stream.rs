@@ -33,6 +33,13 @@ pub(super) enum Ended {
     Failed(#[from] Error),
 }
 
+impl Ended {
+    /// Whether the way to upstream failed.
+    pub(super) fn broke_off(&self) -> bool {
+        matches!(self, Self::Failed(error) if error.broke_off())
+    }
+}
+
 /// The apiserver sends a bookmark every minute; one and a half without any sign is a dead connection.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 /// The largest frame that is read: many times etcd's limit for an object (R-UPSTREAM-7).

@@ -107,6 +107,11 @@ impl Error {
         }
     }
 
+    /// Whether the way to upstream failed before there was an answer, or amid it. Then upstream has refused nothing.
+    pub fn broke_off(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Broken(_) | Self::Wire(WireError::Truncated))
+    }
+
     /// Whether history before this point is gone (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::Digest;
-use super::client::{self, SharedLinks};
+use super::client::{self, FramesOnce, SharedLinks};
 use super::record::{EventKind, KnownRecord, Record, RecordedEncoding, RunRecord, Transport, TruthRecord, TruthSource};
 use super::recorder::Recorder;
 use super::scene::{Notes, Scene};
@@ -61,6 +61,7 @@ impl Clientele {
             subjects: vec![Target::in_memory(AUTHORITY, order.subject)],
             informers: false,
             links: SharedLinks::new(1),
+            frames: FramesOnce::default(),
             direct: Some(Target::in_memory(AUTHORITY, order.direct)),
             seed,
             encodings,

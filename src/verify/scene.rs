@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::client::SharedLinks;
+use super::client::{FramesOnce, SharedLinks};
 use super::record::{AskedServer, RecordedEncoding, Transport};
 use super::recorder::Recorder;
 use super::world::World;
@@ -20,6 +20,7 @@ pub(super) struct Scene {
     /// Clients are informers that begin once.
     pub(super) informers: bool,
     pub(super) links: SharedLinks,
+    pub(super) frames: FramesOnce,
     /// The apiserver behind it, where it is known.
     pub(super) direct: Option<Target>,
     pub(super) seed: u64,

@@ -8,7 +8,7 @@ use futures_util::future::{join, join_all};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::client::SharedLinks;
+use super::client::{FramesOnce, SharedLinks};
 use super::faults::{self, FaultPlan};
 use super::learning::{Direct, Etcd, LearnError, Learnt, keep_windows};
 use super::order::{EtcdOrder, VerifyOrder};
@@ -90,6 +90,7 @@ async fn prepare_and_run(
         subjects,
         informers: order.informers,
         links: SharedLinks::new(order.share),
+        frames: FramesOnce::default(),
         direct,
         seed: order.seed,
         encodings,

@@ -33,6 +33,9 @@ async fn one_that_was_stuck_for_longer_than_the_ring_is_told_to_list_again() {
     let app = direct::app(&up).window_events(64).run().await;
     let plan = |n: usize| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).stall_after(10);
     let stuck = join_all((0..3).map(|n| plan(n).into_future())).await;
+    // Each has begun to be told before the ring is full.
+    let tenth = up.churn(10).await;
+    join_all(stuck.iter().map(|watch| watch.reached(tenth))).await;
     let last = up.churn(4_000).await;
     app.reached("pods", last).await;
     history.upto(last).await;

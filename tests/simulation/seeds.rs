@@ -18,9 +18,11 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 /// Between them, these see every failpoint, and each mutant that names the test of them.
 const TELLING: std::ops::RangeInclusive<u64> = 1..=16;
 /// Seeds that have found something once, each with what that was.
-const ONCE_BROKEN: [(u64, &str); 2] = [
+const ONCE_BROKEN: [(u64, &str); 4] = [
     (599_642_887, "a watch that was held for the history before it was told 410 when the feed ended"),
     (20_002_956, "a version was taken for whole by a silence that nobody had listened to"),
+    (2_013_695_506, "who had all of a version was told a part of it again by a feed that was not as far"),
+    (2_013_692_322, "an answer about the past that broke off was taken for a refusal, and its watches were told 410"),
 ];
 /// After so many seeds a long run says how far it is.
 const TOLD_EVERY: u64 = 500;

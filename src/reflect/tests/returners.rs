@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::cache::{CacheReader, Start, View};
-use crate::demo::RequestKind;
+use crate::demo::{Faults, RequestKind};
 use crate::kube::{LabelSelector, Selector};
 
 /// Nobody is held for longer than a client is, if upstream does not answer.
@@ -142,6 +142,39 @@ async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time
         }
         assert_eq!((scene.said("prehistory"), scene.said("failed")), (1, 1), "{code}");
         assert_eq!(scene.feed.reader.state(), FeedState::Live, "{code}: the feed has nothing to do with it");
+    }
+}
+
+/// A connection that breaks says nothing of what upstream remembers.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
+    type Break = fn(&Faults);
+    let breaks: [(&str, Break); 4] = [
+        ("torn", |faults| faults.tear_frame(20)),
+        ("reset", |faults| faults.reset_watches()),
+        ("ended", |faults| faults.end_watches()),
+        ("dropped", |faults| faults.drop_connections()),
+    ];
+    for (name, break_off) in breaks {
+        for (times, goes_on) in [(1, true), (2, true), (1_000, false)] {
+            let (scene, from) = late(2).await;
+            let scene = Arc::new(scene);
+            let waits = tokio::spawn({
+                let scene = scene.clone();
+                async move { comes_back(&scene, from).await }
+            });
+            for asked in 1..=times.min(3) {
+                let is_asked = async {
+                    while scene.said("prehistory") < asked {
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                };
+                timeout(NEVER, is_asked).await.expect("it is asked again");
+                break_off(&scene.up.faults());
+            }
+            assert_eq!(waits.await.expect("no panic").0, goes_on, "{name} {times} times");
+            assert_eq!(scene.said("prehistory"), (times + 1).min(3), "{name} {times} times");
+        }
     }
 }
 

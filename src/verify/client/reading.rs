@@ -350,11 +350,13 @@ impl<'a> Follower<'a> {
     }
 
     fn frame(&mut self, frame: &[u8], at_ns: u64) {
-        let Some(DecodedEvent { kind, item, initial_end, status }) = decode::event(self.encoding, frame) else {
+        let Some(event) = self.scene.frames.event(self.encoding, frame) else {
             self.scene.notes.add("a frame of a watch was no event");
             self.told = Told::Nonsense;
             return;
         };
+        let DecodedEvent { kind, item, initial_end, status } = &*event;
+        let (kind, initial_end) = (*kind, *initial_end);
         self.told = match (kind, self.told) {
             (EventKind::Error, _) if status.code == StatusCode::GONE.as_u16() => Told::Expired,
             (EventKind::Error, _) => Told::Error,
@@ -372,17 +374,16 @@ impl<'a> Follower<'a> {
         if is_place {
             self.place = Some(version);
         }
-        let (op, key, digest, bytes) = (self.op, item.key, item.digest, item.bytes);
         self.scene.recorder.put(&Record::Event(EventRecord {
-            op,
+            op: self.op,
             at_ns,
             kind,
-            key,
+            key: item.key.clone(),
             version,
-            digest,
-            bytes,
+            digest: item.digest,
+            bytes: item.bytes,
             initial_end,
-            status,
+            status: status.clone(),
         }));
     }
 }
