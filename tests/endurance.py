@@ -265,7 +265,7 @@ def one_run(bed, sums, seed, arguments):
     for acts in FAULTS[arguments.faults]:
         fault = [sys.executable, __file__, "fault", str(bed.dir), "--", *acts.split()]
         command += ["--fault", shlex.join(fault)]
-    command += ["--fault-every", "0s", "2s", "--share", str(arguments.share)]
+    command += ["--fault-every", *(f"{seconds}s" for seconds in arguments.fault_every), "--share", str(arguments.share)]
     command += ["--transports", arguments.transports] if arguments.transports else []
     command += ["--patience", f"{arguments.patience}s"] if arguments.patience else []
     command += ["--informers"] if arguments.informers else []
@@ -298,6 +298,7 @@ def main():
     run.add_argument("--transports", help="of clients: h1, h2, ws; all of them if not said")
     run.add_argument("--patience", type=int, help="seconds that an event may take on a machine that does other things too")
     run.add_argument("--faults", choices=FAULTS, default="both")
+    run.add_argument("--fault-every", type=int, nargs=2, default=[0, 2], help="seconds between faults, at least and at most")
     run.add_argument("--seed", type=int)
     run.set_defaults(run=endure)
     arguments = parser.parse_args()

@@ -4,7 +4,8 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::client::{FramesOnce, SharedLinks};
+use super::client::FramesOnce;
+use super::client::SharedLinks;
 use super::record::{AskedServer, RecordedEncoding, Transport};
 use super::recorder::Recorder;
 use super::world::World;

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -65,8 +66,9 @@ impl Kind {
             "metadata": {"name": name, "labels": {"app": name}}, "spec": spec
         });
         let version = version_of(&pair.direct.create(&self.path(pair, ""), object).await);
+        let path = self.path(pair, &format!("?resourceVersion={version}"));
         for http in [&pair.direct, &pair.through] {
-            http.json(&self.path(pair, &format!("?resourceVersion={version}"))).await;
+            eventually("both have it", async || (http.get(&path).await.status == 200).then_some(())).await;
         }
         version
     }
@@ -99,9 +101,9 @@ async fn lists_gets_and_watches_of_custom_resources_are_the_apiservers_to_the_by
     for query in queries {
         pair.same(Ask::get(&kind.path(&pair, query))).await;
     }
-    let watches = ["?watch=1&timeoutSeconds=1", "?watch=1&timeoutSeconds=1&allowWatchBookmarks=1&resourceVersion=0"];
-    for query in watches {
-        let (answer, _) = pair.same_watch(Ask::get(&kind.path(&pair, query))).await;
+    let watches = ["?watch=1&timeoutSeconds=3", "?watch=1&timeoutSeconds=3&allowWatchBookmarks=1&resourceVersion=0"];
+    let watches = watches.map(|query| pair.same_watch(Ask::get(&kind.path(&pair, query))));
+    for (answer, _) in join_all(watches).await {
         assert!(answer.is_cached());
     }
 }
@@ -159,7 +161,7 @@ async fn custom_resources_are_negotiated_as_the_apiserver_does() {
     }
     let head = pair.same(Ask::get(&kind.path(&pair, "/red")).method(Method::HEAD)).await;
     assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
-    let watch = Ask::get(&kind.path(&pair, "?watch=1&timeoutSeconds=1"));
+    let watch = Ask::get(&kind.path(&pair, "?watch=1&timeoutSeconds=3"));
     let (answer, _) = pair.same_watch(watch.accept("application/vnd.kubernetes.protobuf,application/json")).await;
     assert_eq!(answer.content_type(), "application/json");
 }

@@ -104,9 +104,15 @@ impl Defined {
         let mouse = json!({"apiVersion": api_version, "kind": "Mouse", "metadata": {"name": name}, "spec": {"a": 1}});
         let at = version_of(&self.pair.direct.create(&self.path(version, ""), mouse).await);
         for http in [&self.pair.direct, &self.pair.through] {
-            http.json(&self.path(version, &format!("?resourceVersion={at}"))).await;
+            self.has(http, version, at).await;
         }
         at
+    }
+
+    /// Waits until a server has come to a version: until then it may answer with a 504.
+    async fn has(&self, http: &Http, version: &str, at: u64) {
+        let path = self.path(version, &format!("?resourceVersion={at}"));
+        eventually("it has it", async || (http.get(&path).await.status == 200).then_some(())).await;
     }
 
     /// Watches both from `at`, does something that ends the watches, and insists that both tell the same until then.
@@ -216,7 +222,7 @@ async fn the_kind_of_its_lists_is_the_definitions() {
     }
     let watch = defined.path(
         "v1",
-        "?watch=1&timeoutSeconds=1&sendInitialEvents=true\
+        "?watch=1&timeoutSeconds=3&sendInitialEvents=true\
         &allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan",
     );
     defined.pair.same_watch(Ask::get(&watch)).await;
@@ -244,7 +250,7 @@ async fn versions_are_added_and_removed() {
     defined.is_served("v1").await;
     // Both are of the same objects, each as its version has them. Upstream has forgotten what was before the change.
     let last = defined.mouse("v1", "later").await;
-    defined.pair.direct.json(&defined.path("v2", &format!("?resourceVersion={last}"))).await;
+    defined.has(&defined.pair.direct, "v2", last).await;
     let mut watches = Vec::new();
     for of in ["v1", "v2"] {
         for http in [&defined.pair.direct, &defined.pair.through] {
@@ -326,7 +332,7 @@ async fn deleted_and_defined_again_it_has_none_of_the_old_objects() {
     let mouse = json!({"apiVersion": format!("{}/v1", defined.group), "kind": "Mouse", "metadata": {"name": "wide"}});
     let at = version_of(&defined.pair.direct.create(&cluster, mouse).await);
     assert!(at > last);
-    let list = defined.pair.same(Ask::get(&format!("{cluster}?resourceVersion={at}"))).await;
+    let list = defined.agree(&format!("{cluster}?resourceVersion={at}"), |answer| answer.status == 200).await;
     assert_eq!((names(&list), list.is_cached()), (vec!["wide".to_owned()], true));
     defined.agree(&defined.path("v1", "?resourceVersion=0"), |answer| answer.status == 404).await;
 }
@@ -360,21 +366,31 @@ async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers
         let listing = join_all((0..LISTING).map(|_| listed_until_gone([direct, through][side], &path)));
         let definition = defined.definition();
         let (clients, _) = tokio::join!(listing, direct.delete(&definition));
+        let mut durations = Vec::new();
         for (duration, status) in clients.concat() {
             assert!(matches!(status, 200 | 404), "side {side}: {status} after {duration:?}");
-            took[side].push(duration);
+            durations.push(duration);
         }
+        took[side].push(Times::of(durations));
         let gone = async || (direct.get(&defined.definition()).await.status == 404).then_some(());
         eventually("the definition is gone", gone).await;
         defined.pair.same(Ask::get(&path)).await;
     }
-    let [directly, through] = took.map(Times::of);
-    say(&format!("lists while a definition goes, {LISTING} clients: directly {directly}, through the proxy {through}"));
-    assert!(through.at(99) < 5 * directly.at(99) + WAITED_IN_VAIN, "{directly}; {through}");
+    let longest = took[1].iter().map(|lists| lists.at(100)).max().expect("some");
+    // In the time of one deletion the machine may stall, and all who list in it are late.
+    let [directly, through] = took.map(|deletions| Times::of(deletions.iter().map(|lists| lists.at(99)).collect()));
+    say(&format!(
+        "p99 of lists while a definition goes, {LISTING} clients: directly {directly} definitions, through the proxy \
+         {through}; the longest {longest:.2?}"
+    ));
+    assert!(through.at(50) < 5 * directly.at(50) + WAITED_IN_VAIN, "{directly}; {through}");
+    assert!(longest < WAITED_TOO_LONG, "{longest:?}");
 }
 
 /// Less than what was waited for once: three seconds, for a version that never came.
 const WAITED_IN_VAIN: Duration = Duration::from_secs(2);
+/// No list takes that long, whatever the machine does.
+const WAITED_TOO_LONG: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_conversion_that_fails_fails_as_upstream_says() {

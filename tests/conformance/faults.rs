@@ -39,6 +39,8 @@ const CALM: Duration = Duration::from_secs(14);
 /// A run of one round, as `make test` does it, lasts so long, with faults at its beginning.
 const SHORT: Duration = Duration::from_secs(8);
 const SHORT_ARMED: Duration = Duration::from_secs(4);
+/// A busy machine may need more than one such run until everything was hit.
+const SHORT_RUNS_MAX: usize = 3;
 /// The time between two looks at what was hit.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How late a change may be while nothing is broken.
@@ -111,6 +113,18 @@ impl<'a> Stage<'a> {
     }
 
     async fn play(&self, armed: Duration) {
+        let runs_max = if self.duration == SHORT { SHORT_RUNS_MAX } else { 1 };
+        for _ in 0..runs_max {
+            self.run(armed).await;
+            if self.lacks().is_none() {
+                break;
+            }
+        }
+        assert_eq!(self.lacks(), None, "the run is void");
+        self.proxy.assert_sound();
+    }
+
+    async fn run(&self, armed: Duration) {
         let out = [BUILT_IN, CUSTOM].map(|resource| self.plane.file(&format!("faults-{resource}")));
         let runs = [BUILT_IN, CUSTOM].into_iter().zip(&out).map(|(resource, out)| self.verify(resource, out));
         let noise = Noise::start(&self.relays[2].target(&self.plane.user("admin")), self.seed);
@@ -122,8 +136,6 @@ impl<'a> Stage<'a> {
         for (out, notes) in out.iter().zip(notes) {
             judge(&out.join("records.jsonl"), &faults, &notes, &requirements);
         }
-        assert_eq!(self.lacks(), None, "the run is void");
-        self.proxy.assert_sound();
     }
 
     /// Runs clients and writers; returns what was noted beside the promises.
@@ -148,7 +160,8 @@ impl<'a> Stage<'a> {
     /// Arms the relays from time to time. Every record says when something was broken, which is over when all feeds are
     /// up to date again.
     async fn break_things(&self, armed: Duration) -> Vec<FaultRecord> {
-        let begun = || (self.relays[1].events() > BEGUN).then_some(());
+        let earlier = self.relays[1].events();
+        let begun = || (self.relays[1].events() > earlier + BEGUN).then_some(());
         eventually("clients and writers are at work", async || begun()).await;
         let canaries = Canaries::new(self.plane, &self.proxy).await;
         let (over, mut faults) = (Instant::now() + self.duration.saturating_sub(armed / 3), Vec::new());

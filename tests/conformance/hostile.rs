@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::{StreamExt, stream};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 use crate::bed::{self, Authority, Identity, Plan, Proxy, Seed, eventually, number, read_until_quiet, say, within};
 use cases::{Case, Cast, Wire};
@@ -27,8 +28,20 @@ use judge::Judge;
 const AT_ONCE: usize = 48;
 /// What must not come would come at once: it has been sent already.
 const QUIET: Duration = Duration::from_millis(200);
+/// How long a connection is kept behind that: a server that stalls still has to read what was sent, and to pass it on.
+const KEPT: Duration = Duration::from_secs(2);
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 const SHOWN_MAX: usize = 20;
+
+/// What is heard on a connection. It is kept for a while, and nobody waits for that.
+async fn hear(mut io: impl AsyncRead + Unpin + Send + 'static) -> Vec<u8> {
+    let heard = read_until_quiet(&mut io, QUIET, ANSWER_BYTES_MAX).await;
+    tokio::spawn(async move {
+        sleep(KEPT).await;
+        drop(io);
+    });
+    heard
+}
 
 /// Sends a case; what came back, whole or not.
 async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
@@ -37,7 +50,7 @@ async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
         Wire::Tcp => {
             let mut io = TcpStream::connect(target.host()).await.expect("it listens");
             let _ = io.write_all(&case.bytes).await;
-            return read_until_quiet(io, QUIET, ANSWER_BYTES_MAX).await;
+            return hear(io).await;
         }
         Wire::Http1 => "http/1.1",
         Wire::Http2 => "h2",
@@ -46,7 +59,7 @@ async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
     // A server that has heard enough hangs up, which is its right.
     let _ = io.write_all(&case.bytes).await;
     let _ = io.flush().await;
-    read_until_quiet(io, QUIET, ANSWER_BYTES_MAX).await
+    hear(io).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

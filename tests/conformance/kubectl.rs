@@ -185,7 +185,7 @@ async fn kubectl_writes_alike() {
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["scale", "deployment/d", "--replicas=2"],
-        &["rollout", "status", "deployment/d", "--timeout=1s"],
+        &["rollout", "status", "deployment/d", "--timeout=5s"],
         &["rollout", "restart", "deployment/missing"],
         &["delete", "pod", "b", "--grace-period=0", "--force"],
         &["delete", "pod", "-l", "app=z", "--wait=false"],

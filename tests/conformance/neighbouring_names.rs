@@ -133,12 +133,12 @@ async fn watches_of_one_name_hear_of_no_neighbour_while_all_of_them_change() {
     }
     let count = watches.len();
     let churn = async {
-        loop {
+        for round in 0_u32.. {
+            let turn = (round % 4).to_string();
             for namespace in NAMESPACES {
                 for name in NAMES {
                     let object = format!("{}/{name}", path(MAPS, Some(namespace)));
-                    let other = fastrand::u32(..4).to_string();
-                    scene.pair.direct.patch(&object, json!({"metadata": {"labels": {"turn": other}}})).await;
+                    scene.pair.direct.patch(&object, json!({"metadata": {"labels": {"turn": turn}}})).await;
                 }
             }
             let gone = path(MAPS, Some("n1-x"));

@@ -115,7 +115,11 @@ impl Follower {
                     self.ledger.opened(op);
                     return (op, Watch::new(response));
                 }
-                Some(response) => assert!(response.status().is_server_error(), "{}", response.status()),
+                Some(response) => {
+                    let status = response.status();
+                    assert!(status.is_server_error() || status == 429, "{status}");
+                    sleep(TRY_AGAIN).await;
+                }
                 None => sleep(TRY_AGAIN).await,
             }
         }

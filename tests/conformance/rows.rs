@@ -1,5 +1,6 @@
 //! Observable behaviour of headers, methods and representations: rows of docs/rules/observed.md.
 
+use futures_util::future::join_all;
 use http::Method;
 use http::header::USER_AGENT;
 
@@ -43,14 +44,17 @@ async fn rows_22_23_errors_and_documents_are_indented_for_those_who_want_it() {
     pair.maps().await;
     let table = pair.same(Ask::get(&pair.path("/missing?resourceVersion=0")).accept(TABLE)).await;
     assert!(table.text().starts_with("{\n  ") && !table.text().ends_with('\n'), "{}", table.text());
-    for agent in ["curl/8.5", "Wget/1.2", "Mozilla/5.0 (X11)", "curly/1"] {
+    let agents = ["curl/8.5", "Wget/1.2", "Mozilla/5.0 (X11)", "curly/1"];
+    for agent in agents {
         for query in ["resourceVersion=0", "resourceVersion=0&pretty=false", "resourceVersion=0&pretty=true"] {
             for path in [format!("?{query}"), format!("/cm-a?{query}"), format!("/missing?{query}")] {
                 pair.same(Ask::get(&pair.path(&path)).header(USER_AGENT, agent)).await;
             }
         }
-        let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).header(USER_AGENT, agent);
-        let (answer, _) = pair.same_watch(watch).await;
+    }
+    let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=3"));
+    let watches = agents.map(|agent| pair.same_watch(watch.clone().header(USER_AGENT, agent)));
+    for (answer, _) in join_all(watches).await {
         assert_eq!(answer.text().lines().count(), 2, "watches are never indented");
     }
     let indented = pair.same(Ask::get(&pair.path("/cm-a?resourceVersion=0")).header(USER_AGENT, "curl/8")).await;
@@ -64,17 +68,19 @@ async fn row_26_content_types_and_framing_are_the_apiservers() {
     let list = pair.same(Ask::get(&pair.path("?resourceVersion=0")).accept(PROTOBUF)).await;
     assert_eq!((list.content_type(), list.is_cached()), (PROTOBUF, true));
     assert!(list.body.starts_with(b"k8s\0") && list.body.ends_with(b"\x1a\0\x22\0"));
-    for (accept, content_type) in [
+    let watches = [
         (PROTOBUF, "application/vnd.kubernetes.protobuf;stream=watch"),
         ("application/vnd.kubernetes.protobuf;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"),
         ("application/json;stream=watch", "application/json"),
         ("application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf;stream=watch"),
-    ] {
-        let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=1&allowWatchBookmarks=1")).accept(accept);
+    ];
+    let watches = watches.map(async |(accept, content_type)| {
+        let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=3&allowWatchBookmarks=1")).accept(accept);
         let (answer, _) = pair.same_watch(watch).await;
         assert_eq!(answer.content_type(), content_type, "{accept}");
         assert!(answer.is_cached(), "{accept}");
-    }
+    });
+    join_all(watches).await;
 }
 
 #[tokio::test]
@@ -107,11 +113,12 @@ async fn row_35_tables_and_metadata_are_the_apiservers_own() {
         let (direct, through) = (pair.direct.ask(ask.clone()).await, pair.through.ask(ask).await);
         assert_eq!(without_age(&through.text()), without_age(&direct.text()), "{path}");
     }
-    let (answer, _) = pair.same_watch(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(PARTIAL)).await;
+    let (answer, _) = pair.same_watch(Ask::get(&pair.path("?watch=1&timeoutSeconds=3")).accept(PARTIAL)).await;
     assert!(answer.text().lines().count() > 1);
     assert!(answer.text().lines().all(|line| line.contains("PartialObjectMetadata")));
-    let watched = pair.through.ask(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(TABLE)).await;
-    let second = watched.text().lines().nth(1).map(str::to_owned).expect("two events");
+    let mut watched = pair.through.watch(Ask::get(&pair.path("?watch=1")).accept(TABLE)).await;
+    watched.event().await.expect("two events");
+    let second = watched.event().await.expect("two events").line;
     assert!(second.contains("\"columnDefinitions\":null"), "{second}");
     say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use futures_util::future::join_all;
 use futures_util::{SinkExt, StreamExt};
 use http::Request;
 use serde_json::json;
@@ -61,10 +62,9 @@ fn comparable(messages: &[Message]) -> Vec<String> {
 
 /// The same watch of the pair's configmaps at both: messages and close alike. How many messages there were.
 pub async fn same<P: Deref<Target = Plane>>(pair: &Pair<P>, query: &str, form: &str) -> usize {
-    let mut said = Vec::new();
-    for target in [pair.bed.target(), pair.proxy.target()] {
-        said.push(messages(open(&target, &pair.path(query), form).await).await);
-    }
+    let said = [pair.bed.target(), pair.proxy.target()]
+        .map(async |target: Target| messages(open(&target, &pair.path(query), form).await).await);
+    let said = join_all(said).await;
     let [(direct, closed), (through, closes)] = said.try_into().expect("two");
     assert_eq!(comparable(&through), comparable(&direct), "{query} {form}");
     assert_eq!(closes, closed, "{query} {form}");
@@ -83,17 +83,18 @@ async fn row_29_a_watch_has_the_frames_and_the_close_of_the_apiservers() {
     pair.direct.patch(&pair.path("/cm-a"), json!({"data": {"more": "x"}})).await;
     pair.direct.delete(&pair.path("/cm-b")).await;
     let queries = [
-        "?watch=1&timeoutSeconds=1".to_owned(),
-        "?watch=1&timeoutSeconds=1&allowWatchBookmarks=1".to_owned(),
-        format!("?watch=1&timeoutSeconds=1&resourceVersion={version}"),
-        format!("?watch=1&timeoutSeconds=1&resourceVersion={version}&labelSelector=app%3Dnone"),
+        "?watch=1&timeoutSeconds=3".to_owned(),
+        "?watch=1&timeoutSeconds=3&allowWatchBookmarks=1".to_owned(),
+        format!("?watch=1&timeoutSeconds=3&resourceVersion={version}"),
+        format!("?watch=1&timeoutSeconds=3&resourceVersion={version}&labelSelector=app%3Dnone"),
     ];
-    let mut compared = 0;
+    let mut watches = Vec::new();
     for query in &queries {
         for form in ["application/json", "application/vnd.kubernetes.protobuf;stream=watch"] {
-            compared += same(&pair, query, form).await;
+            watches.push(same(&pair, query, form));
         }
     }
+    let compared: usize = join_all(watches).await.into_iter().sum();
     say(&format!("{compared} messages of {} watches compared", 2 * queries.len()));
 }
 

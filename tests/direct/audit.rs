@@ -23,7 +23,7 @@ fn stages(records: &[Value], id: &str) -> Vec<String> {
 async fn what_is_answered_here_is_recorded_under_the_id_that_the_client_sees() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
-    let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", "drain: 100ms\n"));
+    let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", "drain: 5s\n"));
     let arguments = ["--config", config.to_str().expect("a path"), "--audit-log", log.to_str().expect("a path")];
     let process = Process::serve(&dir, &up.url(), &arguments).await;
     let client = process.client();

@@ -12,7 +12,7 @@ use crate::process::run;
 fn small() -> Value {
     json!({
         "watches": 12, "objects": 6, "spread": 3, "object-bytes": 1500,
-        "rate": 100, "warmup": 0, "seconds": 0.5, "patience": 20,
+        "rate": 100, "warmup": 0, "seconds": 1.5, "patience": 20,
     })
 }
 

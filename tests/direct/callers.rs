@@ -138,12 +138,13 @@ async fn a4_a_watch_ends_with_the_right_behind_it() {
 #[tokio::test]
 async fn a4_a_watch_ends_with_its_token() {
     let up = demo::upstream().pods(3).run().await;
+    let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
+    app.discovered().await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
-    let lasts = Duration::from_secs(2);
+    let lasts = Duration::from_secs(5);
     let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{}}}"#, now + lasts.as_secs())));
     up.reviews().give(&token, "ada");
     up.reviews().allow("ada", "*");
-    let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
     let ada = app.bearing(&token);
     let watch = live_watch(&up, &ada, Protocol::Http2).await;
     assert_eq!(watch.ended_in_time(lasts).await, Ended::Refused(401));

@@ -6,7 +6,9 @@ use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, RunningUpstream};
 use kube_fanout::verify::Promise;
 
-use crate::direct::{self, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight};
+use crate::direct::{
+    self, ALLOWANCE, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -14,13 +16,14 @@ const SECOND: Duration = Duration::from_secs(1);
 async fn a_watch_lives_as_long_as_it_asked_for_and_ends_cleanly() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
+    app.discovered().await;
     let from = up.revision();
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).timeout_seconds(1).over(protocol).into_future());
     let forever = app.watch(PODS).from(from).timeout_seconds(0).await;
     for watch in join_all(open).await {
         assert_eq!(watch.ended().await, Ended::Clean);
         let lived = watch.lived().expect("it is over");
-        assert!(lived > SECOND.mul_f64(0.9) && lived < SECOND * 2, "{lived:?}");
+        assert!(lived >= SECOND && lived < SECOND + ALLOWANCE, "{lived:?}");
         assert_eq!(watch.events(), []);
     }
     assert!(forever.is_open(), "zero is the server's choice, which is long");
@@ -30,13 +33,14 @@ async fn a_watch_lives_as_long_as_it_asked_for_and_ends_cleanly() {
 async fn a_negative_timeout_has_passed_before_it_began() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
+    app.discovered().await;
     for protocol in Protocol::ALL {
         let plans = [app.watch(PODS).timeout_seconds(-1), app.watch(PODS).initial_events().timeout_seconds(-7)];
         for plan in plans {
             let watch = plan.over(protocol).await;
             assert_eq!(watch.ended().await, Ended::Clean);
             assert_eq!(watch.events(), []);
-            assert!(watch.lived() < Some(SECOND));
+            assert!(watch.lived() < Some(ALLOWANCE));
         }
     }
 }
@@ -46,7 +50,7 @@ async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();
-    let elsewhere = || app.watch("/api/v1/namespaces/nowhere/pods").from(from).timeout_seconds(3);
+    let elsewhere = || app.watch("/api/v1/namespaces/nowhere/pods").from(from).timeout_seconds(8);
     let open = Protocol::ALL.map(|protocol| elsewhere().bookmarks().over(protocol).into_future());
     let (asked, silent) = (join_all(open).await, elsewhere().await);
     // Other namespaces move on, which these watches can only learn from bookmarks.
@@ -57,7 +61,9 @@ async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
         let bookmarks: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
         assert_eq!(bookmarks, [(true, last)], "one, at the version reached");
         let came = watch.last_came().expect("a bookmark").duration_since(watch.opened);
-        assert!(came > SECOND.mul_f64(0.8) && came < SECOND * 2, "{came:?} after the start");
+        let left = watch.lived().expect("it is over").saturating_sub(came);
+        // Of a watch that begins late both are late.
+        assert!(came >= SECOND * 6 && left > SECOND.mul_f64(0.1), "{came:?} after the start, {left:?} before the end");
     }
     assert_eq!(silent.ended().await, Ended::Clean);
     assert_eq!(silent.events(), [], "nobody asked for bookmarks here");
@@ -74,7 +80,7 @@ pub async fn bookmarks_cross(up: &RunningUpstream, from: u64, watches: &[Watch])
         for watch in watches {
             watch.reached(rv).await;
             let took = watch.last_came().expect("a bookmark").duration_since(sent);
-            assert!(took < SECOND, "{took:?}");
+            assert!(took < SECOND + ALLOWANCE, "{took:?}");
             assert_same("the bookmarks", &watch.events(), &theirs.events());
         }
     }

@@ -227,7 +227,7 @@ async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
     let up = demo::upstream().pods(5).run().await;
     for signal in ["TERM", "INT"] {
         let dir = Dir::new();
-        let config = dir.file("config.yaml", "drain: 1s\n");
+        let config = dir.file("config.yaml", "drain: 5s\n");
         let process = Process::serve(&dir, &up.url(), &["--config", config.to_str().expect("a path")]).await;
         let client = process.client();
         let list = client.get(PODS).await;

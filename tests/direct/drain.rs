@@ -20,7 +20,7 @@ use crate::direct::{
 use crate::process::{Process, run_passing};
 
 /// Short enough for a test to wait for it.
-const GRACE: Duration = Duration::from_secs(4);
+const GRACE: Duration = Duration::from_secs(15);
 /// Long enough for no test to.
 const LONG: &str = "10m";
 

@@ -187,6 +187,7 @@ async fn nothing_older_is_served_when_the_second_server_lags() {
 async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time() {
     let Zone { first, second, app, .. } = zone_with(impatient(), 20, 404).await;
     app.get(PODS).await;
+    is_used(&app, &first).await;
     first.faults().freeze();
     let last = second.churn(5).await;
     // A read that has to be proven: the question is put to the first, is slow, and is given up when that is not ready.

@@ -3,7 +3,7 @@
 
 use kube_fanout::demo::{self, RunningUpstream};
 
-use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap};
+use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap, eventually};
 use crate::process::{Process, metric};
 
 const MEBIBYTES: usize = 8;
@@ -45,7 +45,8 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
     let client = process.client();
     assert!(client.get(CONFIGMAPS).await.is_cached() && client.get(PODS).await.is_cached());
     let (growing, other) = (client.watch(CONFIGMAPS).await, client.watch(PODS).await);
-    let last = grow(&up, async |_| {
+    let last = grow(&up, async |newest| {
+        growing.reached_or_ended(newest).await;
         let metrics = process.metrics().await;
         assert!(held(&metrics) <= BUDGET + ONE_OBJECT, "{} of {BUDGET}", held(&metrics));
     })
@@ -57,7 +58,8 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
     assert_eq!(metric(&metrics, "kube_fanout_memory_budget_bytes", "").total_cmp(&BUDGET), std::cmp::Ordering::Equal);
     assert!(metric(&metrics, "kube_fanout_memory_made_room_total", "by=\"history\"") > 0.0, "before a feed ends");
     assert!(metric(&metrics, "kube_fanout_memory_made_room_total", "by=\"feed\"") > 0.0);
-    assert!(held(&metrics) < BUDGET / 4.0, "it has been given back: {}", held(&metrics));
+    let given_back = || async { held(&process.metrics().await) < BUDGET / 4.0 };
+    eventually("it has been given back", given_back).await;
     let listed = client.get(CONFIGMAPS).await;
     assert!(!listed.is_cached() && listed.rv() >= last);
     let again = client.watch(CONFIGMAPS).from(listed.rv()).await;

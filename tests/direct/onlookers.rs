@@ -3,6 +3,7 @@
 use http::Method;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::demo;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::direct::{self, Ended, PODS, eventually};
@@ -78,7 +79,15 @@ async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
     let page = async |query: &str| app.admin(&format!("/debug/watches{query}")).await.json();
     let behind = |page: &Value| page["watches"][0]["eventsBehind"].as_u64().unwrap_or_default();
     eventually("the slow one is behind", || async { behind(&page("").await) > 0 }).await;
-    let all = page("").await;
+    let seen = Mutex::new(Value::Null);
+    let is_parked = || async {
+        let all = page("").await;
+        let is_parked = all["watches"][1]["state"] == "parked";
+        *seen.lock() = all;
+        is_parked
+    };
+    eventually("the other one has everything", is_parked).await;
+    let all = seen.into_inner();
     let [first, second] = [0, 1].map(|n| all["watches"][n].clone());
     assert_eq!((&first["selectors"], &second["selectors"]), (&"fields".into(), &"none".into()), "{all}");
     assert_ne!(first["state"], "parked");

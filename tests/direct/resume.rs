@@ -167,7 +167,9 @@ async fn a_client_that_hops_between_replicas_and_upstream_sees_everything_once()
         for hop in 0..30 {
             let protocol = if hop % 3 == 2 { Protocol::Http1 } else { Protocol::ALL[hop % 2] };
             let mut watch = replicas[hop % 3].watch(PODS).from(from).over(protocol).await;
-            watch.received(1 + hop % 7).await;
+            let changes = 1 + hop % 7;
+            up.churn(changes).await;
+            watch.received(changes).await;
             watch.leave().await;
             from = watch.changes().last().expect("something happened").rv;
             watches.push(watch);

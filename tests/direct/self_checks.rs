@@ -48,7 +48,7 @@ async fn what_was_lost_ends_the_watches_and_the_next_list_is_right() {
         mistake(&up);
         // Nothing that follows shows it.
         let last = up.create_pod("default", "next");
-        join_all(watches.iter().map(|watch| watch.reached(last))).await;
+        join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
         for watch in &watches {
             assert_eq!(watch.ended().await, Ended::Expired, "{what}");
         }
@@ -103,7 +103,7 @@ async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
 
 #[tokio::test]
 async fn a_comparison_that_upstream_does_not_answer_holds_up_no_drain() {
-    let grace = Duration::from_secs(4);
+    let grace = Duration::from_secs(10);
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).drain(grace).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;

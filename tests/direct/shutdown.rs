@@ -12,9 +12,9 @@ use kube_fanout::demo;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::direct::{self, Ended, Event, PODS, Protocol, Stub, in_time, stub};
+use crate::direct::{self, ALLOWANCE, Ended, Event, PODS, Protocol, Stub, in_time, stub};
 
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
@@ -62,7 +62,7 @@ async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
 #[tokio::test]
 async fn a_drained_watch_is_told_how_far_it_was() {
     let up = demo::upstream().pods(3).run().await;
-    let grace = Duration::from_millis(400);
+    let grace = Duration::from_secs(4);
     let mut app = direct::app(&up).drain(grace).run().await;
     let from = up.revision();
     let nowhere = "/api/v1/namespaces/nowhere/pods";
@@ -91,7 +91,7 @@ async fn who_does_not_let_go_is_cut_at_the_deadline() {
     let last = up.churn(2_500).await;
     app.reached("pods", last).await;
     let stopped = app.stop().await;
-    assert!(stopped.took >= grace && stopped.took < grace * 3, "{:?}", stopped.took);
+    assert!(stopped.took >= grace && stopped.took < grace + ALLOWANCE, "{:?}", stopped.took);
     for watch in &stuck {
         watch.resume();
         let ended = watch.ended().await;

@@ -65,8 +65,8 @@ async fn were_cut(stuck: &[Watch]) {
 async fn their_time_is_up_whether_they_read_or_not() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
-    let stuck = stuck(&app, &app, 2).await;
-    nothing_is_kept_behind(&app, Duration::from_secs(2) + UNREAD.grace).await;
+    let stuck = stuck(&app, &app, 10).await;
+    nothing_is_kept_behind(&app, Duration::from_secs(10) + UNREAD.grace).await;
     were_cut(&stuck).await;
     let whole = app.watch(CONFIGMAPS).initial_events().await;
     whole.listed().await;
@@ -76,7 +76,7 @@ async fn their_time_is_up_whether_they_read_or_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
     let up = large().await;
-    let unread = Unread { state_idle_max: Duration::from_secs(2), ..UNREAD };
+    let unread = Unread { state_idle_max: Duration::from_secs(6), ..UNREAD };
     let app = impatient(&up, unread).run().await;
     let stuck = stuck(&app, &app, 3_000).await;
     nothing_is_kept_behind(&app, unread.state_idle_max).await;
@@ -116,7 +116,7 @@ async fn a_right_that_ends_ends_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_is_not_read_is_over_when_its_time_is() {
     let up = large().await;
-    let body_max = Duration::from_secs(2);
+    let body_max = Duration::from_secs(5);
     let app = impatient(&up, UNREAD).with(|config| config.serve.body_max = body_max).run().await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let reader = app.watch(CONFIGMAPS).initial_events().await;

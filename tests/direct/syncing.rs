@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use kube_fanout::verify::Promise;
@@ -60,25 +61,24 @@ async fn those_who_have_waited_long_enough_pass_through_and_beyond_the_cap_are_t
     let wait = Duration::from_millis(200);
     let app = gated(&up, direct::app(&up).sync_wait(wait).unready_forwards(3)).await;
     let began = Instant::now();
-    let lists = join_all((0..10).map(|_| app.get(ANY)));
-    let gate = async {
-        // The feed's own LIST and the three that pass through.
-        up.faults().lists_waiting(4).await;
-        let refused = app.get(ANY).await;
-        assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned()));
-        assert!(began.elapsed() >= wait * 2, "each of them waits first");
-        up.faults().release_lists();
-    };
-    let (lists, ()) = tokio::join!(lists, gate);
-    let (passed, refused): (Vec<_>, Vec<_>) = lists.iter().partition(|list| list.status == 200);
-    assert_eq!((passed.len(), refused.len()), (3, 7));
+    let mut lists: FuturesUnordered<_> = (0..10).map(|_| app.get(ANY)).collect();
+    // The others are held.
+    let mut refused: Vec<_> = lists.by_ref().take(7).collect().await;
+    assert!(began.elapsed() >= wait, "each of them waits first");
+    // The feed's own LIST and the three that pass through.
+    direct::within("four lists", up.faults().lists_waiting(4)).await;
+    let asked = Instant::now();
+    refused.push(app.get(ANY).await);
+    assert!(asked.elapsed() >= wait, "however many have been refused");
+    up.faults().release_lists();
+    let passed: Vec<_> = lists.collect().await;
     let theirs = straight(&up).get(ANY).await;
-    for list in passed {
-        assert!(!list.is_cached());
+    for list in &passed {
+        assert_eq!((list.status, list.is_cached()), (200, false));
         assert_alike("passed through", list, &theirs);
     }
-    for list in refused {
-        assert_eq!(list.status, 429);
+    for list in &refused {
+        assert_eq!(list.refusal(), (429, "TooManyRequests".to_owned()));
         assert!(list.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|n| n >= 1)));
     }
     app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
@@ -109,7 +109,8 @@ async fn watches_that_have_waited_long_enough_are_told_to_come_again_and_never_p
 async fn one_resource_that_does_not_come_holds_up_no_other() {
     let up = demo::upstream().pods(8).run().await;
     up.faults().only("pods").answer(RequestKind::Watch, usize::MAX, 503, None);
-    let app = direct::app(&up).sync_wait(Duration::from_millis(100)).run().await;
+    let app = direct::app(&up).sync_wait(Duration::from_secs(3)).run().await;
+    app.discovered().await;
     let (pods, nodes) = tokio::join!(app.get(ANY), app.get("/api/v1/nodes?resourceVersion=0"));
     assert_eq!((pods.status, pods.is_cached()), (200, false), "passed through");
     assert!(nodes.is_cached());

@@ -20,7 +20,7 @@ struct Decoded {
     before: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
 }
 
-/// So many frames of one form are lately. Up to twice as many are held.
+/// The frames of one form that count as lately decoded. Up to twice as many are held.
 const RECENT_MAX: usize = 1_024;
 /// A longer one is decoded each time.
 const FRAME_BYTES_MAX: usize = 16 << 10;

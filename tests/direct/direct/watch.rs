@@ -33,6 +33,7 @@ pub struct WatchPlan {
 /// An open watch.
 pub struct Watch {
     pub headers: HeaderMap,
+    /// The moment before it was asked for.
     pub opened: Instant,
     /// How it was asked for, for the judges.
     pub(super) call: CallRecord,
@@ -124,7 +125,7 @@ impl WatchPlan {
         let joint = if self.path.contains('?') { '&' } else { '?' };
         let path =
             if query.is_empty() { self.path.clone() } else { format!("{}{joint}{}", self.path, query.join("&")) };
-        let call = evidence::call(&path, self.accept);
+        let (opened, call) = (Instant::now(), evidence::call(&path, self.accept));
         let (headers, frames) = match self.client.protocol {
             Protocol::WebSocket => match upgrade(&self.client, &path, self.accept).await {
                 Ok(upgraded) => upgraded,
@@ -145,7 +146,7 @@ impl WatchPlan {
         let log = Arc::new(Log::default());
         let (limit, limited) = watch::channel(self.limit);
         let task = tokio::spawn(read(frames, log.clone(), limited));
-        Ok(Ok(Watch { headers, opened: Instant::now(), call, answered_ns: now_ns(), log, limit, task }))
+        Ok(Ok(Watch { headers, opened, call, answered_ns: now_ns(), log, limit, task }))
     }
 }
 
