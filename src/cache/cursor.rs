@@ -262,6 +262,11 @@ impl Cursor {
         Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
+    /// Whether this reader is told nothing of version `rv`, because it asked for what is later.
+    pub fn skips(&self, rv: ResourceVersion) -> bool {
+        rv <= self.skip
+    }
+
     /// The version behind which this reader started.
     pub fn start(&self) -> ResourceVersion {
         self.after

@@ -262,7 +262,7 @@ impl CacheReader {
                     return Err(TooOld { requested: rv, floor });
                 }
                 let amid = timeline.open.as_ref().filter(|open| open.rv() == rv);
-                let skip = amid.map_or(rv, Transaction::told_to_who_has_it);
+                let skip = amid.map_or(rv, Transaction::skipped_by_who_has_it);
                 let skip = if mutant(8) { ResourceVersion::default() } else { skip };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }

@@ -106,11 +106,10 @@ impl Transaction {
         }
     }
 
-    /// The version behind which a watch is told what is still to come, if it asks for what follows this one.
-    ///
-    /// Whoever has this version has all of it, of a feed before this one or of another server, and is told nothing of
-    /// it again. But a reader that left between its events may come back with this version too, and needs the rest.
-    pub(super) fn told_to_who_has_it(&self) -> ResourceVersion {
+    /// The version up to which a watch is told nothing that asks for what follows this one. Its client mostly has all
+    /// of it, of a feed before this one or of another server. But a client that left amid it may come back with this
+    /// version too, and needs the rest.
+    pub(super) fn skipped_by_who_has_it(&self) -> ResourceVersion {
         if self.left_amid.load(Ordering::Relaxed) { self.whole() } else { self.rv }
     }
 

@@ -53,6 +53,8 @@ pub enum LookedBack {
     Explained,
     /// What objects were before their events up to `upto` cannot be found out.
     Inexplicable { upto: ResourceVersion },
+    /// The answer broke off, which says nothing of what upstream remembers.
+    BrokeOff,
     /// Upstream did not answer, or not in time.
     Failed,
 }
@@ -90,6 +92,8 @@ struct Memory {
     is_blind: bool,
     is_over: bool,
     rests_until: Option<Instant>,
+    /// The number of answers in a row that broke off.
+    broken: u32,
 }
 
 /// A client that waits; dropping it takes it off the ledger.
@@ -116,6 +120,8 @@ struct Held {
 
 /// How many times upstream is asked in the life of a feed.
 const QUESTIONS_MAX: u32 = 16;
+/// The number of answers in a row that may break off before that counts as no answer.
+const BROKEN_MAX: u32 = 3;
 /// How long nobody is waited for after a question that was not answered.
 const REST: Duration = Duration::from_secs(5);
 
@@ -164,8 +170,8 @@ impl Returners {
 
     /// Remembers an answer and wakes the clients that wait.
     pub fn answered(&self, answer: LookedBack) {
-        self.ledger.lock().memory.note(answer, Instant::now());
-        self.failures.send_modify(|failures| *failures += u64::from(answer == LookedBack::Failed));
+        let has_failed = self.ledger.lock().memory.note(answer, Instant::now());
+        self.failures.send_modify(|failures| *failures += u64::from(has_failed));
     }
 }
 
@@ -216,10 +222,17 @@ impl Memory {
         self.under_way = Some(question);
     }
 
-    fn note(&mut self, answer: LookedBack, now: Instant) {
+    /// Returns whether those who wait have nothing more to wait for, because upstream does not answer.
+    fn note(&mut self, answer: LookedBack, now: Instant) -> bool {
         self.under_way = None;
+        self.broken = if answer == LookedBack::BrokeOff { self.broken + 1 } else { 0 };
+        let has_failed = answer == LookedBack::Failed || self.broken >= BROKEN_MAX;
+        if has_failed {
+            self.rests_until = Some(now + REST);
+            self.broken = 0;
+        }
         match answer {
-            LookedBack::Joined | LookedBack::Explained => {}
+            LookedBack::Joined | LookedBack::Explained | LookedBack::BrokeOff | LookedBack::Failed => {}
             LookedBack::Gone { before } => self.gone_before = self.gone_before.max(before),
             LookedBack::TooEarly { from } => {
                 self.gone_before = self.gone_before.max(ResourceVersion(from.0.saturating_add(1)));
@@ -227,8 +240,8 @@ impl Memory {
             }
             LookedBack::OtherHistory => self.is_over = true,
             LookedBack::Inexplicable { upto } => self.inexplicable_upto = self.inexplicable_upto.max(upto),
-            LookedBack::Failed => self.rests_until = Some(now + REST),
         }
+        has_failed
     }
 }
 

@@ -33,10 +33,8 @@ pub(super) struct Archivist {
 const GATHER: Duration = Duration::from_millis(200);
 /// The duration of upstream's watch. It sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
-/// An end that comes sooner is that of a server which goes away.
+/// A watch that ends sooner was ended by a server that goes away.
 const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
-/// How often a question is asked whose answer breaks off.
-const TRIES_MAX: u32 = 3;
 /// A question that takes longer has failed.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 /// The most bytes that are read, whatever room the ring has.
@@ -53,9 +51,6 @@ enum Untold {
     TooMany,
     Failed(Ended),
 }
-
-/// The way to upstream failed amid an answer.
-struct BrokenOff;
 
 impl From<Ended> for Untold {
     fn from(ended: Ended) -> Self {
@@ -80,17 +75,28 @@ impl Archivist {
             feed.returners.came().await;
             sleep(GATHER).await;
             self.until_live().await;
+            let mut backoff = Backoff::default();
             while let Some(question) = feed.returners.next(&feed.reader) {
-                let answer = self.answer(question).await;
+                let looking = async {
+                    match question {
+                        Retrospect::Events(from) => self.look_back(from).await,
+                        Retrospect::Before(from) => self.explain(from).await,
+                    }
+                };
+                let answer = timeout(LOOK_MAX, looking).await.unwrap_or(LookedBack::Failed);
                 tracing::info!(feed = %feed.spec.key, ?question, ?answer, "looked back for clients that return");
                 self.upstream.metrics.looked_back(answer);
                 feed.returners.answered(answer);
+                if answer == LookedBack::BrokeOff {
+                    sleep(backoff.failed(Instant::now())).await;
+                    self.until_live().await;
+                }
             }
         }
     }
 
-    /// Returns while the feed has a stream. Without one upstream cannot be reached, and the reflector would not take
-    /// what is found.
+    /// Waits until the feed has a stream. Without one upstream cannot be reached, and the reflector would not take what
+    /// is found.
     async fn until_live(&self) {
         let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
@@ -98,44 +104,24 @@ impl Archivist {
         }
     }
 
-    /// Asks a question, and asks it again if the answer breaks off: that says nothing of what upstream remembers.
-    async fn answer(&self, question: Retrospect) -> LookedBack {
-        let mut backoff = Backoff::default();
-        for _ in 0..TRIES_MAX {
-            let looking = async {
-                match question {
-                    Retrospect::Events(from) => self.look_back(from).await,
-                    Retrospect::Before(from) => self.explain(from).await,
-                }
-            };
-            match timeout(LOOK_MAX, looking).await {
-                Ok(Ok(answer)) => return answer,
-                Ok(Err(BrokenOff)) => sleep(backoff.failed(Instant::now())).await,
-                Err(_) => break,
-            }
-            self.until_live().await;
-        }
-        LookedBack::Failed
-    }
-
-    async fn look_back(&self, from: ResourceVersion) -> Result<LookedBack, BrokenOff> {
-        let Some(beginning) = self.upstream.feed.reader.beginning() else { return Ok(LookedBack::Failed) };
+    async fn look_back(&self, from: ResourceVersion) -> LookedBack {
+        let Some(beginning) = self.upstream.feed.reader.beginning() else { return LookedBack::Failed };
         let history = self.upstream.feed.reader.history();
         let asked = Instant::now();
         let changes = match self.read(from, &beginning).await {
             Ok(changes) => changes,
             Err(Untold::Gone(message)) => {
                 let window = mend::window_start(&message).filter(|window| *window > from);
-                return Ok(window.map_or(LookedBack::TooEarly { from }, |before| LookedBack::Gone { before }));
+                return window.map_or(LookedBack::TooEarly { from }, |before| LookedBack::Gone { before });
             }
-            Err(Untold::TooMany) => return Ok(LookedBack::TooEarly { from }),
+            Err(Untold::TooMany) => return LookedBack::TooEarly { from },
             Err(Untold::Failed(error)) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "the history before the list is not told");
                 let is_early = matches!(error, Ended::Clean) && asked.elapsed() < WATCH_LASTS;
-                return if error.broke_off() || is_early { Err(BrokenOff) } else { Ok(LookedBack::Failed) };
+                return if error.broke_off() || is_early { LookedBack::BrokeOff } else { LookedBack::Failed };
             }
         };
-        Ok(match beginning.joined_by(from, changes) {
+        match beginning.joined_by(from, changes) {
             Ok(past) => self.hand_over(from, past).await,
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -144,7 +130,7 @@ impl Archivist {
                 let _ = self.words.try_send(SideFinding::Doubt { history });
                 LookedBack::OtherHistory
             }
-        })
+        }
     }
 
     /// Reads the changes after `from`, up to the beginning of the history.
@@ -175,12 +161,12 @@ impl Archivist {
     }
 
     /// Finds out what objects were before their first changes behind `from`.
-    async fn explain(&self, from: ResourceVersion) -> Result<LookedBack, BrokenOff> {
+    async fn explain(&self, from: ResourceVersion) -> LookedBack {
         let mut changes = self.upstream.feed.reader.unexplained();
         if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
             && from < last
         {
-            return Ok(LookedBack::Inexplicable { upto: last });
+            return LookedBack::Inexplicable { upto: last };
         }
         let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), Unexplained::rv);
@@ -191,8 +177,8 @@ impl Archivist {
             self.upstream.metrics.asked(SideRequest::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
-                Err(error) if error.broke_off() => return Err(BrokenOff),
-                Err(error) if error.may_pass() => return Ok(LookedBack::Failed),
+                Err(error) if error.broke_off() => return LookedBack::BrokeOff,
+                Err(error) if error.may_pass() => return LookedBack::Failed,
                 // It was compacted, or is not what must have been there.
                 Ok(_) | Err(_) => {
                     known = change.rv();
@@ -203,9 +189,9 @@ impl Archivist {
         let (done, is_done) = oneshot::channel();
         let explanation = Explanation { known, before, done };
         if self.words.send(SideFinding::Explanation(explanation)).await.is_err() || is_done.await.is_err() {
-            return Ok(LookedBack::Failed);
+            return LookedBack::Failed;
         }
-        Ok(if known > from { LookedBack::Inexplicable { upto: known } } else { LookedBack::Explained })
+        if known > from { LookedBack::Inexplicable { upto: known } } else { LookedBack::Explained }
     }
 
     /// Hands the events to the reflector, which puts them in front of the history.

@@ -109,6 +109,7 @@ impl FeedMetrics {
             LookedBack::OtherHistory => "other_history",
             LookedBack::Explained => "explained",
             LookedBack::Inexplicable { .. } => "inexplicable",
+            LookedBack::BrokeOff => "broke_off",
             LookedBack::Failed => "failed",
         };
         self.counts.say(CountedMetric { metric: "kube_fanout_prehistory_reads_total", label: "outcome", value });

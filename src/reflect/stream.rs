@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::base::mutant;
 use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
-use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
+use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
 
 /// One open watch upstream: bytes in, decoded items out.
 #[derive(Debug)]
@@ -34,9 +34,12 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    /// Whether the way to upstream failed.
+    /// Whether the stream broke, if need be within a frame.
     pub(super) fn broke_off(&self) -> bool {
-        matches!(self, Self::Failed(error) if error.broke_off())
+        match self {
+            Self::Failed(error) => error.broke_off() || matches!(error, Error::Wire(WireError::Truncated)),
+            Self::Clean | Self::Silent => false,
+        }
     }
 }
 

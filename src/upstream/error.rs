@@ -107,9 +107,9 @@ impl Error {
         }
     }
 
-    /// Whether the way to upstream failed before there was an answer, or amid it. Then upstream has refused nothing.
+    /// Whether upstream could not be reached, or its answer broke off. Then it has refused nothing.
     pub fn broke_off(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Broken(_) | Self::Wire(WireError::Truncated))
+        matches!(self, Self::Unreachable(_) | Self::Broken(_)) && !self.is_untrusted()
     }
 
     /// Whether history before this point is gone (410, `Expired` or `Gone`).

@@ -211,7 +211,7 @@ fn a_watch_from_their_version_is_told_the_rest_only_if_somebody_left_amid() {
 
 /// Who was opened behind their version has seen nothing of it, however far the ring is.
 #[test]
-fn who_had_their_version_before_and_leaves_is_no_sign() {
+fn a_reader_that_had_their_version_before_may_leave_without_effect() {
     let (mut writer, reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
     drop(reader.open(Start::After(rv(20)), View::everything()).expect("in the ring"));

@@ -31,7 +31,7 @@ fn remembers(answers: &[LookedBack], now: Instant) -> Memory {
 
 #[test]
 fn who_may_be_served_waits_and_a_refusal_is_remembered() {
-    use LookedBack::{Explained, Failed, Gone, Inexplicable, Joined, OtherHistory, TooEarly};
+    use LookedBack::{BrokeOff, Explained, Failed, Gone, Inexplicable, Joined, OtherHistory, TooEarly};
     let now = Instant::now();
     let spent = [Joined; QUESTIONS_MAX as usize];
     let gone = Gone { before: rv(50) };
@@ -49,6 +49,12 @@ fn who_may_be_served_waits_and_a_refusal_is_remembered() {
         (&[Failed], 99, 0, false),
         (&[Failed], 99, 4, false),
         (&[Failed], 99, 5, true),
+        // An answer that breaks off is waited for again, and not for ever.
+        (&[BrokeOff], 99, 0, true),
+        (&[BrokeOff, BrokeOff], 99, 0, true),
+        (&[BrokeOff, BrokeOff, Joined, BrokeOff, BrokeOff], 99, 0, true),
+        (&[BrokeOff, BrokeOff, BrokeOff], 99, 4, false),
+        (&[BrokeOff, BrokeOff, BrokeOff], 99, 5, true),
         (&spent, 99, 86_400, false),
         (&spent[1..], 99, 0, true),
         // That is no matter of whoever does not ask for it.
@@ -201,6 +207,22 @@ async fn a_question_without_an_answer_turns_away_who_is_there_and_for_a_while_wh
     assert!(returners.wait(rv(60), &everything, &reader).now_or_never().is_some());
     tokio::time::advance(REST).await;
     assert!(returners.wait(rv(60), &everything, &reader).now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_turns_nobody_away_until_it_is_the_third() {
+    let (_writer, reader) = listed(ring(10), 100, &[]);
+    let (returners, everything) = (Returners::default(), View::everything());
+    let mut waits = pin!(returners.wait(rv(50), &everything, &reader));
+    assert!(waits.as_mut().now_or_never().is_none());
+    for breaks in 1..BROKEN_MAX {
+        assert_eq!(returners.next(&reader), Some(Retrospect::Events(rv(50))), "{breaks}");
+        returners.answered(LookedBack::BrokeOff);
+        assert!(waits.as_mut().now_or_never().is_none(), "{breaks}");
+    }
+    assert_eq!(returners.next(&reader), Some(Retrospect::Events(rv(50))));
+    returners.answered(LookedBack::BrokeOff);
+    assert!(waits.now_or_never().is_some());
 }
 
 #[tokio::test]

@@ -11,6 +11,8 @@ use crate::kube::{LabelSelector, Selector};
 
 /// Nobody is held for longer than a client is, if upstream does not answer.
 const TURNED_AWAY: Duration = Duration::from_secs(6);
+/// As long as a client is held at most.
+const HELD: Duration = Duration::from_secs(8);
 
 /// An upstream in which something has happened, and a feed that began after that. With the version from which on there
 /// is history.
@@ -145,6 +147,16 @@ async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time
     }
 }
 
+/// Waits until upstream has been asked so many times.
+async fn asked(scene: &Scene, times: u64) {
+    let is_asked = async {
+        while scene.said("prehistory") < times {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(NEVER, is_asked).await.expect("it is asked");
+}
+
 /// A connection that breaks says nothing of what upstream remembers.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
@@ -163,19 +175,26 @@ async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
                 let scene = scene.clone();
                 async move { comes_back(&scene, from).await }
             });
-            for asked in 1..=times.min(3) {
-                let is_asked = async {
-                    while scene.said("prehistory") < asked {
-                        sleep(Duration::from_millis(100)).await;
-                    }
-                };
-                timeout(NEVER, is_asked).await.expect("it is asked again");
+            for time in 1..=times.min(3) {
+                asked(&scene, time).await;
                 break_off(&scene.up.faults());
             }
-            assert_eq!(waits.await.expect("no panic").0, goes_on, "{name} {times} times");
+            let (served, took) = waits.await.expect("no panic");
+            assert!(served == goes_on && took < HELD, "{name} {times} times: {served} after {took:?}");
             assert_eq!(scene.said("prehistory"), (times + 1).min(3), "{name} {times} times");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_is_not_asked_for_again_if_nobody_waits_any_more() {
+    let (scene, from) = late(2).await;
+    assert!(timeout(seconds(1), comes_back(&scene, from)).await.is_err(), "it leaves");
+    assert_eq!(scene.said("prehistory"), 1);
+    scene.up.faults().reset_watches();
+    sleep(seconds(60)).await;
+    assert_eq!(scene.said("prehistory"), 1);
+    assert!(comes_back(&scene, from).await.0);
 }
 
 #[tokio::test(start_paused = true)]

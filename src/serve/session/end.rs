@@ -19,6 +19,9 @@ impl WatchSession {
     /// Whether the client has been told a part of a transaction, and the rest is still to be told or may still come. If
     /// the watch ended here, its client would go on behind all of it.
     pub(super) fn is_amid(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.cursor.skips(self.told) {
+            return false;
+        }
         // A partial view waits for verdicts, which may not come. Its events are sifted, and come again with rights.
         if self.partial.is_none() && self.cursor.is_next_at(self.told) {
             return true;

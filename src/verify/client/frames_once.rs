@@ -6,35 +6,31 @@ use parking_lot::Mutex;
 use super::decode::{self, DecodedEvent};
 use crate::verify::record::RecordedEncoding;
 
-/// Decodes frames of watches, and those that come again in the same bytes once: most events are told to many watches.
+/// Decodes frames of watches. One that comes again in the same bytes, as most do, is not decoded again.
 #[derive(Default)]
-pub(in crate::verify) struct FramesOnce {
-    json: Mutex<Decoded>,
-    protobuf: Mutex<Decoded>,
-}
+pub(in crate::verify) struct FramesOnce(Mutex<HashMap<RecordedEncoding, Decoded>>);
 
-/// What was decoded lately, and what was before that.
+/// Decoded frames of one encoding, in two generations: the older one is dropped when the newer one is full.
 #[derive(Default)]
 struct Decoded {
     recent: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
     before: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
 }
 
-/// The frames of one form that count as lately decoded. Up to twice as many are held.
-const RECENT_MAX: usize = 1_024;
-/// A longer one is decoded each time.
+/// The frames of a generation. With the longest that are kept they take 8 MiB.
+const RECENT_MAX: usize = 512;
+/// Longer frames are not kept.
 const FRAME_BYTES_MAX: usize = 16 << 10;
 
 impl FramesOnce {
     /// An event of a watch; `None` is what cannot be read.
     pub(in crate::verify) fn event(&self, encoding: RecordedEncoding, frame: &[u8]) -> Option<Arc<DecodedEvent>> {
-        let decoded = if decode::frames_have_lengths(encoding) { &self.protobuf } else { &self.json };
-        if let Some(known) = decoded.lock().find(frame) {
+        if let Some(known) = self.0.lock().get(&encoding).and_then(|decoded| decoded.find(frame)) {
             return Some(known);
         }
         let event = Arc::new(decode::event(encoding, frame)?);
         if frame.len() <= FRAME_BYTES_MAX {
-            decoded.lock().keep(frame, event.clone());
+            self.0.lock().entry(encoding).or_default().keep(frame, event.clone());
         }
         Some(event)
     }
@@ -80,6 +76,7 @@ mod tests {
         let frames = FramesOnce::default();
         decoded(&frames, 7);
         assert_eq!(frames.event(RecordedEncoding::Protobuf, frame(7).as_bytes()), None);
+        assert!(!frames.0.lock().contains_key(&RecordedEncoding::Metadata), "each encoding for itself");
         assert_eq!(frames.event(RecordedEncoding::Json, b"{}"), None);
     }
 
@@ -89,7 +86,7 @@ mod tests {
         (1..=10 * RECENT_MAX as u64).for_each(|version| drop(decoded(&frames, version)));
         let long = frame(1).replace("\"x\"", &format!("\"{}\"", "x".repeat(FRAME_BYTES_MAX)));
         assert!(frames.event(RecordedEncoding::Json, long.as_bytes()).is_some());
-        let decoded = frames.json.into_inner();
+        let decoded = frames.0.into_inner().remove(&RecordedEncoding::Json).expect("it is JSON");
         let held = decoded.recent.len() + decoded.before.len();
         assert!(held <= 2 * RECENT_MAX, "{held}");
         let is_held = |frame: &str| decoded.find(frame.as_bytes()).is_some();

@@ -74,6 +74,19 @@ async fn the_rest_is_asked_for_where_silence_tells_nothing() {
     }
 }
 
+/// Its client has all of that version, and upstream is asked for nothing.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_told_nothing_of_a_version_does_not_wait_for_it() {
+    let mut stage = two();
+    let feed = stage.feeds.all().remove(0);
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    stage.writer.take(deleted("q", "x", 20)).expect("in order");
+    let mut client = stage.watch_after(20, lasting(5));
+    pass(5).await;
+    assert_eq!(client.told(), ["over"]);
+    assert_eq!(feed.freshness.wanted_version().borrow().0, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_wait_for_the_rest_is_bounded() {
     let mut stage = two();
