@@ -18,7 +18,7 @@ use std::time::Instant;
 use fastrand::Rng;
 use futures_util::{StreamExt, stream};
 
-use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, Seed, eventually, rbac, say, unique};
+use crate::bed::{self, Ask, Authority, Identity, Pair, Plan, Plane, Seed, rbac, say, unique};
 use crate::differential::compare::{Compared, Seen, Servers};
 use crate::differential::probe::Probe;
 use crate::differential::verdict::{Counts, Verdict};
@@ -168,7 +168,7 @@ async fn a_name_that_a_header_would_change_is_nobody_elses() {
     let role = rbac::collection(None, "rolebindings");
     direct.create(&role, rbac::binding(&name, "ClusterRole", "cluster-admin", &rbac::subject("User", &name))).await;
     let victim = proxy.client_of(&authority.issue(&name, &[]));
-    eventually("the victim is let in", async || (victim.get(&path).await.status == 200).then_some(())).await;
+    victim.until_ok("the victim is let in", Ask::get(&path)).await;
     let odd = |before: &str, after: &str| format!("{before}{name}{after}");
     let names =
         [odd("", " "), odd(" ", ""), odd("\t", ""), odd("", "\t"), odd("", "\n"), odd("\r\n", ""), odd("", "\0")];

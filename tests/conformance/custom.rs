@@ -68,7 +68,7 @@ impl Kind {
         let version = version_of(&pair.direct.create(&self.path(pair, ""), object).await);
         let path = self.path(pair, &format!("?resourceVersion={version}"));
         for http in [&pair.direct, &pair.through] {
-            eventually("both have it", async || (http.get(&path).await.status == 200).then_some(())).await;
+            http.until_ok("both have it", Ask::get(&path)).await;
         }
         version
     }

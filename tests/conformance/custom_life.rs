@@ -112,7 +112,7 @@ impl Defined {
     /// Waits until a server has come to a version: until then it may answer with a 504.
     async fn has(&self, http: &Http, version: &str, at: u64) {
         let path = self.path(version, &format!("?resourceVersion={at}"));
-        eventually("it has it", async || (http.get(&path).await.status == 200).then_some(())).await;
+        http.until_ok("it has it", Ask::get(&path)).await;
     }
 
     /// Watches both from `at`, does something that ends the watches, and insists that both tell the same until then.
@@ -154,7 +154,7 @@ async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_
         // Half of them are asked for before they can be there, and half when upstream has them.
         if trial % 2 == 0 {
             let direct = &defined.pair.direct;
-            eventually("upstream serves it", async || (direct.get(&path).await.status == 200).then_some(())).await;
+            direct.until_ok("upstream serves it", Ask::get(&path)).await;
         }
         let through = &defined.pair.through;
         eventually("it is served from the cache", async || through.get(&path).await.is_cached().then_some(())).await;

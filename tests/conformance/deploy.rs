@@ -130,7 +130,7 @@ async fn served(direct: &Http) -> Vec<(String, String, String)> {
 /// An account's own client, once the apiserver knows its rights.
 async fn itself(bed: &Bed<Box<Plane>>, identity: &Identity) -> Http {
     let itself = Http::new(bed.target().by(identity), Protocol::H2);
-    eventually("the rights count", async || (itself.get("/api/v1/pods").await.status == 200).then_some(())).await;
+    itself.until_ok("the rights count", Ask::get("/api/v1/pods")).await;
     itself
 }
 

@@ -281,8 +281,7 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
         let created = pair.direct.create(&path, object).await;
         assert_ne!(created["metadata"]["annotations"][hidden], json!(null), "the object has it");
         let version = version_of(&created);
-        let has = async |path: &str| (pair.through.get(path).await.status == 200).then_some(());
-        eventually("the feed has it", async || has(&format!("{path}?resourceVersion={version}")).await).await;
+        pair.through.until_ok("the feed has it", Ask::get(&format!("{path}?resourceVersion={version}"))).await;
         let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
         for media_type in [JSON, PROTOBUF] {
             let answer = pair.same(Ask::get(&path).accept(&metadata(media_type, true))).await;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::identity::Identity;
 use super::watch::Watch;
-use super::within;
+use super::{eventually, within};
 
 /// A server, the CA to trust for it, and the caller's credentials.
 #[derive(Debug, Clone)]
@@ -200,6 +200,11 @@ impl Http {
             request.headers_mut().entry(AUTHORIZATION).or_insert(token);
         }
         request
+    }
+
+    /// Asks until the answer is 200. What is not there yet may be a 404, and a version that is to come is a 504.
+    pub async fn until_ok(&self, what: &str, ask: Ask) {
+        eventually(what, async || (self.ask(ask.clone()).await.status == 200).then_some(())).await;
     }
 
     /// Sends a GET, which must succeed, and returns the JSON.

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::http::{Answer, Ask, Http};
 use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
-use super::{Bed, ages, beside_others, eventually, normal};
+use super::{Bed, ages, beside_others, normal};
 
 /// A control plane and a proxy in front of it, which are asked the same questions.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
@@ -86,8 +86,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         let path = self.path(&format!("?labelSelector=none&resourceVersion={version}"));
         for http in [&self.direct, &self.through] {
             for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
-                let ask = Ask::get(&path).accept(form);
-                eventually("both have it", async || (http.ask(ask.clone()).await.status == 200).then_some(())).await;
+                http.until_ok("both have it", Ask::get(&path).accept(form)).await;
             }
         }
     }

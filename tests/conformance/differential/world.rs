@@ -69,7 +69,7 @@ impl World {
             make(direct, &known, &definition).await;
             let (spec, version) = (&definition["spec"], "v1");
             let path = format!("/apis/{}/{version}/{}", text(&spec["group"]), text(&spec["names"]["plural"]));
-            eventually("it is served", async || (direct.get(&path).await.status == 200).then_some(())).await;
+            direct.until_ok("it is served", Ask::get(&path)).await;
             let path = format!("{path}?resourceVersion=0");
             eventually("it is cached", async || pair.through.get(&path).await.is_cached().then_some(())).await;
         }

@@ -94,7 +94,7 @@ async fn settle(pair: &Pair<Box<Plane>>, version: u64) {
     for collection in [path(MAPS, None), path("nodes", None)] {
         for (http, accept) in FORMS.iter().flat_map(|accept| [(&pair.direct, accept), (&pair.through, accept)]) {
             let ask = Ask::get(&format!("{collection}?resourceVersion={version}")).accept(accept);
-            eventually("both have it", async || (http.ask(ask.clone()).await.status == 200).then_some(())).await;
+            http.until_ok("both have it", ask.clone()).await;
         }
     }
 }

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
 
-use crate::bed::{Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, Watch, eventually, rbac, unique};
+use crate::bed::{Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, Watch, rbac, unique};
 
 /// A proxy, somebody known by a token and somebody known by a certificate who may read secrets and configmaps of `t1`,
 /// and somebody who may nothing.
@@ -32,7 +32,7 @@ impl Town {
         let town = Self { bed, proxy, good, powerless };
         for http in town.clients() {
             for path in [CACHED, PASSED] {
-                eventually("the good may read", async || (http.get(path).await.status == 200).then_some(())).await;
+                http.until_ok("the good may read", Ask::get(path)).await;
             }
         }
         town
