@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{self, Ask, PATIENCE, Plane, Proxy, Target, Times, Watch, eventually, say, version_of};
+use crate::bed::{self, Ask, PATIENCE, Plan, Plane, Proxy, Target, Times, Watch, eventually, say, version_of};
 use crate::failover::{self, AS_JSON, Scale};
 use planted::{Grove, at_apiserver, cost_of};
 
@@ -117,7 +117,7 @@ async fn leaves_behind_two_zones_cost_the_apiserver_two_proxies_and_go_on_when_o
     let Some(bed) = bed::audited_with("tree", &AS_JSON).await else { return };
     let namespace = bed.namespace("tree").await;
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let mut grove = Grove::zones(&bed).await;
+    let mut grove = Grove::zones(&bed, &Plan::delegated(&bed)).await;
     let zone = grove.zones[0].target();
     let before = bed.settled_watches("configmaps").await;
     let at_one: Vec<_> = (0..number).map(|_| zone.clone()).collect();

@@ -4,6 +4,8 @@ use std::process::ExitStatus;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use super::http::{Http, Protocol, Target};
 use super::identity::Identity;
 use super::metrics::Metrics;
@@ -21,7 +23,9 @@ pub struct Plan {
     listen: String,
     /// The files of a certificate and its key; a new pair of its own without them.
     pair: Option<(PathBuf, PathBuf)>,
-    config: Option<String>,
+    config: String,
+    /// Whether feeds are compared with upstream at random moments, as they are unless a configuration says otherwise.
+    compares: bool,
     /// The kubeconfig for upstream, if it is not the control plane's own.
     kubeconfig: Option<PathBuf>,
     /// A bundle of CAs. With it `auth` is `delegated`, and callers show certificates from these CAs, or tokens.
@@ -49,7 +53,8 @@ impl Plan {
             tls: true,
             listen: "127.0.0.1:0".to_owned(),
             pair: None,
-            config: None,
+            config: String::new(),
+            compares: false,
             kubeconfig: None,
             client_ca: None,
             impersonates: true,
@@ -80,7 +85,13 @@ impl Plan {
 
     /// Runs with this configuration file.
     pub fn config(self, yaml: &str) -> Self {
-        Self { config: Some(yaml.to_owned()), ..self }
+        Self { config: yaml.to_owned(), ..self }
+    }
+
+    /// Compares feeds with upstream as often as by default. Others do so if their configuration says how often: whoever
+    /// counts what upstream is asked would find such a question in one run of many.
+    pub fn comparing(self) -> Self {
+        Self { compares: true, ..self }
     }
 
     /// Runs without metrics and health. Such a proxy counts as ready when it answers `/version`.
@@ -134,10 +145,8 @@ impl Plan {
             }
             None => ca,
         };
-        if let Some(yaml) = &self.config {
-            fs::write(file("yaml"), yaml).expect("a file");
-            command.arg("--config").arg(file("yaml"));
-        }
+        fs::write(file("yaml"), self.configuration().to_string()).expect("a file");
+        command.arg("--config").arg(file("yaml"));
         if let Some(bundle) = &self.client_ca {
             command.args(["--auth", "delegated", "--client-ca"]).arg(bundle);
             if self.impersonates {
@@ -155,7 +164,7 @@ impl Plan {
             let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
             let admin = if self.admin { after("metrics and health on ")? } else { String::new() };
             let serving = after("serving on ")?;
-            let named = self.config.as_ref().is_some_and(|yaml| yaml.contains("metricsBindAddress"));
+            let named = self.config.contains("metricsBindAddress");
             Some((serving, admin, if named { Some(after("metrics on ")?) } else { None }))
         })
         .await;
@@ -170,6 +179,18 @@ impl Plan {
         })
         .await;
         proxy
+    }
+
+    /// What the file of its configuration says, as JSON, which is YAML too.
+    fn configuration(&self) -> Value {
+        let mut config = match self.config.trim() {
+            "" => json!({}),
+            yaml => serde_saphyr::from_str(yaml).expect("a configuration in YAML"),
+        };
+        if !self.compares && config["feeds"]["selfCheck"].is_null() {
+            config["feeds"]["selfCheck"] = json!("0s");
+        }
+        config
     }
 }
 

@@ -23,9 +23,9 @@ pub struct Seen {
 }
 
 impl Grove {
-    /// Two proxies that ask the apiserver about their callers.
-    pub async fn zones(plane: &Plane) -> Self {
-        let zones = join_all((0..2).map(|_| Plan::delegated(plane).start(plane))).await;
+    /// Two proxies by one plan, which ask the apiserver about their callers.
+    pub async fn zones(plane: &Plane, plan: &Plan) -> Self {
+        let zones = join_all((0..2).map(|_| plan.clone().start(plane))).await;
         let certificates = zones.iter().map(|zone| fs::read_to_string(zone.target().ca.expect("TLS")).expect("a file"));
         let (bundle, authorities) = (certificates.collect::<String>(), plane.file("zones.pem"));
         fs::write(&authorities, bundle).expect("a file");

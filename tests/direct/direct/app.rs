@@ -63,6 +63,8 @@ pub fn by(credentials: CredentialSource) -> Plan {
     config.drain = Duration::from_millis(50);
     config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
     config.look_every = Duration::from_millis(5);
+    // Comparisons come at random moments: who counts what upstream is asked would find one in one run of many.
+    config.reflect.self_check = None;
     let dir = Arc::new(Dir::new());
     Plan { config, trusted: dir.join("ca.pem"), dir }
 }
