@@ -24,8 +24,8 @@ pub struct Plan {
     /// The files of a certificate and its key; a new pair of its own without them.
     pair: Option<(PathBuf, PathBuf)>,
     config: String,
-    /// Whether feeds are compared with upstream at random moments, as they are unless a configuration says otherwise.
-    compares: bool,
+    /// How often feeds are compared with upstream, if the configuration does not say it and it is not the default.
+    self_check: Option<&'static str>,
     /// The kubeconfig for upstream, if it is not the control plane's own.
     kubeconfig: Option<PathBuf>,
     /// A bundle of CAs. With it `auth` is `delegated`, and callers show certificates from these CAs, or tokens.
@@ -54,7 +54,7 @@ impl Plan {
             listen: "127.0.0.1:0".to_owned(),
             pair: None,
             config: String::new(),
-            compares: false,
+            self_check: Some("0s"),
             kubeconfig: None,
             client_ca: None,
             impersonates: true,
@@ -91,7 +91,7 @@ impl Plan {
     /// Compares feeds with upstream as often as by default. Others do so if their configuration says how often: whoever
     /// counts what upstream is asked would find such a question in one run of many.
     pub fn comparing(self) -> Self {
-        Self { compares: true, ..self }
+        Self { self_check: None, ..self }
     }
 
     /// Runs without metrics and health. Such a proxy counts as ready when it answers `/version`.
@@ -187,8 +187,8 @@ impl Plan {
             "" => json!({}),
             yaml => serde_saphyr::from_str(yaml).expect("a configuration in YAML"),
         };
-        if !self.compares && config["feeds"]["selfCheck"].is_null() {
-            config["feeds"]["selfCheck"] = json!("0s");
+        if let Some(every) = self.self_check.filter(|_| config["feeds"]["selfCheck"].is_null()) {
+            config["feeds"]["selfCheck"] = json!(every);
         }
         config
     }
