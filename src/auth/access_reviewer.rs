@@ -16,6 +16,7 @@ use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::base::mutant;
 use crate::kube::{Access, AccessTarget, Payer, User};
+use crate::upstream::AccessVerdict;
 
 /// Asks upstream who may do what, and remembers the answer for seconds.
 ///
@@ -307,6 +308,10 @@ impl Dated for Decision {
 impl Expiry<Question, Decision> for Ages {
     #[allow(clippy::disallowed_types, reason = "the trait's own")]
     fn expire_after_create(&self, _: &Question, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
-        Some(if decision.allowed.is_ok() { self.allowed } else { self.denied })
+        Some(match &decision.allowed {
+            Ok(_) => self.allowed,
+            Err(reason) if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
+            Err(_) => self.denied,
+        })
     }
 }

@@ -32,6 +32,7 @@ struct Rules {
     lacking: HashSet<(String, String)>,
     /// Why something is allowed.
     reason: String,
+    denial: String,
     refusal: Option<u16>,
     asked: ReviewCounts,
 }
@@ -72,6 +73,11 @@ impl ReviewAnswers {
     /// Takes back what [`allow`](Self::allow) gave.
     pub fn deny(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.remove(&(user.to_owned(), namespace.to_owned()));
+    }
+
+    /// Gives this as the reason of what is denied from now on.
+    pub fn deny_because(&self, reason: &str) {
+        reason.clone_into(&mut self.rules.lock().denial);
     }
 
     /// Gives this as the reason of what is allowed from now on.
@@ -121,7 +127,7 @@ impl ReviewAnswers {
                 let path = text("/spec/nonResourceAttributes/path");
                 let may = |namespace: &str| rules.rights.contains(&(user.clone(), namespace.to_owned()));
                 let allowed = may("*") || [namespace, path].iter().any(|place| !place.is_empty() && may(place));
-                let reason = if allowed { rules.reason.as_str() } else { "" };
+                let reason = if allowed { &rules.reason } else { &rules.denial };
                 json!({"allowed": allowed, "reason": reason})
             }
             OWN_ACCESSES => {

@@ -137,8 +137,11 @@ impl ReviewDesk {
         let answer = self.client.review(cause, path, hops, body).await?;
         let ages = self.gate.remembers_for();
         let ttl = match kind {
-            Kind::Access if AccessVerdict::read(&answer).is_some_and(|verdict| verdict.allowed) => ages.allowed_ttl,
-            Kind::Access => ages.denied_ttl,
+            Kind::Access => match AccessVerdict::read(&answer) {
+                Some(AccessVerdict { allowed: true, .. }) => ages.allowed_ttl,
+                Some(AccessVerdict { reason, .. }) if AccessVerdict::denies_for_now(&reason) => Duration::ZERO,
+                _ => ages.denied_ttl,
+            },
             Kind::Token if TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some()) => ages.token_ttl,
             // It may be somebody's a moment later.
             Kind::Token => Duration::ZERO,

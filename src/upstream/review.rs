@@ -33,6 +33,9 @@ pub struct AccessVerdict {
     pub reason: String,
 }
 
+/// What the Node authorizer says of an object that none of a node's pods needs, as far as it knows.
+const NO_POD_NEEDS_IT: &str = "no relationship found between node";
+
 /// Where reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -95,6 +98,12 @@ impl AccessVerdict {
     /// Reads an answered `SubjectAccessReview`; `None` if it is none.
     pub fn read(answer: &[u8]) -> Option<Self> {
         Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
+    }
+
+    /// Whether these words deny what may be allowed a moment later, which no event tells: the Node authorizer denies
+    /// what a node's pods need until it has heard of them, and their kubelet hears of them sooner.
+    pub fn denies_for_now(reason: &str) -> bool {
+        reason.contains(NO_POD_NEEDS_IT)
     }
 
     fn of(status: SubjectAccessReviewStatus) -> Self {

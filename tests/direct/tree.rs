@@ -238,6 +238,31 @@ async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change
     assert!(up.reviews().asked().accesses > before);
 }
 
+/// The Node authorizer denies what a new pod needs until it has heard of the pod. Its kubelet does not wait longer for
+/// that behind a zone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_denied_for_now_is_asked_for_again_and_other_denials_are_kept() {
+    let up = demo::upstream().run().await;
+    up.reviews().give("leaf", "system:node:leaf");
+    up.reviews().allow("system:node:leaf", "*");
+    let zone = zone(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    zone.discovered().await;
+    let leaf = zone.bearing("leaf");
+    let _watch = leaf.watch(PODS).from(up.revision()).await;
+    let hears = || async { zone.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1") };
+    eventually("changes of rights are seen", hears).await;
+    let asked = async |user: &str| {
+        let before = up.reviews().asked().accesses;
+        assert_eq!(reviewed(&leaf, user).await, (201, Some(false)));
+        up.reviews().asked().accesses - before
+    };
+    up.reviews().deny_because("no relationship found between node 'leaf' and this object");
+    let for_now = [asked("ada").await, asked("ada").await];
+    assert!(for_now[0] >= 1 && for_now[1] == 1, "{for_now:?}");
+    up.reviews().deny_because("");
+    assert_eq!([asked("eve").await, asked("eve").await], [1, 0]);
+}
+
 /// A leaf asks about each of its clients. Whether it may is not asked each time: that gives it nothing of the cache.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {

@@ -140,6 +140,23 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
     }
 }
 
+/// A denial is remembered, but for the Node authorizer's of an object that a pod may need already: nothing tells when
+/// it has heard of the pod, and a kubelet comes again within a second.
+#[tokio::test(start_paused = true)]
+async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
+    let scene = scene();
+    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let no_pod = "no relationship found between node 'n1' and this object";
+    for (reason, is_granted) in [("", false), (no_pod, true), ("node: no relationship found between node 'n1'", true)] {
+        scene.stub.because(reason);
+        let map = info(&format!("/api/v1/namespaces/t1/configmaps/{}", reason.len()));
+        scene.stub.deny("ada", "t1");
+        scene.gate.grant(&caller, &map).await.expect_err("it is denied");
+        scene.stub.allow("ada", "t1");
+        assert_eq!(scene.gate.grant(&caller, &map).await.is_ok(), is_granted, "{reason}");
+    }
+}
+
 /// Who could be passed on for as little costs a question when it comes again, and is not refused for it.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_could_be_passed_on_is_asked_about_when_it_comes_again() {

@@ -20,8 +20,8 @@ struct Cost {
 const MAPS: &str = "/api/v1/configmaps";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
-/// How many such requests there are at most, and one more in four seconds: what is new to a zone costs it eight samples,
-/// and on a slow machine those of both zones and their reviews all come while it is measured.
+/// How many such requests there are at most, and one more in four seconds: what is new to a zone costs it eight
+/// samples, and on a slow machine those of both zones and their reviews all come while it is measured.
 const SEEN_MAX: u64 = 32;
 const CRD: &str = "trees.tree.example.com";
 /// What follows a change follows within this time: the questions about a change of rights come in three rounds. A short
