@@ -1,7 +1,7 @@
 """How much does the proxy bear? `kube-fanout verify` again and again in front of a real control plane, while a fault
 every few seconds kills or stops the apiserver (`--faults apiserver`), the proxy (`proxy`), or both at once (`both`).
 What every run was judged by is added up. Of runs under `apiserver` alone, through which the proxy lives, the slopes of
-its memory, descriptors and threads are told. Ends with 1 at the first promise that was broken, and keeps its record."""
+its memory, descriptors, tasks and threads are told. Ends with 1 at the first promise that was broken, and keeps its record."""
 
 import argparse
 import collections
@@ -200,8 +200,10 @@ class Sums:
 
     def sample(self, bed, seconds):
         metrics = bed.metrics()
-        names = ("process_resident_memory_bytes", "process_open_fds", "process_threads")
-        self.samples.append((seconds, *(metrics.get(name, 0) for name in names)))
+        status = pathlib.Path(f"/proc/{bed.pid('proxy.pid')}/status").read_text()
+        threads = int(re.search(r"^Threads:\s+(\d+)", status, re.M)[1])
+        names = ("process_resident_memory_bytes", "process_open_fds", "kube_fanout_tasks")
+        self.samples.append((seconds, *(metrics[name] for name in names), threads))
 
     def slopes(self):
         """What was added in an hour, by a line through the second half of the samples."""
@@ -210,7 +212,7 @@ class Sums:
             return
         mean = sum(row[0] for row in half) / len(half)
         spread = sum((row[0] - mean) ** 2 for row in half)
-        for column, name in enumerate(("memory MiB", "descriptors", "threads"), 1):
+        for column, name in enumerate(("memory MiB", "descriptors", "tasks", "threads"), 1):
             scale = 1 / (1 << 20) if column == 1 else 1
             values = [row[column] * scale for row in half]
             slope = sum((row[0] - mean) * value for row, value in zip(half, values)) / spread * 3600

@@ -28,6 +28,8 @@ struct Taken {
 
 const RUNTIME_SILENT: &str = "how long the runtime that serves clients has run none of its tasks";
 
+const TASKS: &str = "tasks of the threads that serve clients: for each connection and feed a few";
+
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(pulse: &Pulse, out: &mut String) {
     let Taken { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
@@ -39,6 +41,7 @@ pub(super) fn write(pulse: &Pulse, out: &mut String) {
         ("process_open_fds", "gauge", "open descriptors", open_files),
         ("process_max_fds", "gauge", "descriptors that may be open", Some(open_files_max)),
         ("process_start_time_seconds", "gauge", "start of the process since 1970", started),
+        ("kube_fanout_tasks", "gauge", TASKS, Some(pulse.tasks() as f64)),
         ("kube_fanout_runtime_silent_seconds", "gauge", RUNTIME_SILENT, Some(pulse.silent().as_secs_f64())),
     ] {
         if let Some(value) = value {

@@ -1,16 +1,26 @@
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::{Handle, RuntimeMetrics};
 
 use super::now_ns;
 
 /// Tells others whether runtimes still run their tasks. Each runtime [beats](Self::beat); whoever is on another thread
 /// asks for how long the one that has not for longest has been silent. Clones are the same pulse.
 #[derive(Debug, Clone, Default)]
-pub struct Pulse(Arc<Mutex<Vec<Arc<AtomicU64>>>>);
+pub struct Pulse(Arc<Mutex<Vec<Arc<Beats>>>>);
+
+/// The beats of one runtime.
+#[derive(Debug)]
+struct Beats {
+    /// When it has beaten last.
+    last: AtomicU64,
+    /// What the runtime says of itself, once it has beaten.
+    runtime: OnceLock<RuntimeMetrics>,
+}
 
 /// The time between two beats. It wakes the process, also one that has nothing to do.
 const EVERY: Duration = Duration::from_secs(5);
@@ -26,11 +36,12 @@ impl Pulse {
 
     /// Beats on the runtime that runs the future, which counts from now on, also if that runtime never does.
     pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
-        let last = Arc::new(AtomicU64::new(now_ns()));
-        self.0.lock().push(last.clone());
+        let beats = Arc::new(Beats { last: AtomicU64::new(now_ns()), runtime: OnceLock::new() });
+        self.0.lock().push(beats.clone());
         async move {
+            beats.runtime.get_or_init(|| Handle::current().metrics());
             loop {
-                last.store(now_ns(), Ordering::Relaxed);
+                beats.last.store(now_ns(), Ordering::Relaxed);
                 tokio::time::sleep(EVERY).await;
             }
         }
@@ -38,8 +49,13 @@ impl Pulse {
 
     /// How long one has been silent beyond the pause that is between two beats.
     pub fn silent(&self) -> Duration {
-        let last = self.0.lock().iter().map(|last| last.load(Ordering::Relaxed)).min();
+        let last = self.0.lock().iter().map(|beats| beats.last.load(Ordering::Relaxed)).min();
         last.map_or(Duration::ZERO, |last| Duration::from_nanos(now_ns().saturating_sub(last)).saturating_sub(EVERY))
+    }
+
+    /// How many tasks the runtimes have that have beaten.
+    pub fn tasks(&self) -> usize {
+        self.0.lock().iter().filter_map(|beats| beats.runtime.get()).map(RuntimeMetrics::num_alive_tasks).sum()
     }
 
     /// Whether one of them is given up.
@@ -60,6 +76,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(pulse.silent() < Duration::from_millis(10) && !pulse.is_lost(), "{:?}", pulse.silent());
         }
+        assert_eq!(pulse.tasks(), 2 * 2, "two tasks, and one runtime that beats twice");
         beating.abort();
         tokio::time::sleep(SILENT_MAX).await;
         assert!(!pulse.is_lost(), "{:?}", pulse.silent());
