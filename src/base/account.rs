@@ -20,7 +20,7 @@ pub struct Charge {
 
 /// Bytes together with their charge: whoever still sends them keeps them charged.
 struct Kept {
-    bytes: Bytes,
+    bytes: Box<[u8]>,
     _charge: Charge,
 }
 
@@ -57,6 +57,8 @@ impl Account {
 
     /// The same bytes, charged with `beside` bytes more for what is held with them.
     pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
+        // Nothing is copied of what nobody else has.
+        let bytes = Vec::from(bytes).into_boxed_slice();
         let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
         Bytes::from_owner(Kept { bytes, _charge: charge })
     }

@@ -13,6 +13,13 @@ use crate::wire::Object;
 pub struct Staging {
     shared: Arc<Shared>,
     objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// The key that has come last.
+    last: Option<ObjectKey>,
+    /// Whether the next one is a second one, if it is behind the last.
+    is_second: bool,
+    /// Each second one of those that have come in order. The map halves a node that is full when a key comes behind all
+    /// others, and it would stay so: these, put between the others at last, fill it again.
+    between: Vec<Object>,
     /// The charge for the page that is being read.
     page: Charge,
 }
@@ -22,10 +29,13 @@ pub struct Staging {
 #[error("it does not fit into the memory that feeds may take")]
 pub struct OverBudget;
 
+/// How many wait at most, so that the nodes which they fill are still in the processor's cache.
+const BETWEEN_MAX: usize = 512;
+
 impl Staging {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let page = shared.share.accounts.staged.charge(0);
-        Self { shared, objects: OrdMap::new(), page }
+        Self { shared, objects: OrdMap::new(), last: None, is_second: false, between: Vec::new(), page }
     }
 
     /// Notes that `bytes` of a page have come.
@@ -46,13 +56,34 @@ impl Staging {
 
     /// Adds one object. Of two with one key the later stays.
     pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
-        self.objects.insert(object.key.clone(), Arc::new(object));
+        let goes_on = self.last.as_ref().is_some_and(|last| *last < object.key);
+        if !goes_on || self.between.len() >= BETWEEN_MAX {
+            self.fill();
+        }
+        self.last = Some(object.key.clone());
+        if self.is_second {
+            self.between.push(object);
+        } else {
+            self.insert(object);
+        }
+        self.is_second = !self.is_second;
         self.fits(0)
     }
 
     /// Returns the complete state.
-    pub fn finish(self, rv: ResourceVersion) -> Snapshot {
+    pub fn finish(mut self, rv: ResourceVersion) -> Snapshot {
+        self.fill();
         Snapshot::new(rv, self.objects)
+    }
+
+    /// Puts the second ones between the others.
+    fn fill(&mut self) {
+        self.is_second = false;
+        std::mem::take(&mut self.between).into_iter().for_each(|object| self.insert(object));
+    }
+
+    fn insert(&mut self, object: Object) {
+        self.objects.insert(object.key.clone(), Arc::new(object));
     }
 
     fn fits(&self, more: usize) -> Result<(), OverBudget> {

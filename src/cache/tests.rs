@@ -18,6 +18,7 @@ mod renewals;
 mod siblings;
 mod single_flight;
 mod sizes;
+mod staging;
 mod threads;
 mod truth;
 mod wakeups;

@@ -3,15 +3,19 @@ use std::fmt;
 
 /// What selectors look at in one object, besides its key.
 ///
-/// A feed has one for each object: all texts are in one piece, for a label as two strings of their own costs more for
-/// the strings than for what is in them.
+/// A feed has one for each object, so all of it is one piece: a label as two strings of their own costs more for the
+/// strings than for what is in them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// Labels sorted by key, each key with its value behind it, then fields.
-    texts: Box<str>,
-    /// How many labels there are, then where each text ends and the next one begins. Empty without any text.
-    marks: Box<[u32]>,
+    /// How many bytes a number has; as numbers how many labels there are, how many texts, and where each of them ends;
+    /// then the texts: labels sorted by key, each key with its value behind it, then fields. Empty without any text.
+    packed: Box<str>,
 }
+
+/// How many bytes a number has, of seven bits each, so that it is text as well. A wide one holds any text's length.
+const NARROW: usize = 2;
+const WIDE: usize = 5;
+const BITS: usize = 7;
 
 impl Attributes {
     /// `labels` must be sorted by key, and keys unique. `fields` has one value for each entry of the resource's
@@ -23,19 +27,24 @@ impl Attributes {
             let labels = labels.iter().flat_map(|(key, value)| [key.as_ref(), value.as_ref()]);
             labels.chain(fields.iter().map(AsRef::as_ref))
         };
-        let mut texts = String::with_capacity(all().map(str::len).sum());
         let count = 2 * labels.len() + fields.len();
         if count == 0 {
             return Self::default();
         }
-        let mark = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        let mut marks = Vec::with_capacity(1 + count);
-        marks.push(mark(labels.len()));
-        for text in all() {
-            texts.push_str(text);
-            marks.push(mark(texts.len()));
+        let length: usize = all().map(str::len).sum();
+        let width = if length.max(count) < 1 << (NARROW * BITS) { NARROW } else { WIDE };
+        let mut packed = String::with_capacity(1 + (2 + count) * width + length);
+        let mut end = 0;
+        let ends = all().map(|text| {
+            end += text.len();
+            end
+        });
+        packed.push(ascii(width));
+        for number in [labels.len(), count].into_iter().chain(ends) {
+            packed.extend((0..width).rev().map(|digit| ascii(number >> (digit * BITS))));
         }
-        Self { texts: texts.into(), marks: marks.into() }
+        all().for_each(|text| packed.push_str(text));
+        Self { packed: packed.into() }
     }
 
     /// Sorted by key.
@@ -45,7 +54,7 @@ impl Attributes {
 
     /// The values of the table's fields, in its order.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = &str> {
-        (2 * self.label_count()..self.marks.len().saturating_sub(1)).map(|text| self.text(text))
+        (2 * self.label_count()..self.text_count()).map(|text| self.text(text))
     }
 
     /// The value of the field at a place in the table; `""` beyond its end.
@@ -68,20 +77,48 @@ impl Attributes {
 
     /// Bytes that it holds besides itself.
     pub fn held_bytes(&self) -> usize {
-        self.texts.len() + size_of_val(&*self.marks)
+        self.packed.len()
     }
 
     fn label_count(&self) -> usize {
-        self.marks.first().map_or(0, |labels| *labels as usize)
+        self.number(0)
     }
 
+    fn text_count(&self) -> usize {
+        self.number(1)
+    }
+
+    /// `""` beyond the last text.
     #[inline]
     fn text(&self, at: usize) -> &str {
-        let start = if at == 0 { Some(&0) } else { self.marks.get(at) };
-        let text =
-            start.zip(self.marks.get(at + 1)).and_then(|(start, end)| self.texts.get(*start as usize..*end as usize));
-        text.unwrap_or_default()
+        let count = self.text_count();
+        if at >= count {
+            return "";
+        }
+        let width = self.packed.as_bytes().first().map_or(0, |width| usize::from(*width));
+        let texts = 1 + (2 + count) * width;
+        let start = if at == 0 { 0 } else { self.number(at + 1) };
+        self.packed.get(texts + start..texts + self.number(at + 2)).unwrap_or_default()
     }
+
+    /// One of the numbers; 0 without any text.
+    #[inline]
+    fn number(&self, at: usize) -> usize {
+        let digits = |digits: &[u8]| digits.iter().fold(0, |number, digit| number << BITS | usize::from(*digit));
+        match self.packed.as_bytes() {
+            // By far the most; a length that is known is no loop.
+            [width, rest @ ..] if usize::from(*width) == NARROW => {
+                rest.get(NARROW * at..).and_then(|rest| rest.first_chunk::<NARROW>()).map_or(0, |all| digits(all))
+            }
+            [_, rest @ ..] => rest.get(WIDE * at..WIDE * (at + 1)).map_or(0, digits),
+            [] => 0,
+        }
+    }
+}
+
+/// The lowest bits of a number as a character of one byte.
+fn ascii(number: usize) -> char {
+    char::from(u8::try_from(number % (1 << BITS)).expect("seven bits"))
 }
 
 impl fmt::Debug for Attributes {
@@ -111,6 +148,21 @@ mod tests {
             let fields = [0, 1, 2, 3, usize::MAX / 4].map(|position| attributes.field(position));
             assert_eq!(fields, ["x", "", "y", "", ""]);
         }
+    }
+
+    #[test]
+    fn long_texts_and_many_of_them_are_found_too() {
+        for length in [16_383, 16_384, 3_000_000] {
+            let long = "x".repeat(length - 2);
+            let attributes = Attributes::new(&[("a", &*long)], &["y"]);
+            assert_eq!(attributes.label("a"), Some(&*long), "{length}");
+            assert_eq!((attributes.field(0), attributes.field(1)), ("y", ""), "{length}");
+        }
+        let keys: Vec<_> = (10_000..30_000).map(|n| n.to_string()).collect();
+        let labels: Vec<_> = keys.iter().map(|key| (&**key, "")).collect();
+        let attributes = Attributes::new(&labels, &[""; 0]);
+        assert_eq!(attributes.labels().collect::<Vec<_>>(), labels);
+        assert_eq!((attributes.label("29999"), attributes.label("30000")), (Some(""), None));
     }
 
     #[test]

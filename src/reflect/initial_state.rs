@@ -123,7 +123,8 @@ impl Lister<'_> {
         loop {
             match stream.next(self.reader).await? {
                 WatchItem::Change { event_type: EventType::Added, object, .. } => {
-                    staged.push(object).map_err(over_budget)?;
+                    // Nobody is told of it by this frame.
+                    staged.push(self.reader.alone(object)).map_err(over_budget)?;
                 }
                 WatchItem::Change { event_type, .. } => {
                     return Err(Error::NotInitial(event_type).into());

@@ -29,9 +29,9 @@ pub struct Object {
     json: Mutex<Option<Box<Bytes>>>,
 }
 
-/// The memory of an object besides its content: its count of references, the allocator's part of four allocations, and
+/// The memory of an object besides its content: its count of references, the allocator's part of three allocations, and
 /// its slot in the map that it is held in, whose nodes are half full in the worst case.
-const OVERHEAD_BYTES: usize = 16 + 16 + 4 * 16 + 64;
+const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
 const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 
@@ -75,6 +75,12 @@ impl Object {
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
+    }
+
+    /// The body, and what was read in it.
+    pub(super) fn into_reading(self) -> (Bytes, Reading) {
+        let Self { key, rv, attributes, body, rv_at, .. } = self;
+        (body, Reading { key, rv, rv_at, attributes })
     }
 
     /// The bytes that a reader charges for the object, with the allocation behind its body.

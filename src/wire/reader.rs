@@ -342,6 +342,12 @@ impl ObjectReader {
         Ok(ListPage { resource_version, continue_token, remaining, items, kind, api_version })
     }
 
+    /// The same object with a body of its own: the frame that it came in is not kept alive.
+    pub fn alone(&self, object: Object) -> Object {
+        let (body, reading) = object.into_reading();
+        self.copied(&body, reading)
+    }
+
     /// An object whose body is a part of `frame`, and the frame, which is charged with it.
     fn within(&self, frame: Bytes, body: Range<usize>, reading: Reading) -> (Object, Bytes) {
         let held = frame.len();

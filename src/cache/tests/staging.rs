@@ -1,0 +1,51 @@
+//! A state is gathered in whatever order it comes.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::fixture::{POD, listed, read_frame, ring, rv};
+use crate::cache::Snapshot;
+use crate::kube::EventType::Added;
+use crate::wire::Object;
+
+/// The pod with this number in its name, at a version.
+fn pod(number: usize, version: u64) -> Object {
+    let frame = String::from_utf8(POD.frame(Added, version).to_vec()).expect("JSON");
+    read_frame(frame.replace(r#""name":"p""#, &format!(r#""name":"p-{number:04}""#)).into()).object
+}
+
+/// Gathers pods, each at a version of its own.
+fn gathered(numbers: &[usize]) -> Snapshot {
+    let (_writer, reader) = listed(ring(1), 1, &[]);
+    let mut staged = reader.stage();
+    for (at, number) in numbers.iter().enumerate() {
+        staged.push(pod(*number, 1 + at as u64)).expect("there is room");
+    }
+    staged.finish(rv(9_999))
+}
+
+fn assert_is_all(numbers: &[usize]) {
+    let expected: BTreeMap<_, _> =
+        numbers.iter().enumerate().map(|(at, number)| (format!("a/p-{number:04}"), 1 + at as u64)).collect();
+    let gathered = gathered(numbers);
+    let found = gathered.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0));
+    assert_eq!(found.collect::<Vec<_>>(), expected.into_iter().collect::<Vec<_>>(), "{numbers:?}");
+}
+
+#[test]
+fn many_that_come_in_order_or_against_it_are_all_there_once() {
+    let many: Vec<_> = (0..2_000).collect();
+    assert_is_all(&many);
+    assert_is_all(&many.iter().copied().rev().collect::<Vec<_>>());
+    assert_is_all(&[&many[..1_500], &many[1_000..]].concat());
+    assert_is_all(&[]);
+}
+
+proptest! {
+    /// The later of two with one key stays, wherever the first one waits.
+    #[test]
+    fn of_those_with_one_key_the_last_stays(numbers in prop::collection::vec(0..8_usize, 0..12)) {
+        assert_is_all(&numbers);
+    }
+}
