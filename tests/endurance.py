@@ -200,10 +200,15 @@ class Sums:
 
     def sample(self, bed, seconds):
         metrics = bed.metrics()
+        if not metrics:
+            return
         status = pathlib.Path(f"/proc/{bed.pid('proxy.pid')}/status").read_text()
         threads = int(re.search(r"^Threads:\s+(\d+)", status, re.M)[1])
-        names = ("process_resident_memory_bytes", "process_open_fds", "kube_fanout_tasks")
-        self.samples.append((seconds, *(metrics[name] for name in names), threads))
+        memory = metrics["process_resident_memory_bytes"]
+        # What feeds hold goes with the window: with how much was written in its last minutes.
+        held = sum(value for name, value in metrics.items() if name.startswith("kube_fanout_memory_held_bytes"))
+        files, tasks = metrics["process_open_fds"], metrics["kube_fanout_tasks"]
+        self.samples.append((seconds, memory, memory - held, files, tasks, threads))
 
     def slopes(self):
         """What was added in an hour, by a line through the second half of the samples."""
@@ -212,8 +217,9 @@ class Sums:
             return
         mean = sum(row[0] for row in half) / len(half)
         spread = sum((row[0] - mean) ** 2 for row in half)
-        for column, name in enumerate(("memory MiB", "descriptors", "tasks", "threads"), 1):
-            scale = 1 / (1 << 20) if column == 1 else 1
+        names = ("memory MiB", "memory besides feeds MiB", "descriptors", "tasks", "threads")
+        for column, name in enumerate(names, 1):
+            scale = 1 / (1 << 20) if name.endswith("MiB") else 1
             values = [row[column] * scale for row in half]
             slope = sum((row[0] - mean) * value for row, value in zip(half, values)) / spread * 3600
             yield f"{name} {values[0]:.1f} to {values[-1]:.1f}, at most {max(values):.1f}, {slope:+.1f} an hour"
