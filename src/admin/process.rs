@@ -28,7 +28,7 @@ struct Taken {
 
 const RUNTIME_SILENT: &str = "how long the runtime that serves clients has run none of its tasks";
 
-const TASKS: &str = "tasks of the threads that serve clients: for each connection and feed a few";
+const TASKS: &str = "tasks, but for those of the admin address: a few for each connection and feed";
 
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(pulse: &Pulse, out: &mut String) {

@@ -305,13 +305,31 @@ impl Dated for Decision {
     }
 }
 
-impl Expiry<Question, Decision> for Ages {
-    #[allow(clippy::disallowed_types, reason = "the trait's own")]
-    fn expire_after_create(&self, _: &Question, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
-        Some(match &decision.allowed {
+impl Ages {
+    /// How long this decision is remembered.
+    fn of(&self, decision: &Decision) -> Duration {
+        match &decision.allowed {
             Ok(_) => self.allowed,
             Err(reason) if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
             Err(_) => self.denied,
-        })
+        }
+    }
+}
+
+#[allow(clippy::disallowed_types, reason = "the trait's own")]
+impl Expiry<Question, Decision> for Ages {
+    fn expire_after_create(&self, _: &Question, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
+        Some(self.of(decision))
+    }
+
+    /// Not for as long as what it takes the place of, which may have been a yes.
+    fn expire_after_update(
+        &self,
+        _: &Question,
+        decision: &Decision,
+        _: std::time::Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(self.of(decision))
     }
 }

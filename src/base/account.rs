@@ -50,14 +50,15 @@ impl Account {
         Charge { account: self.clone(), bytes }
     }
 
-    /// The same bytes, charged until nobody holds any part of them. They must be an allocation of their own.
+    /// The same bytes, charged until nobody holds any part of them. They must be an allocation of their own, and the
+    /// handle the only one: what is shared is copied.
     pub fn keep(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         self.keep_with(bytes, 0)
     }
 
     /// The same bytes, charged with `beside` bytes more for what is held with them.
     pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
-        // Nothing is copied of what nobody else has.
+        // Takes the allocation over if nobody shares it, and copies it otherwise.
         let bytes = Vec::from(bytes).into_boxed_slice();
         let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
         Bytes::from_owner(Kept { bytes, _charge: charge })

@@ -76,7 +76,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(pulse.silent() < Duration::from_millis(10) && !pulse.is_lost(), "{:?}", pulse.silent());
         }
-        assert_eq!(pulse.tasks(), 2 * 2, "two tasks, and one runtime that beats twice");
+        assert_eq!(pulse.tasks(), 2 * 2, "two tasks, counted twice: this runtime beats twice");
         beating.abort();
         tokio::time::sleep(SILENT_MAX).await;
         assert!(!pulse.is_lost(), "{:?}", pulse.silent());

@@ -35,17 +35,17 @@ impl DerivedJson {
         Self { budget, account, queue: Mutex::default() }
     }
 
-    /// Keeps `body`, which `renderer` made, with its object.
-    pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes, renderer: &Renderer) {
+    /// Keeps `body`, which `renderer` made, with its object. Returns it: who sends it sends what is kept, and charged.
+    pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes, renderer: &Renderer) -> Bytes {
         let len = body.len();
         if len > BYTES_MAX {
-            return;
+            return body;
         }
         let body = self.account.keep(body);
         let mut queue = self.queue.lock();
         // Checked under the lock: nothing stays behind when a renderer is revoked before everything is dropped.
-        if renderer.is_revoked() || object.keep_json(Some(body)) {
-            return;
+        if renderer.is_revoked() || object.keep_json(Some(body.clone())) {
+            return body;
         }
         queue.objects.push_back((Arc::downgrade(object), len, Instant::now()));
         queue.bytes += len;
@@ -54,6 +54,7 @@ impl DerivedJson {
         }
         drop(queue);
         self.budget.trim_derived();
+        body
     }
 
     /// Drops everything.

@@ -325,10 +325,7 @@ impl CacheReader {
         }
         let body = renderer.body(object.body())?;
         object.note_written(renderer.representation());
-        if keeps {
-            self.shared.kept.keep(object, body.clone(), renderer);
-        }
-        Ok(body)
+        Ok(if keeps { self.shared.kept.keep(object, body, renderer) } else { body })
     }
 
     /// Appends an object's body in a representation without keeping it. If it is refused, `out` is unchanged.

@@ -187,7 +187,7 @@ pub(super) struct DelegatedSection {
     /// How long a yes of the authorizer is
     #[serde(rename = "allowedTTL")]
     pub(super) allowed_ttl: RightsPeriod,
-    /// How long a no is, but for that of the Node authorizer to what a pod may need that it has not heard of yet
+    /// How long a no is. That of the Node authorizer, if no pod of the node needs the object, is not remembered
     #[serde(rename = "deniedTTL")]
     pub(super) denied_ttl: RightsPeriod,
     /// How often the right behind an open watch is asked about again, or up to a fifth sooner, whatever is known of

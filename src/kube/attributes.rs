@@ -7,12 +7,15 @@ use std::fmt;
 /// strings than for what is in them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// How many bytes a number has; as numbers how many labels there are, how many texts, and where each of them ends;
-    /// then the texts: labels sorted by key, each key with its value behind it, then fields. Empty without any text.
+    /// Empty without any text. Otherwise, one behind the other:
+    /// - how many bytes a number has;
+    /// - as numbers: how many labels there are, how many texts, and where each text ends;
+    /// - the texts: labels sorted by key, each key with its value behind it, then fields.
     packed: Box<str>,
 }
 
-/// How many bytes a number has, of seven bits each, so that it is text as well. A wide one holds any text's length.
+/// How many bytes a number has. Each has seven bits of it, so that it is a character as well. A wide number holds any
+/// text's length.
 const NARROW: usize = 2;
 const WIDE: usize = 5;
 const BITS: usize = 7;
@@ -158,6 +161,8 @@ mod tests {
             assert_eq!(attributes.label("a"), Some(&*long), "{length}");
             assert_eq!((attributes.field(0), attributes.field(1)), ("y", ""), "{length}");
         }
+        let many = Attributes::new(&[("", ""); 0], &[""; 16_384]);
+        assert_eq!((many.fields().len(), many.field(16_383), many.label("")), (16_384, "", None));
         let keys: Vec<_> = (10_000..30_000).map(|n| n.to_string()).collect();
         let labels: Vec<_> = keys.iter().map(|key| (&**key, "")).collect();
         let attributes = Attributes::new(&labels, &[""; 0]);

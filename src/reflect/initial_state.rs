@@ -123,7 +123,7 @@ impl Lister<'_> {
         loop {
             match stream.next(self.reader).await? {
                 WatchItem::Change { event_type: EventType::Added, object, .. } => {
-                    // Nobody is told of it by this frame.
+                    // This frame goes to no client, so only the body is kept.
                     staged.push(self.reader.alone(object)).map_err(over_budget)?;
                 }
                 WatchItem::Change { event_type, .. } => {

@@ -33,7 +33,8 @@ pub struct AccessVerdict {
     pub reason: String,
 }
 
-/// What the Node authorizer says of an object that none of a node's pods needs, as far as it knows.
+/// What the Node authorizer says of an object that none of a node's pods needs, as far as it knows
+/// (`plugin/pkg/auth/authorizer/node/node_authorizer.go`).
 const NO_POD_NEEDS_IT: &str = "no relationship found between node";
 
 /// Where reviews are created.
@@ -100,8 +101,8 @@ impl AccessVerdict {
         Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
     }
 
-    /// Whether these words deny what may be allowed a moment later, which no event tells: the Node authorizer denies
-    /// what a node's pods need until it has heard of them, and their kubelet hears of them sooner.
+    /// Whether a denial for this reason may become a yes within moments, without an event that tells us: the Node
+    /// authorizer denies what a node's pods need until it has heard of them, and their kubelet hears of them sooner.
     pub fn denies_for_now(reason: &str) -> bool {
         reason.contains(NO_POD_NEEDS_IT)
     }

@@ -3,11 +3,13 @@
 
 use futures_util::future::join;
 use http::HeaderName;
+use kube_fanout::upstream::AccessVerdict;
 use serde_json::{Value, json};
 
 use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, Watch, eventually, version_of};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const NODE: HeaderName = HeaderName::from_static("impersonate-user");
 const NODES: HeaderName = HeaderName::from_static("impersonate-group");
 /// Pods of the node, as its kubelet selects them.
@@ -86,6 +88,18 @@ impl Node {
     async fn held(&self, resource: &str) -> i64 {
         self.proxy.metrics().await.sum("kube_fanout_feed_objects", &[("resource", resource)])
     }
+}
+
+/// The Node authorizer's words for what it may allow a moment later are those that a proxy does not remember.
+#[tokio::test]
+async fn what_no_pod_of_a_node_needs_is_denied_in_the_words_that_are_not_remembered() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let about = json!({"verb": "watch", "resource": "configmaps", "namespace": "default", "name": "nobody-needs-it"});
+    let spec = json!({"user": "system:node:n1", "groups": ["system:nodes"], "resourceAttributes": about});
+    let review = bed.direct().create(REVIEWS, json!({"spec": spec})).await;
+    assert_eq!(review["status"]["allowed"], false, "{review}");
+    let reason = review["status"]["reason"].as_str().unwrap_or_default();
+    assert!(AccessVerdict::denies_for_now(reason), "{reason}");
 }
 
 /// On a control plane that is quiet, so that the versions of two lists are the same.

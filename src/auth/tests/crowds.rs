@@ -157,6 +157,25 @@ async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
     }
 }
 
+/// It is not remembered either in the place of a yes that a lease has found to be over.
+#[tokio::test(start_paused = true)]
+async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before() {
+    let scene = scene();
+    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let watch = info("/api/v1/namespaces/t1/configmaps?watch=1&fieldSelector=metadata.name%3Dc");
+    scene.stub.because("no relationship found between node 'n1' and this object");
+    let granted = scene.gate.grant(&caller, &watch).await.expect("it is allowed");
+    // Each request finds a yes, which is remembered when the lease asks.
+    while !granted.over().is_cancelled() {
+        scene.stub.allow("ada", "t1");
+        scene.gate.grant(&caller, &watch).await.expect("it is allowed, or was a moment ago");
+        scene.stub.deny("ada", "t1");
+        sleep(seconds(1)).await;
+    }
+    scene.stub.allow("ada", "t1");
+    scene.gate.grant(&caller, &watch).await.expect("it is asked about again");
+}
+
 /// Who could be passed on for as little costs a question when it comes again, and is not refused for it.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_could_be_passed_on_is_asked_about_when_it_comes_again() {
