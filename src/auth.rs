@@ -83,7 +83,7 @@ pub struct AuthConfig {
     pub token_ttl: Duration,
     /// How long a decision to allow is remembered.
     pub allowed_ttl: Duration,
-    /// How long a decision to deny is remembered, but for the Node authorizer's that no pod of the node needs the object.
+    /// How long a decision to deny is remembered, but for the Node authorizer's that no pod needs the object.
     pub denied_ttl: Duration,
     /// How often, at least, the rights of open watches are checked again: nothing reports the end of a token, or of a
     /// right that does not come from RBAC.

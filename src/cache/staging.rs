@@ -17,8 +17,8 @@ pub struct Staging {
     last: Option<ObjectKey>,
     /// Whether the next one is a second one, if it is behind the last.
     is_second: bool,
-    /// Every second object of a run in the order of keys, put in later. What is only appended leaves each leaf of the map
-    /// half full; these fill it.
+    /// Every second object of a run in the order of keys, put in later. What is only appended leaves each leaf of the
+    /// map half full; these fill it.
     between: Vec<Object>,
     /// The charge for the page that is being read.
     page: Charge,

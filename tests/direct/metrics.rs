@@ -12,7 +12,8 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 37] = [
+const IN_SERVICE: [Metric; 38] = [
+    ("kube_fanout_tasks", ""),
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
     ("kube_fanout_connections_open", ""),
     ("kube_fanout_upstream_watches", "pods.v1"),
