@@ -161,7 +161,8 @@ mod tests {
             assert_eq!(attributes.label("a"), Some(&*long), "{length}");
             assert_eq!((attributes.field(0), attributes.field(1)), ("y", ""), "{length}");
         }
-        let many = Attributes::new(&[("", ""); 0], &[""; 16_384]);
+        let blank: Vec<_> = std::iter::repeat_n("", 16_384).collect();
+        let many = Attributes::new(&[("", ""); 0], &blank);
         assert_eq!((many.fields().len(), many.field(16_383), many.label("")), (16_384, "", None));
         let keys: Vec<_> = (10_000..30_000).map(|n| n.to_string()).collect();
         let labels: Vec<_> = keys.iter().map(|key| (&**key, "")).collect();
