@@ -3,13 +3,12 @@
 
 use futures_util::future::join;
 use http::HeaderName;
-use kube_fanout::upstream::AccessVerdict;
+use kube_fanout::upstream::{ACCESS_REVIEWS, AccessVerdict};
 use serde_json::{Value, json};
 
 use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, Watch, eventually, version_of};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
-const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const NODE: HeaderName = HeaderName::from_static("impersonate-user");
 const NODES: HeaderName = HeaderName::from_static("impersonate-group");
 /// Pods of the node, as its kubelet selects them.
@@ -96,7 +95,7 @@ async fn what_no_pod_of_a_node_needs_is_denied_in_the_words_that_are_not_remembe
     let Some(bed) = bed::beside_others().await else { return };
     let about = json!({"verb": "watch", "resource": "configmaps", "namespace": "default", "name": "nobody-needs-it"});
     let spec = json!({"user": "system:node:n1", "groups": ["system:nodes"], "resourceAttributes": about});
-    let review = bed.direct().create(REVIEWS, json!({"spec": spec})).await;
+    let review = bed.direct().create(ACCESS_REVIEWS, json!({"spec": spec})).await;
     assert_eq!(review["status"]["allowed"], false, "{review}");
     let reason = review["status"]["reason"].as_str().unwrap_or_default();
     assert!(AccessVerdict::denies_for_now(reason), "{reason}");

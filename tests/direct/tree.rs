@@ -9,7 +9,7 @@ use kube_fanout::auth::AuthMode;
 use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 use serde_json::json;
 
-use crate::direct::{self, App, Client, History, PODS, Plan, Protocol, assert_same, eventually, straight};
+use crate::direct::{self, App, Client, History, PODS, Plan, Protocol, Watch, assert_same, eventually, straight};
 
 const HOPS: &str = "kube-fanout-hops";
 const CAUSE: &str = "kube-fanout-cause";
@@ -206,6 +206,17 @@ async fn reviewed(zone: &Client, user: &str) -> (u16, Option<bool>) {
     (answer.status, answer.json()["status"]["allowed"].as_bool())
 }
 
+/// A zone that hears of changes of rights, a leaf of it, and the leaf's watch, for which the zone listens.
+async fn zone_that_hears(up: &RunningUpstream) -> (App, Client, Watch) {
+    let zone = zone(up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    zone.discovered().await;
+    let leaf = zone.bearing("leaf");
+    let watch = leaf.watch(PODS).from(up.revision()).await;
+    let hears = || async { zone.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1") };
+    eventually("changes of rights are seen", hears).await;
+    (zone, leaf, watch)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change() {
     let up = demo::upstream().run().await;
@@ -213,13 +224,7 @@ async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change
     up.reviews().give("nobody", "eve");
     up.reviews().allow("system:node:leaf", "*");
     up.reviews().allow("ada", "*");
-    let zone = zone(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
-    zone.discovered().await;
-    let leaf = zone.bearing("leaf");
-    // A watch of the leaf has the zone listen to RBAC.
-    let _watch = leaf.watch(PODS).from(up.revision()).await;
-    let hears = || async { zone.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1") };
-    eventually("changes of rights are seen", hears).await;
+    let (zone, leaf, _watch) = zone_that_hears(&up).await;
     assert_eq!(reviewed(&leaf, "ada").await, (201, Some(true)));
     let before = up.reviews().asked().accesses;
     for _ in 0..20 {
@@ -245,12 +250,7 @@ async fn what_is_denied_for_now_is_asked_for_again_and_other_denials_are_kept() 
     let up = demo::upstream().run().await;
     up.reviews().give("leaf", "system:node:leaf");
     up.reviews().allow("system:node:leaf", "*");
-    let zone = zone(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
-    zone.discovered().await;
-    let leaf = zone.bearing("leaf");
-    let _watch = leaf.watch(PODS).from(up.revision()).await;
-    let hears = || async { zone.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1") };
-    eventually("changes of rights are seen", hears).await;
+    let (_zone, leaf, _watch) = zone_that_hears(&up).await;
     up.reviews().deny_because("no relationship found between node 'leaf' and this object");
     assert_eq!(reviewed(&leaf, "ada").await, (201, Some(false)));
     up.reviews().allow("ada", "*");
