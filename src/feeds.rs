@@ -21,6 +21,7 @@ mod registry;
 mod renderings;
 mod returners;
 mod vintage;
+mod wanted_versions;
 
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub use registry::{Demand, Feeds, Unavailable};
 pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use returners::{LookedBack, Retrospect, Returners};
 pub use vintage::{Vintage, Written};
+pub use wanted_versions::WantedVersions;
 
 /// How many feeds may run at once.
 pub const FEEDS_MAX: usize = 1_000;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::wanted_versions::WantedVersions;
 use crate::base::watch;
 use crate::kube::ResourceVersion;
 
@@ -17,8 +18,7 @@ pub struct Freshness {
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant that a waiting reader needs covered.
     wanted: watch::Sender<Option<Instant>>,
-    /// The latest version that a waiting reader needs, because it has seen it elsewhere.
-    wanted_version: watch::Sender<ResourceVersion>,
+    wanted_versions: watch::Sender<WantedVersions>,
     /// How many readers wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
@@ -37,7 +37,7 @@ impl Default for Freshness {
         Self {
             as_of: watch::Sender::new(None),
             wanted: watch::Sender::new(None),
-            wanted_version: watch::Sender::default(),
+            wanted_versions: watch::Sender::default(),
             waiting: Arc::default(),
         }
     }
@@ -86,27 +86,47 @@ impl Freshness {
 
     /// Notes that somebody waits for the feed to reach `rv`.
     pub fn want_version(&self, rv: ResourceVersion) {
-        self.wanted_version.send_if_modified(|wanted| {
-            let raises = *wanted < rv;
-            *wanted = rv.max(*wanted);
-            raises
-        });
+        self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, Instant::now()));
     }
 
-    /// Forgets that somebody waits for `rv`, which cannot be reached, unless a later version is waited for by now.
-    pub fn give_up_version(&self, rv: ResourceVersion) {
-        self.wanted_version.send_if_modified(|wanted| {
-            let forgotten = *wanted == rv;
-            if forgotten {
-                *wanted = ResourceVersion::default();
+    /// Forgets the versions that the feed has reached, and those that nobody waits for any more.
+    pub fn settle_versions(&self, reached: ResourceVersion) {
+        self.change_versions(|wanted| wanted.settle(reached, Instant::now()));
+    }
+
+    /// Forgets versions that upstream did not have when it was asked ([`WantedVersions::give_up`]).
+    pub fn give_up_version(&self, rv: ResourceVersion, asked: Instant) {
+        self.change_versions(|wanted| wanted.give_up(rv, asked));
+    }
+
+    /// Whether the feed should catch up with upstream now ([`WantedVersions::is_behind`]). Then it does.
+    pub fn begins_to_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
+        let mut begins = false;
+        self.change_versions(|wanted| {
+            begins = wanted.is_behind(upstream, at_once);
+            if begins {
+                wanted.try_all();
             }
-            forgotten
         });
+        begins
     }
 
-    /// The version that readers wait for.
-    pub fn wanted_version(&self) -> watch::Receiver<ResourceVersion> {
-        self.wanted_version.subscribe()
+    /// The least version that somebody waits for above another one.
+    pub fn next_version(&self, above: ResourceVersion) -> Option<ResourceVersion> {
+        self.wanted_versions.borrow().least_above(above)
+    }
+
+    /// The versions that readers wait for. Whoever watches hears of those that are new.
+    pub fn watch_versions(&self) -> watch::Receiver<WantedVersions> {
+        self.wanted_versions.subscribe()
+    }
+
+    /// Changes what is wanted, which is no news to those who go after it.
+    fn change_versions(&self, change: impl FnOnce(&mut WantedVersions)) {
+        self.wanted_versions.send_if_modified(|wanted| {
+            change(wanted);
+            false
+        });
     }
 
     /// Notes that the feed was current at `asked`, the instant before the proving question was sent.

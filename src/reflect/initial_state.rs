@@ -37,7 +37,8 @@ pub(super) struct ToldPosition {
     pub(super) at: ResourceVersion,
     /// The layout of this resource's bookmarks, if upstream shows it.
     pub(super) template: Option<BookmarkTemplate>,
-    is_from_memory: bool,
+    /// Whether it is how far a proxy's feed is.
+    pub(super) is_from_memory: bool,
 }
 
 /// The watch behind a state.

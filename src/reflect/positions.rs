@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use crate::feeds::{Feed, Freshness};
+use crate::feeds::Freshness;
 use crate::kube::ResourceVersion;
 
 use super::gap::Position;
@@ -54,42 +54,6 @@ impl Positions {
 
     pub(super) fn proven(&mut self, asked: Instant) {
         self.0.retain(|position| position.asked > asked);
-    }
-}
-
-/// A version that readers wait for, and how many times it was pursued: it may lie in the future for ever.
-#[derive(Debug, Default)]
-pub(super) struct Chase {
-    target: ResourceVersion,
-    tries: u32,
-}
-
-impl Chase {
-    const TRIES_MAX: u32 = 3;
-
-    pub(super) fn target(&self) -> ResourceVersion {
-        self.target
-    }
-
-    pub(super) fn aim(&mut self, target: ResourceVersion) {
-        if target > self.target {
-            *self = Self { target, tries: 0 };
-        }
-    }
-
-    /// Counts a try, and says whether to make it. A version that cannot be reached is given up, so that it does not
-    /// hide what others want later.
-    pub(super) fn goes_on(&mut self, feed: &Feed) -> bool {
-        if feed.reader.progress().rv >= self.target {
-            return false;
-        }
-        if self.tries >= Self::TRIES_MAX {
-            feed.freshness.give_up_version(self.target);
-            *self = Self::default();
-            return false;
-        }
-        self.tries += 1;
-        true
     }
 }
 

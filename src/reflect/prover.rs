@@ -13,14 +13,15 @@
 //!    there is nothing. It starts where we are, so it is the same history whichever server answers.
 //!
 //! One question and one proof are under way at a time. Positions are kept until they are proven, not only the last one:
-//! under steady demand the cache reaches the older ones while the last runs ahead with the cluster's revision. A chase
-//! does the same catching up for "not older than N", when N was seen elsewhere and our stream is behind; a version from
-//! the future is given up after three tries.
+//! under steady demand the cache reaches the older ones while the last runs ahead with the cluster's revision. "Not
+//! older than N", when N was seen elsewhere and our stream is behind, is another matter (`chase`).
 //!
 //! Where the stream did not tell the last time and the collection is tiny, its versions are the first question: the
 //! answer is a position and its proof, and costs upstream no more than what was asked for.
 //!
 //! No other stream's bookmark is ever proof, for it may be another server's. Nothing is asked when nobody waits.
+
+mod chase;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -44,7 +45,7 @@ use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
 use super::initial_state::{FeedClient, not_older_than};
 use super::metrics::SideRequest;
-use super::positions::{Chase, Positions};
+use super::positions::Positions;
 use super::side_findings::{Proof, SideFinding};
 use super::stream::Ended;
 use super::versions::VersionPage;
@@ -60,6 +61,10 @@ pub(super) struct Prover {
     behind_a_proxy: AtomicBool,
     unanswered: Failures,
     unproven: Failures,
+    /// Upstream was asked to come to a version in vain.
+    unreached: Failures,
+    /// A watch from our version did not move the feed on.
+    behind: Failures,
 }
 
 /// How long our own stream is given to reach the position before a proof is asked for.
@@ -126,19 +131,24 @@ impl Prover {
             behind_a_proxy: AtomicBool::new(false),
             unanswered: Failures::default(),
             unproven: Failures::default(),
+            unreached: Failures::default(),
+            behind: Failures::default(),
         }
     }
 
-    /// Proves for as long as anybody wants it: one question, one proof and one chase at a time, side by side.
+    /// Proves, and goes after versions, for as long as anybody wants it.
     pub(super) async fn run(&self) -> Infallible {
+        tokio::join!(self.prove_for_all(), self.chase()).0
+    }
+
+    /// Proves for as long as anybody wants it: one question and one proof at a time, side by side.
+    async fn prove_for_all(&self) -> Infallible {
         let mut wanted = self.upstream.feed.freshness.wanted();
-        let mut versions = self.upstream.feed.freshness.wanted_version();
         let mut progress = self.upstream.feed.reader.watch_progress();
-        let (mut positions, mut chase) = (Positions::default(), Chase::default());
+        let mut positions = Positions::default();
         let mut question: Running<'_, Option<Answer>> = None.into();
         let mut proof: Running<'_, Option<Instant>> = None.into();
-        let mut chasing: Running<'_, ()> = None.into();
-        let (mut asks, mut proves, mut chases) = (false, false, false);
+        let (mut asks, mut proves) = (false, false);
         let mut history = self.upstream.feed.reader.history();
         loop {
             // An answer that was asked of another history says nothing of this one.
@@ -164,11 +174,6 @@ impl Prover {
                 proof = Some(self.prove(position).boxed()).into();
                 proves = true;
             }
-            chase.aim(*versions.borrow_and_update());
-            if !chases && self.live() && chase.goes_on(&self.upstream.feed) {
-                chasing = Some(self.chase(chase.target()).boxed()).into();
-                chases = true;
-            }
             tokio::select! {
                 biased;
                 Some(answer) = &mut question, if asks => {
@@ -191,9 +196,7 @@ impl Prover {
                         positions.proven(asked);
                     }
                 }
-                Some(()) = &mut chasing, if chases => chases = false,
-                _ = progress.changed() => {}
-                _ = versions.changed() => {}
+                _ = progress.changed(), if positions.last().is_some() => {}
                 _ = wanted.changed() => {}
                 () = self.became_live(), if !self.live() => {}
             }
@@ -325,29 +328,6 @@ impl Prover {
                 self.unproven.rest().await;
                 None
             }
-        }
-    }
-
-    /// Moves the cache on for readers that have seen a later version elsewhere. They are told, as soon as it is known.
-    async fn chase(&self, target: ResourceVersion) {
-        let chasing = async {
-            if self.behind_a_proxy.load(Ordering::Relaxed) {
-                // It moves on as we do, and then announces that on our own stream.
-                self.upstream.metrics.asked(SideRequest::Position);
-                self.upstream.lister(SideRequest::Position).position(Some(target)).await?;
-                if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(target)).await.is_ok() {
-                    return Ok(());
-                }
-            }
-            self.by_catching_up(true).await
-        };
-        match timeout(PROOF_MAX, chasing).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "catching up failed");
-                tokio::time::sleep(RETRY).await;
-            }
-            Err(_) => tracing::debug!(feed = %self.upstream.feed.spec.key, "catching up took too long"),
         }
     }
 

@@ -3,7 +3,11 @@
 //! `FRESHNESS_TRIALS=10000 cargo test --test conformance freshness` runs more; on a large collection that is idle while
 //! the cluster is not, a trial takes about a second.
 
-use crate::bed::{self, Bed, Plan, Proxy, say};
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::bed::{self, Ask, Bed, Http, Plan, Proxy, say, version_of};
 
 /// What happens beside the writes that are read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,4 +87,41 @@ async fn freshness_of_pods_among_three_thousand_while_other_resources_change() {
     bed.load().await;
     let proxy = no_read_misses_a_write(&bed, "pods", Beside::Elsewhere, 40).await;
     assert!(proxy.asked("catch_up").await + proxy.asked("equality").await > 0, "proofs were needed");
+}
+
+/// Whoever has seen a version elsewhere is told it of a resource that nothing happens to, as the apiserver tells it,
+/// also while others ask for versions that never come.
+#[tokio::test]
+async fn a_version_seen_elsewhere_is_reached_while_others_ask_for_what_never_comes() {
+    let Some(bed) = bed::quiet("seen-elsewhere").await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (client, direct) = (proxy.client(), bed.direct());
+    let quiet = "/api/v1/namespaces/default/secrets?resourceVersion=";
+    let never = direct.version("/api/v1/namespaces/default/secrets").await + 1_000_000_000;
+    client.until_ok("from the cache", Ask::get(&format!("{quiet}0"))).await;
+    let hopeless = async {
+        for later in 0.. {
+            client.get(&format!("{quiet}{}", never + later)).await;
+        }
+    };
+    let seeing = async {
+        for number in 0..6 {
+            let map = json!({"metadata": {"name": format!("seen-elsewhere-{number}")}});
+            let seen = version_of(&direct.create("/api/v1/namespaces/default/configmaps", map).await);
+            let told = async |at: &Http| {
+                let asked = Instant::now();
+                (at.get(&format!("{quiet}{seen}")).await, asked.elapsed().as_secs_f64())
+            };
+            let (answer, took) = told(&client).await;
+            assert!(answer.status == 200 && answer.is_cached(), "{seen}: {}", answer.text());
+            let (there, took_there) = told(&direct).await;
+            assert_eq!(there.status, 200);
+            say(&format!("version {seen} is told after {took:.2} s, by the apiserver after {took_there:.2} s"));
+        }
+    };
+    tokio::select! {
+        () = hopeless => unreachable!("there are always later versions"),
+        () = seeing => {}
+    }
+    proxy.assert_sound();
 }

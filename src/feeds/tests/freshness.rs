@@ -104,31 +104,24 @@ async fn clones_share() {
     other.prove(now);
     assert!(freshness.covers(now));
     other.want_version(rv(7));
-    assert_eq!(*freshness.wanted_version().borrow(), rv(7));
+    assert_eq!(freshness.next_version(rv(0)), Some(rv(7)));
 }
 
-#[test]
-fn a_version_that_nobody_can_reach_is_given_up_unless_a_later_one_is_wanted() {
+#[tokio::test(start_paused = true)]
+async fn a_new_version_wakes_who_goes_after_it_and_repetition_does_not() {
     let freshness = Freshness::default();
-    freshness.want_version(rv(5));
-    freshness.want_version(rv(9));
-    freshness.give_up_version(rv(5));
-    assert_eq!(*freshness.wanted_version().borrow(), rv(9));
-    freshness.give_up_version(rv(9));
-    assert_eq!(*freshness.wanted_version().borrow(), rv(0));
-    let mut wanted = freshness.wanted_version();
-    wanted.mark_unchanged();
+    let mut wanted = freshness.watch_versions();
+    for (want, is_news, next) in [(5, true, 5), (5, false, 5), (3, true, 3), (9, true, 3)] {
+        freshness.want_version(rv(want));
+        assert_eq!(wanted.has_changed().expect("the currency lives"), is_news, "{want}");
+        wanted.mark_unchanged();
+        assert_eq!(freshness.next_version(rv(0)), Some(rv(next)), "{want}");
+    }
+    freshness.settle_versions(rv(3));
+    assert!(freshness.begins_to_catch_up(rv(0), true) && !freshness.begins_to_catch_up(rv(0), true));
+    freshness.give_up_version(rv(5), Instant::now());
+    assert_eq!(freshness.next_version(rv(0)), None);
+    assert!(!wanted.has_changed().expect("the currency lives"), "who goes after it knows");
     freshness.want_version(rv(5));
     assert!(wanted.has_changed().expect("the currency lives"), "it may be wanted again");
-}
-
-#[test]
-fn the_version_waited_for_only_grows_and_repetition_wakes_nobody() {
-    let freshness = Freshness::default();
-    let mut wanted = freshness.wanted_version();
-    for (want, changed, stands) in [(5, true, 5), (5, false, 5), (3, false, 5), (9, true, 9), (0, false, 9)] {
-        freshness.want_version(rv(want));
-        assert_eq!(wanted.has_changed().expect("the currency lives"), changed, "{want}");
-        assert_eq!(*wanted.borrow_and_update(), rv(stands), "{want}");
-    }
 }

@@ -176,16 +176,39 @@ async fn a_version_that_somebody_has_seen_elsewhere_is_gone_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_of_the_future_is_given_up_after_three_times_and_hides_no_other() {
+async fn a_version_of_the_future_is_given_up_and_hides_no_other() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.feed.freshness.want_version(ResourceVersion(1 << 40));
     sleep(seconds(60)).await;
-    assert_eq!(scene.said("catch_up"), 3);
-    assert_eq!(*scene.feed.freshness.wanted_version().borrow(), ResourceVersion(0));
+    assert_eq!((scene.said("position"), scene.said("catch_up")), (1, 1));
+    assert_eq!(scene.feed.freshness.next_version(ResourceVersion(0)), None);
     scene.up.faults().stall_watches(0);
-    let written = scene.up.create_pod("t1", "new");
-    scene.feed.freshness.want_version(ResourceVersion(written));
-    scene.until(written).await;
+    for number in 0..5 {
+        let written = scene.up.create_pod("t1", &format!("new{number}"));
+        scene.feed.freshness.want_version(ResourceVersion((1 << 40) + number));
+        scene.feed.freshness.want_version(ResourceVersion(written));
+        let took = scene.until(written).await;
+        assert!(took < seconds(2), "{took:?}");
+    }
+    assert!(scene.is_true());
+}
+
+/// Nothing says that it is of the future while nobody answers.
+#[tokio::test(start_paused = true)]
+async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_somebody_waits() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().stall_watches(0);
+    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    let written = scene.elsewhere(1);
+    for _ in 0..60 {
+        scene.feed.freshness.want_version(ResourceVersion(written));
+        sleep(seconds(1)).await;
+    }
+    let asked = scene.said("position");
+    assert!((10..=30).contains(&asked), "{asked}");
+    assert_eq!(scene.said("catch_up"), 1, "nothing says that there is something to catch up with");
+    sleep(seconds(600)).await;
+    assert!(scene.said("position") <= asked + 2, "nobody waits any more");
 }
 
 /// What was asked of a history that was given up says nothing of the next.

@@ -1,0 +1,141 @@
+//! The versions that readers wait for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::kube::ResourceVersion;
+
+/// Versions that readers have seen elsewhere and wait for: the next to ask upstream for is always the least, so that
+/// one which never comes hides no other.
+#[derive(Debug, Default)]
+pub struct WantedVersions(BTreeMap<ResourceVersion, Want>);
+
+#[derive(Debug, Clone, Copy)]
+struct Want {
+    /// When somebody came for it for the last time.
+    since: Instant,
+    /// Whether the feed has tried to catch up with upstream since.
+    is_tried: bool,
+}
+
+impl WantedVersions {
+    /// As long as the apiserver waits for a version, and so do those who ask for one.
+    pub const WAIT_MAX: Duration = Duration::from_secs(3);
+    /// How many are wanted at a time. Beyond that the greatest is left out, or stands for a greater one.
+    const MAX: usize = 1_024;
+
+    /// Notes that somebody waits for a version. Returns whether nobody did.
+    pub(super) fn want(&mut self, rv: ResourceVersion, now: Instant) -> bool {
+        let want = Want { since: now, is_tried: false };
+        if let Some(wanted) = self.0.get_mut(&rv) {
+            wanted.since = now;
+            return false;
+        }
+        self.0.insert(rv, want);
+        if self.0.len() > Self::MAX {
+            let before_last = self.0.keys().nth_back(1).copied();
+            let last = self.0.last_key_value().map(|(last, _)| *last);
+            let left_out = if last == Some(rv) { before_last } else { last };
+            left_out.map(|left_out| self.0.remove(&left_out));
+        }
+        true
+    }
+
+    /// Forgets what the feed has reached, and what nobody waits for any more.
+    pub(super) fn settle(&mut self, reached: ResourceVersion, now: Instant) {
+        self.0.retain(|rv, want| *rv > reached && now.duration_since(want.since) < Self::WAIT_MAX);
+    }
+
+    /// The least version that is wanted above another one.
+    pub(super) fn least_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
+        let above = (std::ops::Bound::Excluded(rv), std::ops::Bound::Unbounded);
+        self.0.range(above).next().map(|(rv, _)| *rv)
+    }
+
+    /// Whether the feed should catch up with upstream, which is known to have come to a version. Whoever has seen a
+    /// later one may be right: so if it is to be tried at once, that is done one time for each.
+    pub(super) fn is_behind(&self, upstream: ResourceVersion, at_once: bool) -> bool {
+        self.0.iter().any(|(rv, want)| *rv <= upstream || at_once && !want.is_tried)
+    }
+
+    /// Notes that the feed tries to catch up with upstream.
+    pub(super) fn try_all(&mut self) {
+        self.0.values_mut().for_each(|want| want.is_tried = true);
+    }
+
+    /// Forgets a version that upstream does not have, by its answer to a question, and all later ones that were wanted
+    /// when that was asked.
+    pub(super) fn give_up(&mut self, rv: ResourceVersion, asked: Instant) {
+        self.0.retain(|wanted, want| *wanted < rv || want.since > asked);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::tests::fixture::rv;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn wanted(versions: impl IntoIterator<Item = u64>, now: Instant) -> WantedVersions {
+        let mut wanted = WantedVersions::default();
+        versions.into_iter().for_each(|version| assert!(wanted.want(rv(version), now), "{version}"));
+        wanted
+    }
+
+    fn all(wanted: &WantedVersions) -> Vec<u64> {
+        wanted.0.keys().map(|rv| rv.0).collect()
+    }
+
+    #[test]
+    fn what_is_reached_and_what_nobody_waits_for_is_forgotten() {
+        let start = Instant::now();
+        let mut wanted = wanted([5, 7, 9], start);
+        assert!(!wanted.want(rv(9), start + 2 * SECOND), "somebody waits for it already");
+        wanted.settle(rv(5), start);
+        assert_eq!(all(&wanted), [7, 9]);
+        wanted.settle(rv(5), start + WantedVersions::WAIT_MAX);
+        assert_eq!(all(&wanted), [9], "it was asked for again");
+    }
+
+    #[test]
+    fn a_version_of_the_future_hides_no_other() {
+        let start = Instant::now();
+        let mut wanted = wanted([1_000, 7, 9], start);
+        assert_eq!(wanted.least_above(rv(5)), Some(rv(7)));
+        assert_eq!(wanted.least_above(rv(7)), Some(rv(9)));
+        assert_eq!(wanted.least_above(rv(1_000)), None);
+        wanted.want(rv(2_000), start + SECOND);
+        wanted.give_up(rv(9), start);
+        assert_eq!(all(&wanted), [7, 2_000], "who came later may have seen what has come since");
+    }
+
+    #[test]
+    fn it_is_tried_once_for_each_and_again_for_what_upstream_has() {
+        let start = Instant::now();
+        let mut wanted = wanted([7, 9], start);
+        assert!(wanted.is_behind(rv(0), true) && !wanted.is_behind(rv(0), false));
+        wanted.try_all();
+        assert!(!wanted.is_behind(rv(6), true));
+        assert!(wanted.is_behind(rv(7), true) && wanted.is_behind(rv(7), false));
+        wanted.want(rv(9), start);
+        assert!(!wanted.is_behind(rv(6), true), "it was tried for that one");
+        wanted.want(rv(8), start);
+        assert!(wanted.is_behind(rv(6), true));
+        assert!(!WantedVersions::default().is_behind(rv(9), true));
+    }
+
+    #[test]
+    fn there_are_never_too_many_and_the_least_stay() {
+        let (start, max) = (Instant::now(), WantedVersions::MAX as u64);
+        let mut wanted = wanted(100..100 + max, start);
+        wanted.want(rv(1), start);
+        assert_eq!(wanted.0.len() as u64, max);
+        assert_eq!(wanted.0.last_key_value().map(|(last, _)| last.0), Some(98 + max), "the greatest is left out");
+        wanted.want(rv(1 << 40), start);
+        assert_eq!(wanted.0.len() as u64, max);
+        assert_eq!(wanted.least_above(rv(97 + max)), Some(rv(1 << 40)), "and stands for a greater one");
+    }
+}
