@@ -47,6 +47,8 @@ mod token_reviewer;
 
 use std::time::Duration;
 
+use crate::kube::User;
+
 pub use affected::{Affected, AffectedScope, Subjects};
 pub use authenticator::{FrontProxy, Trusted};
 pub use browsers::{BrowserGuard, Foreign, NoOrigin, PageOrigin};
@@ -90,6 +92,8 @@ pub struct AuthConfig {
     pub recheck: Duration,
     /// The same of a right that RBAC gives while its changes are heard: an authorizer before RBAC may begin to deny.
     pub recheck_rbac: Duration,
+    /// The same of a node's right: the Node authorizer gives it, and the apiserver lets a node's watches go on.
+    pub recheck_nodes: Duration,
     /// How long open watches go on when their rights cannot be checked.
     pub outage_grace: Duration,
     /// Whether callers without a credential may read from the cache what upstream lets them read.
@@ -133,6 +137,11 @@ impl AuthConfig {
             ..clients.clone()
         }
     }
+
+    /// How often what a user may is asked about again, whatever is known of changes.
+    fn recheck_of(&self, user: &User) -> Duration {
+        if user.is_node() { self.recheck.max(self.recheck_nodes) } else { self.recheck }
+    }
 }
 
 impl Default for AuthConfig {
@@ -143,7 +152,8 @@ impl Default for AuthConfig {
             allowed_ttl: Duration::from_secs(10),
             denied_ttl: Duration::from_secs(5),
             recheck: Duration::from_secs(60),
-            recheck_rbac: Duration::from_secs(60),
+            recheck_rbac: Duration::from_secs(600),
+            recheck_nodes: Duration::from_secs(600),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
             accesses_per_user: 200,

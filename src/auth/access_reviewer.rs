@@ -10,13 +10,14 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::changes::LOOKED_AT;
+use super::hearing::Hearing;
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::base::mutant;
 use crate::kube::{Access, AccessTarget, Payer, User};
-use crate::upstream::AccessVerdict;
+use crate::upstream::{AccessVerdict, Cause};
 
 /// Asks upstream who may do what, and remembers the answer for seconds.
 ///
@@ -36,7 +37,7 @@ pub(super) struct AccessReviewer {
     of_namespaces: Decisions,
     /// Decisions by which proxies behind us are answered for what is not in the cache.
     of_proxies: Decisions,
-    recheck: Duration,
+    config: AuthConfig,
     /// Questions of requests that were not worth putting when they came up, by their hash: the next time they are.
     put_off: Cache<u64, ()>,
     /// How many questions one user's requests may cost, and how many those of all.
@@ -93,8 +94,6 @@ struct Ages {
     denied: Duration,
 }
 
-/// The beginning of the reason of what RBAC allows. Neither the Node authorizer nor ABAC gives one.
-const BY_RBAC: &str = "RBAC: allowed by ";
 /// How many bytes remembered questions may take.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 /// How many bytes remembered questions of leases may take, and as many those of their namespaces and those of proxies.
@@ -118,15 +117,17 @@ const USERS_MAX: usize = 100_000;
 impl AccessReviewer {
     pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
         let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
+        // How old an answer may be for a lease or a proxy is said by whoever asks.
+        let longest = Ages { allowed: config.recheck.max(config.recheck_rbac).max(config.recheck_nodes), ..ages };
         Self {
             reviews,
             questions: Questions::new(Topic::Access),
             of_requests: decisions(ages, DECISIONS_BYTES_MAX),
             of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
-            of_leases: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
+            of_leases: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
             of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
-            of_proxies: decisions(Ages { allowed: config.recheck, ..ages }, DECISIONS_OF_LEASES_BYTES_MAX),
-            recheck: config.recheck,
+            of_proxies: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
+            config: config.clone(),
             put_off: Cache::builder().max_capacity(PUT_OFF_MAX).time_to_live(config.allowed_ttl).build(),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
@@ -173,11 +174,50 @@ impl AccessReviewer {
 
     /// Whether the user of a proxy behind us may ask for this. It asks for its clients, again and again, and nothing of
     /// the cache stands on it: so an answer serves until a lease would be asked about again.
-    pub(super) async fn lets_proxy(&self, user: &Arc<User>, access: &Arc<Access>) -> Result<(), NotGranted> {
+    pub(super) async fn lets_proxy(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        hearing: &Hearing,
+    ) -> Result<(), NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
-        let since = Instant::now().checked_sub(self.recheck);
+        let is_upheld =
+            |known: &Decision| known.is_by_policy() && hearing.upholds(known.asked, self.config.recheck_rbac);
+        let since = match self.of_proxies.get(&question).await.filter(is_upheld) {
+            Some(_) => None,
+            None => Instant::now().checked_sub(self.config.recheck_of(user)),
+        };
         let ask = || self.ask(&question, AccessPurpose::Request);
         remembered(&self.of_proxies, &question, since, ask).await?.vouched().map(drop)
+    }
+
+    /// What upstream has said lately of this, if it was asked after `since`.
+    pub(super) async fn recalls(
+        &self,
+        user: &User,
+        access: &Access,
+        since: Instant,
+    ) -> Option<(Instant, AccessVerdict)> {
+        let question = Question { user: Arc::new(user.clone()), access: Arc::new(access.clone()) };
+        let known = self.of_requests(access).get(&question).await.filter(|known| known.asked >= since)?;
+        let (allowed, reason) = match &known.allowed {
+            Ok(reason) => (true, reason),
+            Err(reason) => (false, reason),
+        };
+        Some((known.asked, AccessVerdict { allowed, reason: reason.to_string() }))
+    }
+
+    /// Takes in what upstream said when somebody else asked: a proxy, whose own watch may stand on the same right.
+    pub(super) async fn learns(&self, user: User, access: Access, asked: Instant, verdict: AccessVerdict) {
+        let question = Question { user: Arc::new(user), access: Arc::new(access) };
+        let decision = Decision::of(asked, verdict);
+        let mut memories = vec![self.of_requests(&question.access)];
+        memories.extend((!is_long(&question.access)).then_some(&self.of_leases));
+        for memory in memories {
+            if memory.get(&question).await.is_none_or(|known| known.asked <= asked) {
+                memory.insert(question.clone(), decision.clone()).await;
+            }
+        }
     }
 
     /// The error for a question that is not put because there are too many.
@@ -209,12 +249,11 @@ impl AccessReviewer {
     async fn ask(&self, question: &Question, asks: AccessPurpose) -> Result<Decision, NotGranted> {
         let payer = Payer::of(&question.user);
         let asker = self.turn(&question.user, &payer, asks).await?;
-        let reviewing = self.reviews.access(&question.user, &question.access);
+        let cause = if asks == AccessPurpose::Request { Cause::AccessReview } else { Cause::LeaseReview };
+        let reviewing = self.reviews.access(cause, &question.user, &question.access);
         let (asked, verdict) = self.questions.put(asker, Some(&payer), reviewing).await?;
         self.questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
-        let reason = Arc::from(verdict.reason);
-        let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
-        let decision = Decision { asked, allowed };
+        let decision = Decision::of(asked, verdict);
         // Requests may use what a lease has found out, but not in place of something newer.
         let of_requests = self.of_requests(&question.access);
         let is_older = |known: Decision| known.asked <= decision.asked;
@@ -275,6 +314,15 @@ impl Question {
 }
 
 impl Decision {
+    fn of(asked: Instant, verdict: AccessVerdict) -> Self {
+        let reason = Arc::from(verdict.reason);
+        Self { asked, allowed: if verdict.allowed { Ok(reason) } else { Err(reason) } }
+    }
+
+    fn is_by_policy(&self) -> bool {
+        self.allowed.as_ref().is_ok_and(|reason| AccessVerdict::is_by_rbac(reason))
+    }
+
     fn vouched(self) -> Result<Vouched, NotGranted> {
         Ok(Vouched { asked: self.asked, reason: self.allowed.map_err(NotGranted::Denied)? })
     }
@@ -283,7 +331,7 @@ impl Decision {
 impl Vouched {
     /// Whether upstream said that RBAC gives the right. It says so of no other authorizer's.
     pub(super) fn is_by_policy(&self) -> bool {
-        self.reason.starts_with(BY_RBAC)
+        AccessVerdict::is_by_rbac(&self.reason)
     }
 }
 

@@ -19,7 +19,7 @@ use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, me
 use crate::base::{Shares, Tasks, WallClock, mutant, watch};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::net::{Peer, PeerAddress};
-use crate::upstream::{ActingAs, Client, CredentialId, Release};
+use crate::upstream::{AccessVerdict, ActingAs, Client, CredentialId, Release};
 
 /// Decides who somebody is and what they may do.
 #[derive(Clone)]
@@ -197,7 +197,7 @@ impl Gate {
             Ok(None) => true,
             Ok(Some(known)) => {
                 let reviewer = &shared.authenticator.access_reviewer;
-                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info))).await.is_ok()
+                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.hearing).await.is_ok()
             }
         }
     }
@@ -283,6 +283,20 @@ impl Gate {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
             shared.hearing.set_open(is_heard);
+        }
+    }
+
+    /// What upstream has said lately of what a user may, if it was asked after `since`: for whoever passes on a proxy's
+    /// question.
+    pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessVerdict)> {
+        let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
+        reviewer.recalls(user, access, since).await
+    }
+
+    /// Notes what upstream said of what a user may when somebody else asked.
+    pub async fn learns(&self, user: User, access: Access, asked: Instant, verdict: AccessVerdict) {
+        if let Some(shared) = &self.delegated {
+            shared.authenticator.access_reviewer.learns(user, access, asked, verdict).await;
         }
     }
 
@@ -382,8 +396,8 @@ impl Shared {
                 access: access.clone(),
                 verdicts,
             };
-            let AuthConfig { recheck: period, recheck_rbac: by_policy, outage_grace: grace, .. } = self.config;
-            let terms = LeaseTerms { period, by_policy, grace };
+            let AuthConfig { recheck_rbac: by_policy, outage_grace: grace, .. } = self.config;
+            let terms = LeaseTerms { period: self.config.recheck_of(&known.user), by_policy, grace };
             self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
         })
     }

@@ -3,15 +3,15 @@ use std::sync::Arc;
 
 use super::credential::Token;
 use crate::kube::{Access, User};
-use crate::upstream::{AccessVerdict, Client, Error, TokenVerdict};
+use crate::upstream::{AccessVerdict, Cause, Client, Error, TokenVerdict};
 
 /// Answers questions about callers: upstream does, and in tests a stub.
 pub(super) trait Reviews: Send + Sync {
     /// Reviews whose token this is.
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenVerdict>;
 
-    /// Reviews whether the user may.
-    fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict>;
+    /// Reviews whether the user may, and tells upstream what for that is asked.
+    fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict>;
 }
 
 /// The future of a review. It is boxed, for it is large and rarely made.
@@ -23,8 +23,8 @@ impl Reviews for Client {
         Box::pin(async move { client.review_token(token.reveal(), &audiences).await })
     }
 
-    fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
+    fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
         let (client, user, access) = (self.clone(), user.clone(), access.clone());
-        Box::pin(async move { client.review_access(&user, &access).await })
+        Box::pin(async move { client.review_access(cause, &user, &access).await })
     }
 }

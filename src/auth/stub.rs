@@ -14,7 +14,7 @@ use super::reviews::{ReviewFuture, Reviews};
 use super::{AuthConfig, Caller, Delegation, Gate, NotGranted, RequestSender};
 use crate::base::{Tasks, WallClock};
 use crate::kube::{Access, AccessTarget, Query, RequestInfo, User};
-use crate::upstream::{AccessVerdict, Client, CredentialSource, Error, TokenVerdict};
+use crate::upstream::{AccessVerdict, Cause, Client, CredentialSource, Error, TokenVerdict};
 
 /// Tokens are their holders' names, of which one may have many: `ada~1`. Everybody may everything, but for what is
 /// denied.
@@ -115,12 +115,14 @@ impl Reviews for Arc<Stub> {
             }
             let is_known = !name.starts_with("guess") && !stub.rules.lock().unknown.contains(&name);
             let holder = name.split('~').next().unwrap_or_default().to_owned();
-            let user = is_known.then(|| User { name: holder, ..User::default() });
+            let is_node = holder.starts_with("system:node:");
+            let groups = if is_node { vec!["system:nodes".to_owned()] } else { Vec::new() };
+            let user = is_known.then(|| User { name: holder, groups, ..User::default() });
             Ok(TokenVerdict { user, audiences: Vec::new() })
         })
     }
 
-    fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
+    fn access(&self, _: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
         let (stub, user, access) = (self.clone(), user.name.clone(), access.clone());
         Box::pin(async move {
             let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };

@@ -196,6 +196,8 @@ pub(super) struct DelegatedSection {
     /// The same of a right that RBAC gives, as the authorizer says, while changes of RBAC are seen. A shorter one is as
     /// long as `recheck`
     pub(super) recheck_rbac: RightsPeriod,
+    /// The same of a right of a node, which the Node authorizer gives, whatever is known of changes
+    pub(super) recheck_nodes: RightsPeriod,
     /// How long open watches go on while their rights cannot be checked
     pub(super) outage_grace: RightsPeriod,
     /// Different accesses of one user that upstream is asked about; beyond it 429
@@ -414,6 +416,7 @@ impl Default for DelegatedSection {
             denied_ttl: Period(auth.denied_ttl),
             recheck: Period(auth.recheck),
             recheck_rbac: Period(auth.recheck_rbac),
+            recheck_nodes: Period(auth.recheck_nodes),
             outage_grace: Period(auth.outage_grace),
             accesses_per_second_per_user: number(auth.accesses_per_user),
             accesses_burst_per_user: number(auth.accesses_burst_per_user),

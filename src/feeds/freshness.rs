@@ -94,12 +94,13 @@ impl Freshness {
         self.change_versions(|wanted| wanted.settle(reached, Instant::now()));
     }
 
-    /// Forgets versions that upstream did not have when it was asked ([`WantedVersions::give_up`]).
+    /// Forgets a version that upstream did not have when it was asked, and all later ones that were wanted then.
     pub fn give_up_version(&self, rv: ResourceVersion, asked: Instant) {
         self.change_versions(|wanted| wanted.give_up(rv, asked));
     }
 
-    /// Whether the feed should catch up with upstream now ([`WantedVersions::is_behind`]). Then it does.
+    /// Whether the feed should catch up now with upstream, which has come to a version. Then it does. What upstream is
+    /// not known to have is tried one time, if at all.
     pub fn begins_to_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
         let mut begins = false;
         self.change_versions(|wanted| {

@@ -32,6 +32,11 @@ impl User {
         self.name == Self::ANONYMOUS
     }
 
+    /// Whether it is a node, as the Node authorizer knows them (`pkg/auth/nodeidentifier`).
+    pub fn is_node(&self) -> bool {
+        self.name.starts_with("system:node:") && self.groups.iter().any(|group| group == "system:nodes")
+    }
+
     /// Bytes of its texts.
     pub fn len_bytes(&self) -> usize {
         let extra = self.extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>());

@@ -31,16 +31,19 @@ use crate::upstream::{
 };
 
 /// What is reviewed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// What somebody may who asks for something.
     Access,
+    /// Whether an open watch may go on.
+    Lease,
     Token,
 }
 
 /// A question, by the digest of its body: it may have a token in it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
-    kind: Kind,
+    is_token: bool,
     digest: [u8; 32],
 }
 
@@ -50,6 +53,8 @@ struct Kept {
     answer: Bytes,
     /// How long it serves others.
     ttl: Duration,
+    /// How long it serves those who ask about an open watch.
+    lease_ttl: Duration,
 }
 
 /// Asks upstream for others what they may not be told by anybody else.
@@ -111,7 +116,8 @@ impl ReviewDesk {
         let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
         let (body, asked_before) = (whole.to_bytes(), Instant::now());
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
-        let key = Key { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let key =
+            Key { is_token: kind == Kind::Token, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
         let ask = |_| self.ask(kind, hops, body);
         let asking = self.kept.get(&key, received, |kept| self.will_do(kind, kept), ask);
         let kept = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
@@ -122,31 +128,70 @@ impl ReviewDesk {
     }
 
     /// Whether an answer is as old at most as one that we would go by ourselves, and no right has changed since that we
-    /// have seen: upstream's authorizers may have heard of the last change a little later.
+    /// have seen.
     fn will_do(&self, kind: Kind, kept: &Kept) -> bool {
-        let is_settled = || self.gate.policy_unchanged_since().is_some_and(|since| kept.asked >= since + self.lag_max);
-        kept.asked.elapsed() < kept.ttl && (kind == Kind::Token || is_settled())
+        let is_settled = || self.settled_since().is_some_and(|since| kept.asked >= since);
+        match kind {
+            Kind::Token => kept.asked.elapsed() < kept.ttl,
+            Kind::Access => kept.asked.elapsed() < kept.ttl && is_settled(),
+            Kind::Lease => kept.asked.elapsed() < kept.lease_ttl && is_settled(),
+        }
     }
 
     async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
-        let (cause, path) = match kind {
-            Kind::Access => (Cause::AccessReview, ACCESS_REVIEWS),
-            Kind::Token => (Cause::TokenReview, TOKEN_REVIEWS),
-        };
+        match kind {
+            Kind::Token => self.ask_whose(hops, body).await,
+            Kind::Access => self.ask_whether(Cause::AccessReview, hops, body).await,
+            Kind::Lease => self.ask_whether(Cause::LeaseReview, hops, body).await,
+        }
+    }
+
+    async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
         let asked = Instant::now();
-        let answer = self.client.review(cause, path, hops, body).await?;
+        let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
+        // What is nobody's may be somebody's a moment later.
+        let is_known = TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some());
+        let ttl = if is_known { self.gate.remembers_for().token_ttl } else { Duration::ZERO };
+        Ok(Kept { asked, answer, ttl, lease_ttl: Duration::ZERO })
+    }
+
+    /// Asks what a user may, unless we have asked ourselves: of a node its proxy asks what its kubelet may, and we what
+    /// its proxy may, which is the same.
+    async fn ask_whether(&self, cause: Cause, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+        let question = AccessVerdict::question(&body);
+        if let (Some((user, access)), Some(since)) = (&question, self.settled_since())
+            && let Some((asked, verdict)) = self.gate.recalls(user, access, since).await
+            && let Some(answer) = verdict.clone().answer(user, access)
+        {
+            return Ok(self.kept(asked, answer, &verdict));
+        }
+        let asked = Instant::now();
+        let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
+        let verdict = AccessVerdict::read(&answer);
+        if let (Some((user, access)), Some(verdict)) = (question, &verdict) {
+            self.gate.learns(user, access, asked, verdict.clone()).await;
+        }
+        let nothing = AccessVerdict { allowed: false, reason: String::new() };
+        Ok(self.kept(asked, answer, verdict.as_ref().unwrap_or(&nothing)))
+    }
+
+    fn kept(&self, asked: Instant, answer: Bytes, verdict: &AccessVerdict) -> Kept {
         let ages = self.gate.remembers_for();
-        let ttl = match kind {
-            Kind::Access => match AccessVerdict::read(&answer) {
-                Some(AccessVerdict { allowed: true, .. }) => ages.allowed_ttl,
-                Some(AccessVerdict { reason, .. }) if AccessVerdict::denies_for_now(&reason) => Duration::ZERO,
-                _ => ages.denied_ttl,
-            },
-            Kind::Token if TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some()) => ages.token_ttl,
-            // It may be somebody's a moment later.
-            Kind::Token => Duration::ZERO,
+        let ttl = match verdict {
+            AccessVerdict { allowed: true, .. } => ages.allowed_ttl,
+            AccessVerdict { reason, .. } if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
+            AccessVerdict { .. } => ages.denied_ttl,
         };
-        Ok(Kept { asked, answer, ttl })
+        // We hear of each change of RBAC, which not every proxy behind us may.
+        let is_by_rbac = verdict.allowed && AccessVerdict::is_by_rbac(&verdict.reason);
+        let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
+        Kept { asked, answer, ttl, lease_ttl }
+    }
+
+    /// Since when an answer goes by all changes of rights that we have seen: upstream's authorizers may have heard of
+    /// the last one a little later.
+    fn settled_since(&self) -> Option<Instant> {
+        self.gate.policy_unchanged_since().map(|since| since + self.lag_max)
     }
 }
 
@@ -156,6 +201,7 @@ impl Kind {
         let says = |cause: Cause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
         match request.http.uri().path() {
             ACCESS_REVIEWS if says(Cause::AccessReview) => Some(Self::Access),
+            ACCESS_REVIEWS if says(Cause::LeaseReview) => Some(Self::Lease),
             TOKEN_REVIEWS if says(Cause::TokenReview) => Some(Self::Token),
             _ => None,
         }

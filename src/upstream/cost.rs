@@ -24,8 +24,10 @@ pub enum Cause {
     Definitions,
     /// Roles and bindings: their feeds.
     Rbac,
-    /// What a user may do (`SubjectAccessReview`).
+    /// What a user may do who asks for something (`SubjectAccessReview`).
     AccessReview,
+    /// Whether an open watch may go on (`SubjectAccessReview`).
+    LeaseReview,
     /// Whose a token is (`TokenReview`).
     TokenReview,
     /// Who we are (`SelfSubjectReview`).
@@ -73,7 +75,7 @@ pub(super) struct CostCounter {
 }
 
 impl Cause {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::List,
         Self::Watch,
         Self::Proof,
@@ -84,6 +86,7 @@ impl Cause {
         Self::Definitions,
         Self::Rbac,
         Self::AccessReview,
+        Self::LeaseReview,
         Self::TokenReview,
         Self::SelfReview,
         Self::Readiness,
@@ -102,6 +105,7 @@ impl Cause {
             Self::Definitions => "definitions",
             Self::Rbac => "rbac",
             Self::AccessReview => "access_review",
+            Self::LeaseReview => "lease_review",
             Self::TokenReview => "token_review",
             Self::SelfReview => "self_review",
             Self::Readiness => "readiness",

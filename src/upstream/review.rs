@@ -37,6 +37,9 @@ pub struct AccessVerdict {
 /// (`plugin/pkg/auth/authorizer/node/node_authorizer.go`).
 const NO_POD_NEEDS_IT: &str = "no relationship found between node";
 
+/// The beginning of the reason of what RBAC allows. Neither the Node authorizer nor ABAC gives one.
+const BY_RBAC: &str = "RBAC: allowed by ";
+
 /// Where reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -55,10 +58,10 @@ impl Client {
         TokenVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
-    /// Whether `user` may do this.
-    pub async fn review_access(&self, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
+    /// Whether `user` may do this, and what for that is asked.
+    pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
         let asked = SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() };
-        let answer = self.create(Cause::AccessReview, ACCESS_REVIEWS, &asked).await?;
+        let answer = self.create(cause, ACCESS_REVIEWS, &asked).await?;
         AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
     }
 
@@ -99,6 +102,30 @@ impl AccessVerdict {
     /// Reads an answered `SubjectAccessReview`; `None` if it is none.
     pub fn read(answer: &[u8]) -> Option<Self> {
         Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
+    }
+
+    /// The user and the access that a question is about, if it is written as a proxy writes it. Then it says nothing
+    /// else that the answer could depend on.
+    pub fn question(asked: &[u8]) -> Option<(User, Access)> {
+        let SubjectAccessReview { spec, .. } = read(asked)?;
+        let (user, access) = (asked_user(&spec), asked_access(&spec)?);
+        let same = SubjectAccessReview { spec: access_spec(&user, &access), ..SubjectAccessReview::default() };
+        (serde_json::to_vec(&same).ok()? == asked).then_some((user, access))
+    }
+
+    /// The answer that says this to a question.
+    pub fn answer(self, user: &User, access: &Access) -> Option<Bytes> {
+        let Self { allowed, reason } = self;
+        let status =
+            SubjectAccessReviewStatus { allowed, reason: some(&reason), ..SubjectAccessReviewStatus::default() };
+        let spec = access_spec(user, access);
+        let answered = SubjectAccessReview { spec, status: Some(status), ..SubjectAccessReview::default() };
+        serde_json::to_vec(&answered).ok().map(Bytes::from)
+    }
+
+    /// Whether what is allowed for this reason is given by RBAC.
+    pub fn is_by_rbac(reason: &str) -> bool {
+        reason.starts_with(BY_RBAC)
     }
 
     /// Whether a denial for this reason may become a yes within moments, without an event that tells us: the Node
@@ -146,6 +173,41 @@ fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
         extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
         resource_attributes,
         non_resource_attributes,
+    }
+}
+
+fn asked_user(spec: &SubjectAccessReviewSpec) -> User {
+    User {
+        name: spec.user.clone().unwrap_or_default(),
+        uid: spec.uid.clone().unwrap_or_default(),
+        groups: spec.groups.clone().unwrap_or_default(),
+        extra: spec.extra.clone().unwrap_or_default(),
+    }
+}
+
+fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
+    match (&spec.resource_attributes, &spec.non_resource_attributes) {
+        (Some(asked), None) => {
+            let text = |said: &Option<String>| said.clone().unwrap_or_default();
+            let label_selector = asked.label_selector.as_ref().and_then(|selector| selector.raw_selector.clone());
+            let field_selector = asked.field_selector.as_ref().and_then(|selector| selector.raw_selector.clone());
+            let target = ResourceTarget {
+                group: text(&asked.group),
+                version: text(&asked.version),
+                resource: text(&asked.resource),
+                subresource: text(&asked.subresource),
+                namespace: text(&asked.namespace),
+                name: text(&asked.name),
+                field_selector: field_selector.unwrap_or_default(),
+                label_selector: label_selector.unwrap_or_default(),
+            };
+            Some(Access { verb: text(&asked.verb), target: AccessTarget::Resource(Box::new(target)) })
+        }
+        (None, Some(asked)) => {
+            let target = AccessTarget::Path(asked.path.clone()?);
+            Some(Access { verb: asked.verb.clone()?, target })
+        }
+        _ => None,
     }
 }
 
@@ -218,6 +280,37 @@ mod tests {
             },
         });
         assert_eq!(spec, expected);
+    }
+
+    /// Whatever is left out of what is remembered would be answered for more than was asked.
+    #[test]
+    fn a_question_is_known_by_what_it_is_about_only_if_it_says_nothing_else() {
+        let node = User { name: "n".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
+        let target = ResourceTarget { resource: "pods".to_owned(), name: "p".to_owned(), ..ResourceTarget::default() };
+        for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
+            let access = Access { verb: "watch".to_owned(), target };
+            let spec = access_spec(&node, &access);
+            let asked = serde_json::to_value(SubjectAccessReview { spec, ..SubjectAccessReview::default() });
+            let asked = asked.expect("JSON");
+            let read = |asked: &serde_json::Value| AccessVerdict::question(asked.to_string().as_bytes());
+            let written = serde_json::to_vec(&SubjectAccessReview {
+                spec: access_spec(&node, &access),
+                ..SubjectAccessReview::default()
+            });
+            assert_eq!(AccessVerdict::question(&written.expect("JSON")), Some((node.clone(), access.clone())));
+            for (at, said) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
+                let mut more = asked.clone();
+                let (parent, key) = at.rsplit_once('/').expect("a path");
+                let parent = if parent.is_empty() { Some(&mut more) } else { more.pointer_mut(parent) };
+                let parent = parent.and_then(serde_json::Value::as_object_mut).expect("an object");
+                parent.insert(key.to_owned(), json!(said));
+                assert_eq!(read(&more), None, "{at}");
+            }
+            let verdict = AccessVerdict { allowed: true, reason: "so".to_owned() };
+            let answer = verdict.clone().answer(&node, &access).expect("JSON");
+            assert_eq!(AccessVerdict::read(&answer), Some(verdict));
+        }
+        assert_eq!(AccessVerdict::question(b"{}"), None);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use crate::bed::{self, Ask, Frame, Http, Plan, Proxy, Watch, eventually, rbac, s
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// What an open watch costs in any case, once a minute: whether its caller still may.
-const REVIEWS: &str = "access_review";
+/// What an open watch costs in any case, every ten minutes: whether its caller still may.
+const REVIEWS: &str = "lease_review";
 const OF_A_WATCH: [&str; 1] = [REVIEWS];
 /// A bookmark comes once a minute on each stream, whatever else happens.
 const BOOKMARK_BYTES_MAX: u64 = 200;

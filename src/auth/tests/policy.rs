@@ -3,6 +3,8 @@
 use tokio::time::sleep;
 
 use super::*;
+use crate::kube::Access;
+use crate::upstream::AccessVerdict;
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -131,10 +133,48 @@ async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
     assert_eq!(watch.why(), Some("unavailable"));
 }
 
+/// The Node authorizer says nothing of why, and the apiserver lets a node's watches go on as it does all others.
+#[tokio::test(start_paused = true)]
+async fn a_nodes_right_is_asked_about_every_ten_minutes_and_somebodys_else_each_minute() {
+    for (name, least, most) in [("system:node:n1", 3, 6), ("node:n1", 30, 40)] {
+        let scene = scene();
+        let watch = scene.watch(name, PODS).await;
+        sleep(seconds(30 * 60)).await;
+        let asked = accesses(&scene);
+        assert!((least..=most).contains(&asked), "{name}: {asked} in half an hour");
+        scene.stub.deny(name, "t1");
+        let took = until(&watch.over()).await;
+        assert!(took <= BOUND, "{name}: {took:?}");
+        assert_eq!(watch.why(), Some("denied"));
+    }
+}
+
+/// A node's proxy asks us what its kubelet may, and then opens the same watch as its node.
+#[tokio::test(start_paused = true)]
+async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
+    for allowed in [true, false] {
+        let scene = scene();
+        let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+        let pods = info(PODS);
+        let (user, access) = (caller.user().expect("somebody").clone(), Access::of(&pods));
+        let before = Instant::now();
+        assert!(scene.gate.recalls(&user, &access, before).await.is_none());
+        let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
+        scene.gate.learns(user.clone(), access.clone(), before, verdict.clone()).await;
+        assert_eq!(scene.gate.recalls(&user, &access, before).await, Some((before, verdict)));
+        assert!(scene.gate.recalls(&user, &access, before + seconds(1)).await.is_none(), "too old for who asks so");
+        assert_eq!(scene.gate.grant(&caller, &pods).await.is_ok(), allowed);
+        assert_eq!(accesses(&scene), 0, "{allowed}");
+        scene.gate.policy_changed(&change("ada", "t1"));
+        sleep(seconds(1)).await;
+        assert!(scene.gate.recalls(&user, &access, before).await.is_none_or(|known| known.0 > before), "forgotten");
+    }
+}
+
 /// What a proxy behind us asks for, other than the content of feeds.
 #[tokio::test(start_paused = true)]
-async fn whether_a_proxy_may_ask_is_asked_once_a_minute_and_when_rights_change() {
-    for reason in ["", RBAC] {
+async fn whether_a_proxy_may_ask_is_asked_as_rarely_as_about_a_watch_and_when_rights_change() {
+    for (reason, least, most) in [("", 27, 31), (RBAC, 2, 4)] {
         let scene = scene_of(reason);
         let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
         let asks = info("/api/v1/namespaces/t1/pods");
@@ -144,7 +184,7 @@ async fn whether_a_proxy_may_ask_is_asked_once_a_minute_and_when_rights_change()
             sleep(seconds(6)).await;
         }
         let asked = accesses(&scene);
-        assert!((27..=31).contains(&asked), "{reason}: {asked} in half an hour");
+        assert!((least..=most).contains(&asked), "{reason}: {asked} in half an hour");
         scene.stub.deny("ada", "t1");
         scene.gate.policy_changed(&change("ada", "t1"));
         sleep(seconds(4)).await;
