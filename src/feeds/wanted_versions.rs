@@ -16,7 +16,7 @@ pub struct WantedVersions(BTreeMap<ResourceVersion, Want>);
 struct Want {
     /// When somebody came for it for the last time.
     since: Instant,
-    /// Whether the feed has tried to catch up with upstream since.
+    /// Whether the feed has tried to catch up with upstream for it.
     is_tried: bool,
 }
 
@@ -28,12 +28,11 @@ impl WantedVersions {
 
     /// Notes that somebody waits for a version. Returns whether nobody did.
     pub(super) fn want(&mut self, rv: ResourceVersion, now: Instant) -> bool {
-        let want = Want { since: now, is_tried: false };
         if let Some(wanted) = self.0.get_mut(&rv) {
             wanted.since = now;
             return false;
         }
-        self.0.insert(rv, want);
+        self.0.insert(rv, Want { since: now, is_tried: false });
         if self.0.len() > Self::MAX {
             let before_last = self.0.keys().nth_back(1).copied();
             let last = self.0.last_key_value().map(|(last, _)| *last);

@@ -16,7 +16,7 @@ use crate::base::{DrainWatch, Tunable, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
     CurrentGets, FeedHandle, FeedKey, FeedSpec, Feeds, GetOutcome, RenderingMode, RenderingRefusal as Underived, Scope,
-    Unavailable,
+    Unavailable, WantedVersions,
 };
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Resource, ResourceOrigin};
@@ -54,7 +54,7 @@ impl Unready {
 }
 
 /// How long a read waits for "not older than": the apiserver's own limit (R-VERSION-3).
-const FRESH_MAX: Duration = Duration::from_secs(3);
+const FRESH_MAX: Duration = WantedVersions::WAIT_MAX;
 /// How long it waits where only an event could tell.
 const UNTOLD_MAX: Duration = Duration::from_millis(100);
 

@@ -58,10 +58,9 @@ impl Client {
         TokenVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
-    /// Whether `user` may do this, and what for that is asked.
+    /// Whether `user` may do this. `cause` tells a proxy upstream what that is asked for.
     pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
-        let asked = SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() };
-        let answer = self.create(cause, ACCESS_REVIEWS, &asked).await?;
+        let answer = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
         AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
     }
 
@@ -109,8 +108,7 @@ impl AccessVerdict {
     pub fn question(asked: &[u8]) -> Option<(User, Access)> {
         let SubjectAccessReview { spec, .. } = read(asked)?;
         let (user, access) = (asked_user(&spec), asked_access(&spec)?);
-        let same = SubjectAccessReview { spec: access_spec(&user, &access), ..SubjectAccessReview::default() };
-        (serde_json::to_vec(&same).ok()? == asked).then_some((user, access))
+        (serde_json::to_vec(&access_question(&user, &access)).ok()? == asked).then_some((user, access))
     }
 
     /// The answer that says this to a question.
@@ -118,8 +116,7 @@ impl AccessVerdict {
         let Self { allowed, reason } = self;
         let status =
             SubjectAccessReviewStatus { allowed, reason: some(&reason), ..SubjectAccessReviewStatus::default() };
-        let spec = access_spec(user, access);
-        let answered = SubjectAccessReview { spec, status: Some(status), ..SubjectAccessReview::default() };
+        let answered = SubjectAccessReview { status: Some(status), ..access_question(user, access) };
         serde_json::to_vec(&answered).ok().map(Bytes::from)
     }
 
@@ -161,6 +158,10 @@ fn user(info: UserInfo) -> User {
         groups: info.groups.unwrap_or_default(),
         extra: info.extra.unwrap_or_default(),
     }
+}
+
+fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
+    SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() }
 }
 
 /// The whole question: whatever is left out would be answered for more than is asked (A3).
