@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Scenarios of `kube-fanout bench` against a real kube-apiserver and the proxy in front of it, in turn, on this machine.
 # Where events are delivered, so are servers that do nothing else (benches/floor): hyper, the h2 crate, and TLS on a
-# socket where each watch has a connection of its own. They are the limit, in columns beside the others'.
+# socket where each watch has a connection of its own; and where requests pass through, one that hands bytes on. They are
+# the limit, in columns beside the others'.
 #
 #   benches/beside.sh [SCENARIO]...      all of $SCENARIOS when none is named
 #
@@ -67,12 +68,13 @@ start_servers() {
   urls=("$(cat "$bed/url")") names=apiserver pids=$(cat "$bed/apiserver.pid") protocols=h2
   started proxy h2 "$binary" serve --kubeconfig "$bed/admin.kubeconfig" --listen 127.0.0.1:0 --admin 127.0.0.1:0 \
     --tls-self-signed --tls-self-signed-out "$bed/proxy.crt" --allow-core-dumps
-  rm -f "$bed/hyper.crt" "$bed/h2.crt" "$bed/socket.crt"
+  rm -f "$bed"/{hyper,h2,socket,forward}.crt
   case $1 in
     gentle* | saturated-own* | idle-own) floor_of hyper h2 && floor_of h2 h2 && floor_of socket h1 ;;
     fifty-thousand | saturated-shared* | idle-shared) floor_of hyper h2 && floor_of h2 h2 ;;
+    pass-through) floor_of forward h2 ;;
   esac
-  cat "$bed"/{proxy,hyper,h2,socket}.crt >"$bed/all.crt" 2>/dev/null || true
+  cat "$bed"/{proxy,hyper,h2,socket,forward}.crt >"$bed/all.crt" 2>/dev/null || true
 }
 
 stop_servers() {

@@ -5,6 +5,7 @@
 //! apiserver ─► Feed (one watch of JSON) ─► hyper   HTTP/1.1 and HTTP/2 as hyper has them, a body for each watch
 //!                                          h2      the h2 crate; frames are joined, and written once for all streams
 //!                                          socket  HTTP/1.1 in chunks, by hand: TLS on a bare socket
+//! apiserver ◄─► forward                            bytes from one TLS connection to another, which are not looked at
 //! ```
 //!
 //! Requests are not looked at: a watch gets every event from now on, whatever it asks for, and everything else a list
@@ -14,6 +15,7 @@
 
 mod feed;
 mod gathered;
+mod of_forward;
 mod of_h2;
 mod of_hyper;
 mod of_socket;
@@ -28,6 +30,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use self::feed::Feed;
+use self::of_forward::Target;
 
 /// The allocator of the proxy.
 #[cfg(target_os = "linux")]
@@ -55,6 +58,14 @@ enum Server {
     Hyper,
     H2,
     Socket,
+    Forward,
+}
+
+/// What a server has for everybody.
+#[derive(Clone)]
+enum Served {
+    Events(Arc<Feed>),
+    Forwarded(Target),
 }
 
 fn main() -> Result<(), Failure> {
@@ -71,25 +82,29 @@ async fn serve(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { server, kubeconfig, path, certificate_out } = arguments;
     let protocols: &[&[u8]] = match server {
         Server::Hyper => &[b"h2", b"http/1.1"],
-        Server::H2 => &[b"h2"],
+        Server::H2 | Server::Forward => &[b"h2"],
         Server::Socket => &[b"http/1.1"],
     };
     let (config, certificate) = tls::config(protocols)?;
     std::fs::write(certificate_out, certificate)?;
-    let feed = Feed::follow(&kubeconfig, &path).await?;
+    let served = match server {
+        Server::Forward => Served::Forwarded(Target::of(&kubeconfig)?),
+        Server::Hyper | Server::H2 | Server::Socket => Served::Events(Feed::follow(&kubeconfig, &path).await?),
+    };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     println!("serving on https://{}", listener.local_addr()?);
     let acceptor = TlsAcceptor::from(config);
     loop {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
-        let (acceptor, feed) = (acceptor.clone(), feed.clone());
+        let (acceptor, served) = (acceptor.clone(), served.clone());
         tokio::spawn(async move {
             let Ok(stream) = acceptor.accept(socket).await else { return };
-            match server {
-                Server::Hyper => of_hyper::connection(stream, feed).await,
-                Server::H2 => of_h2::connection(stream, feed).await,
-                Server::Socket => of_socket::connection(stream, feed).await,
+            match (served, server) {
+                (Served::Forwarded(target), _) => of_forward::connection(stream, target).await,
+                (Served::Events(feed), Server::Hyper) => of_hyper::connection(stream, feed).await,
+                (Served::Events(feed), Server::H2) => of_h2::connection(stream, feed).await,
+                (Served::Events(feed), _) => of_socket::connection(stream, feed).await,
             }
         });
     }

@@ -26,12 +26,15 @@ mod times;
 mod watch;
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::sync::{OnceCell, RwLock};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
@@ -206,21 +209,27 @@ pub async fn promised<T>(within: Duration, what: &str, look: impl AsyncFnMut() -
 }
 
 async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + patience;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
+    let looks = async {
+        loop {
+            if let Some(seen) = look().await {
+                return seen;
+            }
+            sleep(LOOK_AGAIN).await;
         }
-        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
-        sleep(LOOK_AGAIN).await;
-    }
+    };
+    timeout(patience, looks).await.unwrap_or_else(|_| panic!("not within {patience:?}: {what}"))
 }
 
 /// An address that is free to listen on. Its port is below those that systems give to outgoing connections, so that a
-/// listener that was killed can be started on it again.
+/// listener that was killed can be started on it again. No other test of this run is given it meanwhile.
 pub fn free_address() -> String {
-    let mut addresses = std::iter::repeat_with(|| format!("127.0.0.1:{}", fastrand::u16(10_000..20_000)));
-    addresses.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("some port is free")
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let is_free = |port: &u16| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let mut given = GIVEN.lock().expect("no panic");
+    let mut ports = std::iter::repeat_with(|| fastrand::u16(10_000..20_000));
+    let port = ports.find(|port| !given.contains(port) && is_free(port)).expect("some port is free");
+    given.insert(port);
+    format!("127.0.0.1:{port}")
 }
 
 /// A number from the environment, for runs that are longer than usual; `default` if it is not set.

@@ -160,11 +160,11 @@ async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32>
     }
 }
 
-/// With less than this a run is void: a third of the writes, an event a second for each informer where there are as
-/// many writes as usual, and a hop in half a minute.
+/// With less than this a run is void: a third of the writes, and of a short one, which starts may take up, a sixth;
+/// an event a second for each informer where there are as many writes as usual, and a hop in half a minute.
 pub fn least(scale: Scale) -> Counts {
     let (seconds, clients) = (scale.duration.as_secs(), u64::from(scale.informers));
-    let writes = u64::from(scale.rate) * seconds / 3;
+    let writes = u64::from(scale.rate) * seconds / if scale.duration == SHORT { 6 } else { 3 };
     Counts {
         writes,
         events: clients * seconds * u64::from(scale.rate) / 25,

@@ -105,6 +105,7 @@ async fn a_version_seen_elsewhere_is_reached_while_others_ask_for_what_never_com
         }
     };
     let seeing = async {
+        let mut was_late = false;
         for number in 0..6 {
             let map = json!({"metadata": {"name": format!("seen-elsewhere-{number}")}});
             let seen = version_of(&direct.create("/api/v1/namespaces/default/configmaps", map).await);
@@ -112,7 +113,11 @@ async fn a_version_seen_elsewhere_is_reached_while_others_ask_for_what_never_com
                 let asked = Instant::now();
                 (at.get(&format!("{quiet}{seen}")).await, asked.elapsed().as_secs_f64())
             };
-            let (answer, took) = told(&client).await;
+            let (mut answer, mut took) = told(&client).await;
+            // A slow machine may be too late for one of them.
+            if answer.status == 504 && !std::mem::replace(&mut was_late, true) {
+                (answer, took) = told(&client).await;
+            }
             assert!(answer.status == 200 && answer.is_cached(), "{seen}: {}", answer.text());
             let (there, took_there) = told(&direct).await;
             assert_eq!(there.status, 200);

@@ -14,6 +14,8 @@ const OBJECTS: usize = 100;
 const CLIENTS: usize = 48;
 const WRITERS: usize = 2;
 const WRITE_EVERY: Duration = Duration::from_millis(40);
+/// Proofs are not shared where they make GETs wait for longer than this, as on a slow machine.
+const SHARED_WAIT_MAX: Duration = Duration::from_millis(15);
 
 /// Objects, and the newest version of each that somebody was told of.
 struct Objects {
@@ -114,17 +116,17 @@ async fn many_gets_share_proofs_and_none_is_old() {
         for (whose, of) in [("of one object", 1), ("of a hundred objects", OBJECTS)] {
             let gets = objects.read(&bed, &clients, of, (rate, time)).await;
             let (all, per_second) = (gets.times.len(), gets.times.len() as u64 / time.as_secs());
-            let Gets { from_memory, asked, .. } = gets;
+            let Gets { from_memory, asked, times } = gets;
+            let times = Times::of(times);
             say(&format!(
                 "{name}, {whose}: {all} GETs, {per_second}/s, {from_memory} from memory; the apiserver was asked \
-                 {asked} times; {}",
-                Times::of(gets.times)
+                 {asked} times; {times}"
             ));
             if name == "directly" {
                 continue;
             }
             in_all += from_memory;
-            is_fast &= per_second >= 500;
+            is_fast &= per_second >= 500 && times.at(50) < SHARED_WAIT_MAX;
             let is_spared = 2 * asked < i64::try_from(all).expect("not many");
             assert!(seconds < 10 || is_spared, "{asked} questions for {all} GETs");
         }

@@ -238,7 +238,8 @@ impl Watching {
     async fn says(&self, lines: usize) -> String {
         eventually("kubectl tells what it watches", async || {
             let said = std::fs::read_to_string(&self.out).unwrap_or_default();
-            (said.lines().count() >= lines).then_some(said)
+            // A line is written cell by cell.
+            (said.matches('\n').count() >= lines).then_some(said)
         })
         .await
     }

@@ -110,10 +110,13 @@ async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata()
     let Some(bed) = bed::alone().await else { return };
     let pair = Pair::on(bed).await;
     let resources = built_ins(&pair.bed).await;
-    let mut before = Vec::new();
-    for resource in &resources {
-        before.push(resource.watches(&pair.bed).await);
-    }
+    let open = async || join_all(resources.iter().map(|resource| resource.watches(&pair.bed))).await;
+    let mut before = open().await;
+    eventually("those of a test before this one are gone", async || {
+        let last = std::mem::replace(&mut before, open().await);
+        (last == before).then_some(())
+    })
+    .await;
     pair.maps().await;
     let (mut open, mut compared) = (Vec::new(), 0);
     let of = |list: &bed::Answer| {

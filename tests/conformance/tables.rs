@@ -11,7 +11,7 @@ use crate::websocket;
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
                      application/json";
 /// How long the watches that are compared go on: the writes take a second or two.
-const LASTS: &str = "timeoutSeconds=15";
+const LASTS: &str = "timeoutSeconds=25";
 const INCLUDES: [&str; 4] = ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"];
 
 /// How a watch is had.

@@ -6,6 +6,13 @@ use crate::bed::{self, Plan, Plane, Seed, Target, say};
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
 const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
 
+/// A control plane that comes back late leaves so little of a run that it says nothing. Then it is run again, so
+/// often in all; what was found broken never is.
+const RUNS_MAX: usize = 3;
+
+/// The exit code of a run that says nothing.
+const VOID: Option<i32> = Some(2);
+
 /// What a run came to.
 struct Verified {
     code: Option<i32>,
@@ -84,8 +91,13 @@ async fn nothing_is_broken_while_the_apiserver_is_killed_again_and_again() {
     let proxy = Plan::tls().start(&bed).await;
     let kill = killing(&bed);
     let duration = format!("{}s", bed::number("VERIFY_SECONDS", 15));
-    let found =
-        verify(&bed, &proxy.target(), &["--duration", &duration, "--fault", &kill, "--fault-every", "3s", "20s"]).await;
+    let faults = ["--duration", &duration, "--fault", &kill, "--fault-every", "3s", "20s"];
+    let mut found = verify(&bed, &proxy.target(), &faults).await;
+    for _ in 1..RUNS_MAX {
+        if found.code == VOID {
+            found = verify(&bed, &proxy.target(), &faults).await;
+        }
+    }
     found.assert_held(&ALWAYS);
     assert!(!found.said.contains("the fault"), "the apiserver was killed and started again: {}", found.said);
     proxy.assert_sound();
@@ -108,6 +120,6 @@ async fn what_etcd_holds_as_protobuf_is_said_to_be_no_truth() {
     let path = "/api/v1/namespaces/default/configmaps";
     bed.direct().create(path, serde_json::json!({"metadata": {"name": bed::unique("verify")}})).await;
     let found = verify(&bed, &bed.target(), &["--duration", "1s"]).await;
-    assert_eq!(found.code, Some(2), "{}", found.said);
+    assert_eq!(found.code, VOID, "{}", found.said);
     assert!(found.said.contains("protobuf") && found.said.contains("custom resource"), "{}", found.said);
 }

@@ -15,7 +15,7 @@ use crate::process::metric;
 
 const LONG: Duration = Duration::from_secs(600);
 /// Certificates know whole seconds.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(8);
 pub(crate) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Somebody who issues certificates.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use serde_json::json;
@@ -89,9 +90,10 @@ async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
 }
 
-/// Whether this proxy says that it hears of changes of RBAC as they happen.
+/// Whether this proxy has all of RBAC as it is now. The metric would tell of every proxy in this process.
 async fn hears(app: &App) -> bool {
-    app.admin("/metrics").await.text().contains("kube_fanout_auth_policy_watched 1\n")
+    let feeds = join_all(RBAC.map(|plural| async move { app.feed(&format!("{plural}.")).await })).await;
+    feeds.iter().flatten().filter(|feed| feed["state"] == "live").count() == RBAC.len()
 }
 
 /// Completes when the owner of a token was asked about ten times, and no right meanwhile.

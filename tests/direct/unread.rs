@@ -138,9 +138,10 @@ async fn an_answer_that_nobody_reads_gives_its_place_and_its_connection_back() {
         let upstream = endless(guests.clone()).await;
         let app = one_at_a_time(&upstream).await;
         let client = app.over(protocol);
-        let unread = open(&client, LONG).await;
+        let (asked, unread) = (Instant::now(), open(&client, LONG).await);
         assert_eq!(unread.status(), 200);
-        assert_eq!(client.get(SHORT).await.status, 429, "there is one place");
+        let status = client.get(SHORT).await.status;
+        assert!(status == 429 || asked.elapsed() >= MAX, "there is one place: {status}");
         eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
         eventually_in_time(MAX, "upstream is let go", || async { *guests.borrow() == 0 }).await;
         is_cut(unread).await;
@@ -169,10 +170,11 @@ async fn a_body_that_never_comes_gives_its_place_back() {
         let begun = stream::once(async { Ok(Frame::data(Bytes::from_static(b"{"))) });
         let stopped = futures_util::StreamExt::chain(begun, stream::pending());
         let posting = client.request(Method::POST, POSTED).streaming(StreamBody::new(stopped).boxed_unsync());
-        let posting = tokio::spawn(posting.send());
+        let (asked, posting) = (Instant::now(), tokio::spawn(posting.send()));
         // Whoever asks sooner has the place.
         eventually("it has come to upstream", || async { *senders.borrow() == 1 }).await;
-        assert_eq!(client.get(SHORT).await.status, 429, "there is no other place");
+        let status = client.get(SHORT).await.status;
+        assert!(status == 429 || asked.elapsed() >= MAX, "there is no other place: {status}");
         eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
         let told = within("an answer", posting).await.expect("it is told");
         assert_eq!(told.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");

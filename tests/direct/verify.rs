@@ -87,7 +87,7 @@ fn lying(mut body: UnsyncBoxBody<Bytes, Failure>, lie: Lie, passed: Arc<AtomicUs
 /// Runs `verify` against a server with the truth from another one.
 async fn verify(url: &str, truth: &str, dir: &Dir, more: &[&str]) -> Output {
     let out = dir.join("out").to_str().expect("a path").to_owned();
-    let few = ["--clients", "12", "--objects", "20", "--patience", "2s", "--transports", "h1,h2"];
+    let few = ["--clients", "12", "--objects", "20", "--patience", "5s", "--transports", "h1,h2"];
     let arguments = [&["verify", url, "--truth", truth, "--seed", "7", "--out", &out][..], &few, more].concat();
     let arguments: Vec<_> = arguments.into_iter().map(str::to_owned).collect();
     let running = tokio::task::spawn_blocking(move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));

@@ -7,7 +7,7 @@ import { parseArgs } from 'node:util';
 
 import * as k8s from '@kubernetes/client-node';
 
-const WATCH_SECONDS = 2;
+const WATCH_SECONDS = 3;
 
 function connect({ server, ca, token }) {
   const config = new k8s.KubeConfig();

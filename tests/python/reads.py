@@ -36,9 +36,9 @@ def paged(api, namespace, limit):
 
 
 def watched(api, namespace, **options):
-    """Every event of a watch that lasts two seconds."""
+    """Every event of a watch that lasts three seconds."""
     events = []
-    for event in watch.Watch().stream(api.list_namespaced_config_map, namespace, timeout_seconds=2, **options):
+    for event in watch.Watch().stream(api.list_namespaced_config_map, namespace, timeout_seconds=3, **options):
         metadata = event["object"].metadata
         events.append([event["type"], metadata.name, metadata.resource_version, event["raw_object"]])
     return events

@@ -185,8 +185,9 @@ impl Servers {
     pub async fn compare(&self, probe: &Probe, settled: u64) -> Compared {
         let began = Instant::now();
         let (direct, through) = futures_util::join!(self.direct.ask(probe), self.through.ask(probe));
-        let through_took = through.as_ref().map_or(Duration::ZERO, |came| came.took);
-        let when = Circumstances { took: began.elapsed(), through_took, settled };
+        let [direct_took, through_took] =
+            [&direct, &through].map(|came| came.as_ref().map_or(Duration::ZERO, |came| came.took));
+        let when = Circumstances { took: began.elapsed(), direct_took, through_took, settled };
         let cached = through.as_ref().is_ok_and(|came| came.answer.is_cached());
         let own = cached || through.as_ref().is_ok_and(Came::is_refusal);
         let watch = direct.as_ref().is_ok_and(Came::is_watch);
@@ -209,7 +210,7 @@ impl Compared {
 
     /// What is not the same, both ways.
     pub fn explain(&self) -> String {
-        let Circumstances { took, through_took, settled } = self.when;
+        let Circumstances { took, through_took, settled, .. } = self.when;
         let mut text = format!("\n  in {took:.2?}, the proxy in {through_took:.2?}; the world is at {settled}");
         for (who, seen, other) in [("apiserver", &self.expected, &self.told), ("proxy", &self.told, &self.expected)] {
             let headers: Vec<_> = seen.headers.iter().filter(|header| !other.headers.contains(header)).collect();

@@ -42,8 +42,9 @@ const FEW: u64 = 3;
 /// When two answers came, and what there is to know of the world that they tell of.
 #[derive(Debug, Clone, Copy)]
 pub struct Circumstances {
-    /// How long both took together, and the proxy alone.
+    /// How long both took together, and each alone.
     pub took: Duration,
+    pub direct_took: Duration,
     pub through_took: Duration,
     /// The version of a world that nobody changes.
     pub settled: u64,
@@ -57,7 +58,9 @@ impl Verdict {
             Self::Same
         } else if alike && is_another_moment(expected, told, when.took) {
             Self::AnotherMoment
-        } else if is_late(probe, expected, told, when) {
+        } else if is_late(probe, expected, told, when.through_took, when.settled)
+            || is_late(probe, told, expected, when.direct_took, when.settled)
+        {
             Self::Late
         } else if expected.status == 0 && matches!(told.status, 502 | 503) {
             // A connection that upstream breaks off is an answer here.
@@ -91,15 +94,17 @@ fn second(date: &str) -> Option<u64> {
 /// Whether it was asked for the present state, was to end after a second, and ended then. It says the version behind
 /// the one that it has come to, which is that of the world or before it. What was refused at once, or for a version
 /// that was asked for, is no lateness.
-fn is_late(probe: &Probe, expected: &Seen, told: &Seen, when: Circumstances) -> bool {
+///
+/// An apiserver that is held up says the same.
+fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled: u64) -> bool {
     let Some((first, others)) = told.body.split_first() else { return false };
     // A WebSocket says when it is closed.
     let is_all = others.iter().all(|message| message.starts_with("Ok(Close("));
     let Some((head, rest)) = first.split_once("Too large resource version: ") else { return false };
     let version: String = rest.chars().take_while(char::is_ascii_digit).collect();
-    let is_there = version.parse::<u64>().is_ok_and(|version| version <= when.settled + 1);
+    let is_there = version.parse::<u64>().is_ok_and(|version| version <= settled + 1);
     let lasts = probe.first("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    let waited = lasts.is_some_and(|lasts| when.through_took >= lasts);
+    let waited = lasts.is_some_and(|lasts| took >= lasts);
     let of_now = probe.first("resourceVersion").is_none_or(str::is_empty);
     is_all
         && expected.status == told.status
@@ -168,8 +173,12 @@ mod tests {
     use super::super::probe::{Over, Parameter};
     use super::*;
 
-    const WHEN: Circumstances =
-        Circumstances { took: Duration::from_millis(1100), through_took: Duration::from_millis(1010), settled: 500 };
+    const WHEN: Circumstances = Circumstances {
+        took: Duration::from_millis(1100),
+        direct_took: Duration::from_millis(900),
+        through_took: Duration::from_millis(1010),
+        settled: 500,
+    };
 
     fn probe(query: &[(&'static str, &str)]) -> Probe {
         let query = query.iter().map(|(name, value)| Parameter::Value(name, (*value).to_owned())).collect();
@@ -204,6 +213,9 @@ mod tests {
         let of = |probe: &Probe, told: &Seen, when| Verdict::of(probe, &seen(200, "ADDED", &[], ""), told, when);
         assert_eq!(of(&probe(&now), &error(501), WHEN), Verdict::Late);
         assert_eq!(of(&probe(&now), &error(502), WHEN), Verdict::Different);
+        let directly = |when| Verdict::of(&probe(&now), &error(501), &seen(200, "ADDED", &[], ""), when);
+        assert_eq!(directly(WHEN), Verdict::Different);
+        assert_eq!(directly(Circumstances { direct_took: WHEN.through_took, ..WHEN }), Verdict::Late);
         let at_once = Circumstances { through_took: Duration::from_millis(900), ..WHEN };
         assert_eq!(of(&probe(&now), &error(500), at_once), Verdict::Different);
         let named = [now[0], now[1], ("resourceVersion", "500")];

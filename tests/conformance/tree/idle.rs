@@ -1,5 +1,6 @@
 //! What a proxy costs whose clients do nothing: one watch that is told nothing.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::json;
@@ -52,7 +53,14 @@ async fn of(plane: &Plane, proxy: &Proxy, what: &str, lasts: Duration, act: impl
     };
     let Cost { requests, streams, bytes, at_apiserver: seen } = cost;
     say(&format!("{what}: {requests} requests, {streams} streams, {bytes} bytes; {seen} requests at the apiserver"));
-    (cost, at_apiserver(plane).split_off(before.at_apiserver))
+    let all = at_apiserver(plane).split_off(before.at_apiserver);
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for Seen { verb, uri } in &all {
+        let path = uri.split_once('?').map_or(uri.as_str(), |(path, _)| path);
+        *kinds.entry(format!("{verb} {path}")).or_default() += 1;
+    }
+    kinds.iter().for_each(|(kind, count)| say(&format!("{what}: at the apiserver: {count} x {kind}")));
+    (cost, all)
 }
 
 fn definition() -> serde_json::Value {
@@ -71,7 +79,12 @@ async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round
     let _watch = proxy.client().watch(Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
     eventually("the feed is there", async || (proxy.streams("configmaps.v1").await == 1).then_some(())).await;
     // What a start costs is another matter.
-    sleep(settles).await;
+    eventually("nobody asks anything", async || {
+        let before = at_apiserver(plane).len();
+        sleep(settles).await;
+        (at_apiserver(plane).len() == before).then_some(())
+    })
+    .await;
     let label = json!({"metadata": {"labels": {"round": round.to_string()}}});
     let mut seen = Vec::new();
     seen.extend(of(plane, proxy, &format!("{name}, idle for {idle:?}"), idle, async || {}).await.1);

@@ -56,11 +56,9 @@ fn told(heard: &Heard, stream: u32, name: &str) -> bool {
     heard.streams.get(&stream).is_some_and(|stream| String::from_utf8_lossy(&stream.body).contains(name))
 }
 
-/// How many watches the proxy has.
-async fn watches(app: &App) -> f64 {
-    let metrics = app.admin("/metrics").await.text();
-    let ours = metrics.lines().filter(|line| line.starts_with("kube_fanout_watches_open{"));
-    ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+/// Returns when the proxy has so many watches.
+async fn until_watches(app: &App, count: u64) {
+    app.until_feed("pods", &format!("{count} watches"), |feed| feed["readers"] == count).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -71,10 +69,10 @@ async fn a_watch_that_is_reset_ends_and_others_go_on() {
     wire.send(&[hello(), watch(1), watch(3), watch(5)].concat()).await;
     let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| told(heard, *stream, "ADDED"));
     wire.wait("three watches", all).await;
-    assert!((watches(&app).await - 3.0).abs() < 0.1);
+    until_watches(&app, 3).await;
     wire.send(&reset(3, CANCEL)).await;
     wire.settle().await;
-    eventually("it is gone", || async { (watches(&app).await - 2.0).abs() < 0.1 }).await;
+    until_watches(&app, 2).await;
     up.create_pod("default", "later");
     wire.wait("the others", |heard| told(heard, 1, "later") && told(heard, 5, "later")).await;
     assert!(!told(&wire.heard, 3, "later"));
@@ -105,7 +103,7 @@ async fn a_connection_whose_client_has_finished_ends() {
     wire.wait("a watch", |heard| told(heard, 1, "ADDED")).await;
     wire.finish().await;
     wire.until("the end", |heard| heard.is_over).await;
-    eventually("the watch is gone", || async { watches(&app).await < 0.1 }).await;
+    until_watches(&app, 0).await;
     assert_eq!(app.get(PODS).await.status, 200);
 }
 
