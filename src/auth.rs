@@ -94,6 +94,8 @@ pub struct AuthConfig {
     pub recheck_rbac: Duration,
     /// The same of a node's right: the Node authorizer gives it, and the apiserver lets a node's watches go on.
     pub recheck_nodes: Duration,
+    /// The same of whose a token is: the apiserver does not ask again about an open watch.
+    pub recheck_tokens: Duration,
     /// How long open watches go on when their rights cannot be checked.
     pub outage_grace: Duration,
     /// Whether callers without a credential may read from the cache what upstream lets them read.
@@ -154,6 +156,7 @@ impl Default for AuthConfig {
             recheck: Duration::from_secs(60),
             recheck_rbac: Duration::from_secs(600),
             recheck_nodes: Duration::from_secs(600),
+            recheck_tokens: Duration::from_secs(60),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
             accesses_per_user: 200,

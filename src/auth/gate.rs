@@ -396,8 +396,7 @@ impl Shared {
                 access: access.clone(),
                 verdicts,
             };
-            let AuthConfig { recheck_rbac: by_policy, outage_grace: grace, .. } = self.config;
-            let terms = LeaseTerms { period: self.config.recheck_of(&known.user), by_policy, grace };
+            let terms = LeaseTerms::of(&self.config, &known.user);
             self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
         })
     }

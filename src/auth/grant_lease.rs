@@ -24,7 +24,7 @@ use super::credential::Credential;
 use super::hearing::Hearing;
 use super::lease_standing::{Doubt, LeaseStanding};
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
+use super::{Affected, AuthConfig, NotGranted, Revoked, metrics, token_reviewer};
 use crate::base::{Tasks, watch};
 use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
@@ -88,6 +88,8 @@ pub(super) struct LeaseTerms {
     pub(super) period: Duration,
     /// How long upstream's word stands that RBAC gives the right, while all changes of RBAC are heard.
     pub(super) by_policy: Duration,
+    /// How long upstream's word stands whose the credential is; not less than the period.
+    pub(super) of_identity: Duration,
     /// When nobody can tell.
     pub(super) grace: Duration,
 }
@@ -331,8 +333,11 @@ impl Keeper {
     async fn ask(&mut self, since: Instant) -> Result<(), NotGranted> {
         let wanted = since.max(self.needed.identity);
         if self.good.identity < wanted || self.is_over() {
-            let Identity { asked, user, until } = self.identify(wanted).await?;
-            (self.good.identity, self.until) = (asked, until);
+            let longer = self.terms.longer_of_identity();
+            let least = since.checked_sub(longer).unwrap_or(since).max(self.needed.identity);
+            let Identity { asked, user, until } = self.identify(least).await?;
+            // It stands as if it had been asked for so much later.
+            (self.good.identity, self.until) = ((asked + longer).min(Instant::now()), until);
             if self.standing.replace_user(&user) {
                 // What was asserted of its former groups says nothing.
                 self.good.right = since.checked_sub(Duration::from_nanos(1)).unwrap_or(since);
@@ -451,12 +456,27 @@ impl Asserted {
 }
 
 impl LeaseTerms {
+    pub(super) fn of(config: &AuthConfig, user: &User) -> Self {
+        let period = config.recheck_of(user);
+        Self {
+            period,
+            by_policy: config.recheck_rbac,
+            of_identity: period.max(config.recheck_tokens),
+            grace: config.outage_grace,
+        }
+    }
+
     fn first(&self) -> Duration {
         self.period.mul_f64(FIRST + (1.0 - FIRST) * fastrand::f64())
     }
 
     fn period(&self) -> Duration {
         self.period.mul_f64(0.8 + 0.2 * fastrand::f64())
+    }
+
+    /// How much longer than a right an identity stands.
+    fn longer_of_identity(&self) -> Duration {
+        self.of_identity.saturating_sub(self.period)
     }
 }
 

@@ -5,6 +5,7 @@ mod leases;
 mod namespaces;
 mod policy;
 mod steps;
+mod tokens;
 
 use std::sync::Arc;
 use std::time::Duration;

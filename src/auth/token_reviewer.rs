@@ -85,7 +85,8 @@ const SOURCES_MAX: usize = 100_000;
 
 impl TokenReviewer {
     pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig, clock: WallClock) -> Self {
-        let ages = Ages { known: config.recheck, unknown: config.token_ttl };
+        let longest = config.recheck.max(config.recheck_nodes).max(config.recheck_tokens);
+        let ages = Ages { known: longest, unknown: config.token_ttl };
         let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
         let in_all = quota(config.reviews, config.reviews);
         let share = config.reviews.div_ceil(2);

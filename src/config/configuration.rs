@@ -198,6 +198,8 @@ pub(super) struct DelegatedSection {
     pub(super) recheck_rbac: RightsPeriod,
     /// The same of a right of a node, which the Node authorizer gives, whatever is known of changes
     pub(super) recheck_nodes: RightsPeriod,
+    /// The same of whose a token is. A shorter one is as long as `recheck`
+    pub(super) recheck_tokens: RightsPeriod,
     /// How long open watches go on while their rights cannot be checked
     pub(super) outage_grace: RightsPeriod,
     /// Different accesses of one user that upstream is asked about; beyond it 429
@@ -417,6 +419,7 @@ impl Default for DelegatedSection {
             recheck: Period(auth.recheck),
             recheck_rbac: Period(auth.recheck_rbac),
             recheck_nodes: Period(auth.recheck_nodes),
+            recheck_tokens: Period(auth.recheck_tokens),
             outage_grace: Period(auth.outage_grace),
             accesses_per_second_per_user: number(auth.accesses_per_user),
             accesses_burst_per_user: number(auth.accesses_burst_per_user),

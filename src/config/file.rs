@@ -127,6 +127,7 @@ impl From<DelegatedSection> for DelegatedKeys {
                 recheck: said.recheck.0,
                 recheck_rbac: said.recheck_rbac.0,
                 recheck_nodes: said.recheck_nodes.0,
+                recheck_tokens: said.recheck_tokens.0,
                 outage_grace: said.outage_grace.0,
                 anonymous: said.anonymous,
                 accesses_per_user: said.accesses_per_second_per_user.small(),

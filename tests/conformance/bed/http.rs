@@ -93,10 +93,14 @@ impl Target {
     /// A kubeconfig with the caller's token. Certificates do not pass whoever ends TLS in between.
     pub fn kubeconfig(&self) -> String {
         let ca = self.ca.as_ref().expect("servers have TLS").display().to_string();
+        let user = match &self.identity.certificate {
+            Some(path) => json!({"client-certificate": path, "client-key": path}),
+            None => json!({"token": self.identity.token}),
+        };
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "it",
             "clusters": [{"name": "it", "cluster": {"server": self.url, "certificate-authority": ca}}],
-            "users": [{"name": "it", "user": {"token": self.identity.token}}],
+            "users": [{"name": "it", "user": user}],
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
         })
         .to_string()

@@ -19,7 +19,7 @@ const SLACK: Duration = Duration::from_secs(5);
 const SLACK_KILLED: Duration = Duration::from_secs(10);
 
 /// Errors that one run has and another has not, by chance: what all of their lines say, and why.
-const BY_CHANCE: [(&str, &str); 9] = [
+const BY_CHANCE: [(&str, &str); 10] = [
     ("is not as new as written version", "a controller looks before its informer has heard of its last write"),
     ("nformer cache is out of date", "the same, as other controllers say it"),
     ("the object has been modified", "two controllers write the same object, and one of them does it again"),
@@ -34,6 +34,10 @@ const BY_CHANCE: [(&str, &str); 9] = [
         "a controller replaces what goes with its namespace until its own object is gone",
     ),
     ("PLEG is not healthy", "a kubelet that has just started looks at its containers later than it should"),
+    (
+        "container runtime status check may not have completed",
+        "a kubelet that has just started has not heard of its own container runtime",
+    ),
     ("Handler timeout", "who has asked the apiserver has gone before the answer, as any client may"),
 ];
 /// An error through proxies comes at most so many times as often as directly, and so many times more.

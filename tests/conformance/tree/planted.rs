@@ -3,8 +3,9 @@
 use std::fs;
 
 use futures_util::future::join_all;
+use serde_json::json;
 
-use crate::bed::{Plan, Plane, Proxy, Target};
+use crate::bed::{Authority, Identity, Plan, Plane, Proxy, Target};
 
 /// How many leaves start at a time.
 const PLANTED_AT_A_TIME: usize = 16;
@@ -13,6 +14,8 @@ pub struct Grove {
     pub zones: Vec<Proxy>,
     pub leaves: Vec<Proxy>,
     authorities: std::path::PathBuf,
+    /// Who leaves are: somebody with a certificate, as nodes have it, to whom RBAC gives what it may.
+    identity: Identity,
 }
 
 /// A request that the apiserver has had of a proxy.
@@ -29,13 +32,19 @@ impl Grove {
         let certificates = zones.iter().map(|zone| fs::read_to_string(zone.target().ca.expect("TLS")).expect("a file"));
         let (bundle, authorities) = (certificates.collect::<String>(), plane.file("zones.pem"));
         fs::write(&authorities, bundle).expect("a file");
-        Self { zones, leaves: Vec::new(), authorities }
+        let binding = json!({
+            "metadata": {"name": "leaves"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "User", "name": "leaf"}],
+        });
+        plane.direct().create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding).await;
+        Self { zones, leaves: Vec::new(), authorities, identity: Authority::of(plane).issue("leaf", &[]) }
     }
 
     /// A plan for a proxy whose upstream are the zones, of which it prefers one.
     pub fn leaf(&self, plane: &Plane, plan: Plan, prefers: usize) -> Plan {
         let [first, second] = [prefers % 2, (prefers + 1) % 2].map(|zone| self.zones[zone].target().url);
-        let target = Target { url: first.clone(), ca: Some(self.authorities.clone()), identity: plane.user("admin") };
+        let target = Target { url: first.clone(), ca: Some(self.authorities.clone()), identity: self.identity.clone() };
         let kubeconfig = plane.file("leaf.kubeconfig");
         fs::write(&kubeconfig, target.kubeconfig()).expect("a file");
         plan.upstream(&kubeconfig).config(&format!("upstream: {{servers: [\"{first}\", \"{second}\"]}}\n"))
