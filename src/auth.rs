@@ -27,6 +27,7 @@ mod hearing;
 mod hosts;
 mod impersonation;
 mod lease_standing;
+mod lease_terms;
 mod metrics;
 mod namespace_quota;
 mod namespace_verdicts;
@@ -94,7 +95,7 @@ pub struct AuthConfig {
     pub recheck_rbac: Duration,
     /// The same of a node's right: the Node authorizer gives it, and the apiserver lets a node's watches go on.
     pub recheck_nodes: Duration,
-    /// The same of whose a token is: the apiserver does not ask again about an open watch.
+    /// The same of whose a token is, if that is longer: the apiserver does not ask again about an open watch.
     pub recheck_tokens: Duration,
     /// How long open watches go on when their rights cannot be checked.
     pub outage_grace: Duration,
@@ -156,7 +157,7 @@ impl Default for AuthConfig {
             recheck: Duration::from_secs(60),
             recheck_rbac: Duration::from_secs(600),
             recheck_nodes: Duration::from_secs(600),
-            recheck_tokens: Duration::from_secs(60),
+            recheck_tokens: Duration::from_millis(10),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
             accesses_per_user: 200,

@@ -207,13 +207,20 @@ impl AccessReviewer {
         Some((known.asked, AccessVerdict { allowed, reason: reason.to_string() }))
     }
 
-    /// Takes in what upstream said when somebody else asked: a proxy, whose own watch may stand on the same right.
-    pub(super) async fn learns(&self, user: User, access: Access, asked: Instant, verdict: AccessVerdict) {
+    /// Takes in what upstream said when somebody else asked: a proxy, whose own watch may stand on the same right. If
+    /// that asked for an open watch, the answer may be older than requests go by.
+    pub(super) async fn learns(
+        &self,
+        (user, access): (User, Access),
+        cause: Cause,
+        asked: Instant,
+        verdict: AccessVerdict,
+    ) {
         let question = Question { user: Arc::new(user), access: Arc::new(access) };
         let decision = Decision::of(asked, verdict);
-        let mut memories = vec![self.of_requests(&question.access)];
-        memories.extend((!is_long(&question.access)).then_some(&self.of_leases));
-        for memory in memories {
+        let of_requests = (cause == Cause::AccessReview).then(|| self.of_requests(&question.access));
+        let of_leases = (!is_long(&question.access)).then_some(&self.of_leases);
+        for memory in of_requests.into_iter().chain(of_leases) {
             if memory.get(&question).await.is_none_or(|known| known.asked <= asked) {
                 memory.insert(question.clone(), decision.clone()).await;
             }
@@ -254,10 +261,12 @@ impl AccessReviewer {
         let (asked, verdict) = self.questions.put(asker, Some(&payer), reviewing).await?;
         self.questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
         let decision = Decision::of(asked, verdict);
-        // Requests may use what a lease has found out, but not in place of something newer.
+        // Requests hear of a no that a lease has found out, but not in place of something newer. A zone may tell a
+        // lease a yes that is older than requests go by.
         let of_requests = self.of_requests(&question.access);
         let is_older = |known: Decision| known.asked <= decision.asked;
-        if asks != AccessPurpose::Request && of_requests.get(question).await.is_some_and(is_older) {
+        let is_of_lease = asks != AccessPurpose::Request;
+        if is_of_lease && decision.allowed.is_err() && of_requests.get(question).await.is_some_and(is_older) {
             of_requests.insert(question.clone(), decision.clone()).await;
         }
         Ok(decision)

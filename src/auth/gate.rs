@@ -9,9 +9,10 @@ use super::access_reviewer::AccessPurpose;
 use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
 use super::changes::{Changes, Rounds};
 use super::credential::{Credential, asserted, token_of};
-use super::grant_lease::{Claim, GrantLease, LeaseTerms, Leases};
+use super::grant_lease::{Claim, GrantLease, Leases};
 use super::hearing::Hearing;
 use super::impersonation::{Impeded, Impersonation};
+use super::lease_terms::LeaseTerms;
 use super::namespace_quota::NamespaceQuota;
 use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
 use super::reviews::Reviews;
@@ -19,7 +20,7 @@ use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, me
 use crate::base::{Shares, Tasks, WallClock, mutant, watch};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::net::{Peer, PeerAddress};
-use crate::upstream::{AccessVerdict, ActingAs, Client, CredentialId, Release};
+use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
 
 /// Decides who somebody is and what they may do.
 #[derive(Clone)]
@@ -293,10 +294,10 @@ impl Gate {
         reviewer.recalls(user, access, since).await
     }
 
-    /// Notes what upstream said of what a user may when somebody else asked.
-    pub async fn learns(&self, user: User, access: Access, asked: Instant, verdict: AccessVerdict) {
-        if let Some(shared) = &self.delegated {
-            shared.authenticator.access_reviewer.learns(user, access, asked, verdict).await;
+    /// Notes what upstream said of what a user may when somebody else asked, unless a change was heard meanwhile.
+    pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessVerdict) {
+        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.hearing.moved()) {
+            shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
     }
 

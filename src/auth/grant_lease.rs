@@ -23,8 +23,9 @@ use super::changes::LOOKED_AT;
 use super::credential::Credential;
 use super::hearing::Hearing;
 use super::lease_standing::{Doubt, LeaseStanding};
+use super::lease_terms::LeaseTerms;
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::{Affected, AuthConfig, NotGranted, Revoked, metrics, token_reviewer};
+use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::base::{Tasks, watch};
 use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
@@ -72,6 +73,8 @@ struct Keeper {
     good: Asserted,
     /// Answers from before these moments will not do.
     needed: Asserted,
+    /// When upstream's authorizers know of the last change of policy for certain: then they are asked once more.
+    settles: Instant,
 }
 
 /// When upstream was asked whose a credential is, and what its user may.
@@ -79,19 +82,6 @@ struct Keeper {
 struct Asserted {
     identity: Instant,
     right: Instant,
-}
-
-/// How long a lease stands without being asserted.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LeaseTerms {
-    /// At most; less up to a fifth, the first up to four fifths: leases that began together are asserted apart.
-    pub(super) period: Duration,
-    /// How long upstream's word stands that RBAC gives the right, while all changes of RBAC are heard.
-    pub(super) by_policy: Duration,
-    /// How long upstream's word stands whose the credential is; not less than the period.
-    pub(super) of_identity: Duration,
-    /// When nobody can tell.
-    pub(super) grace: Duration,
 }
 
 /// Somebody who has been found to be allowed, for the moment.
@@ -111,9 +101,6 @@ const ASSERT_MAX: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_secs(5);
 /// The part of the period for which an answer will do where nothing has been heard, whoever asked.
 const SHARED: f64 = 0.75;
-/// The part of the period after which a new lease is asserted at the earliest: the leases of a proxy that has just
-/// started began together, and so did those of its neighbours.
-const FIRST: f64 = 0.2;
 /// Leases that one round of changes may make ask at once; more are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
@@ -162,6 +149,7 @@ impl Leases {
             until,
             good: Asserted::at(Instant::now()),
             needed: Asserted::at(Instant::now()),
+            settles: terms.settled_after(self.hearing.moved()),
         };
         let leases = self.clone();
         tasks.spawn("lease", async move {
@@ -288,13 +276,16 @@ impl Keeper {
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
         let (leases, mut period) = (self.leases.clone(), self.terms.first());
         let unsure = Unsure::new(&leases);
-        let mut due = self.bounded(self.good.oldest() + period);
+        let (mut due, mut unsure_since) = (self.next(period), None);
         let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
             let outcome = tokio::select! {
                 biased;
                 () = sleep_until(due) => self.assert(lately(period.mul_f64(SHARED))).await,
-                since = self.standing.doubted() => self.assert_right(since).await,
+                since = self.standing.doubted() => {
+                    self.settles = self.terms.settled_after(since);
+                    self.assert_right(since).await
+                }
                 () = replaced(&mut authorities) => {
                     self.needed = Asserted::at(Instant::now());
                     self.assert(Instant::now()).await
@@ -303,8 +294,9 @@ impl Keeper {
             match outcome {
                 Ok(()) => {
                     unsure.set(false);
+                    unsure_since = None;
                     period = self.terms.period();
-                    due = self.bounded(self.good.oldest() + period);
+                    due = self.next(period);
                 }
                 // What the credential says itself, nobody has to be asked about.
                 Err(why) if why.is_doubt() && self.is_over() => {
@@ -312,11 +304,12 @@ impl Keeper {
                 }
                 Err(why) if why.is_doubt() => {
                     unsure.set(true);
-                    let ends = self.good.oldest() + why.grace(self.terms.grace);
+                    let since = *unsure_since.get_or_insert(due.min(Instant::now()));
+                    let ends = since + why.grace(self.terms.grace);
                     if ends <= Instant::now() {
                         return why;
                     }
-                    let again = AGAIN.mul_f64(1.0 + 0.5 * fastrand::f64()).min(self.terms.period);
+                    let again = AGAIN.mul_f64(1.0 + 0.5 * fastrand::f64()).min(self.terms.again_max());
                     due = self.bounded((Instant::now() + again).min(ends));
                 }
                 Err(why) => return why,
@@ -351,8 +344,11 @@ impl Keeper {
             return Ok(());
         }
         let wanted = since.max(self.needed.right);
+        let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));
         if self.good.right < wanted {
-            self.good.right = match self.standing.given_by_policy(self.needed.right, self.terms.period) {
+            let by_policy = self.standing.given_by_policy(self.needed.right.max(self.settles));
+            // What is asked about as rarely in any case is not believed twice as long.
+            self.good.right = match by_policy.filter(|_| self.terms.asks_rarely()) {
                 Some(asked) if self.leases.hearing.upholds(asked, self.terms.by_policy) => Instant::now(),
                 _ => self.vouched(wanted).await?,
             };
@@ -382,7 +378,13 @@ impl Keeper {
         Ok(vouched.asked)
     }
 
-    /// When to ask again if nothing happens: not later than the credential ends.
+    /// When to ask again if nothing happens: a period after what is known, and soon behind a change once more.
+    fn next(&self, period: Duration) -> Instant {
+        let due = self.good.oldest() + period;
+        self.bounded(if self.good.right < self.settles { self.terms.soon_behind(self.settles, due) } else { due })
+    }
+
+    /// The same: not later than the credential ends.
     fn bounded(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until, self.authenticator.clock.now())))
     }
@@ -452,31 +454,6 @@ impl Asserted {
     /// When upstream was asked for the older of the two answers.
     fn oldest(self) -> Instant {
         self.identity.min(self.right)
-    }
-}
-
-impl LeaseTerms {
-    pub(super) fn of(config: &AuthConfig, user: &User) -> Self {
-        let period = config.recheck_of(user);
-        Self {
-            period,
-            by_policy: config.recheck_rbac,
-            of_identity: period.max(config.recheck_tokens),
-            grace: config.outage_grace,
-        }
-    }
-
-    fn first(&self) -> Duration {
-        self.period.mul_f64(FIRST + (1.0 - FIRST) * fastrand::f64())
-    }
-
-    fn period(&self) -> Duration {
-        self.period.mul_f64(0.8 + 0.2 * fastrand::f64())
-    }
-
-    /// How much longer than a right an identity stands.
-    fn longer_of_identity(&self) -> Duration {
-        self.of_identity.saturating_sub(self.period)
     }
 }
 

@@ -45,6 +45,11 @@ impl Hearing {
         }
     }
 
+    /// When a change was heard last, or hearing them began or ended.
+    pub(super) fn moved(&self) -> Instant {
+        self.0.lock().moved
+    }
+
     /// Since when no change has been heard; `None` where it would not be.
     pub(super) fn unchanged_since(&self) -> Option<Instant> {
         let heard = *self.0.lock();

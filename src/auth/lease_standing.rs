@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -25,8 +24,6 @@ pub(super) struct LeaseStanding {
     by_policy: Mutex<Option<Instant>>,
     doubt: Mutex<Option<Doubt>>,
     doubted: Notify,
-    /// When policy changed last in a way that may matter.
-    changed: Mutex<Option<Instant>>,
 }
 
 /// The policy has changed in a way that may matter to a lease.
@@ -54,7 +51,6 @@ impl LeaseStanding {
             by_policy: Mutex::default(),
             doubt: Mutex::default(),
             doubted: Notify::new(),
-            changed: Mutex::default(),
         }
     }
 
@@ -84,10 +80,8 @@ impl LeaseStanding {
         }
     }
 
-    /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since` and so long
-    /// behind the last change: its authorizers may lag.
-    pub(super) fn given_by_policy(&self, since: Instant, behind: Duration) -> Option<Instant> {
-        let since = self.changed.lock().map_or(since, |changed| since.max(changed + behind));
+    /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since`.
+    pub(super) fn given_by_policy(&self, since: Instant) -> Option<Instant> {
         self.by_policy.lock().filter(|asked| *asked >= since)
     }
 
@@ -97,7 +91,6 @@ impl LeaseStanding {
         let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
         *now = Some(Doubt { begins, ..doubt });
         drop(now);
-        *self.changed.lock() = Some(doubt.since);
         self.doubted.notify_one();
     }
 

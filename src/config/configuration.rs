@@ -198,7 +198,7 @@ pub(super) struct DelegatedSection {
     pub(super) recheck_rbac: RightsPeriod,
     /// The same of a right of a node, which the Node authorizer gives, whatever is known of changes
     pub(super) recheck_nodes: RightsPeriod,
-    /// The same of whose a token is. A shorter one is as long as `recheck`
+    /// The same of whose a token is, if that is to be asked about more rarely. A shorter one is as long as `recheck`
     pub(super) recheck_tokens: RightsPeriod,
     /// How long open watches go on while their rights cannot be checked
     pub(super) outage_grace: RightsPeriod,

@@ -134,8 +134,18 @@ impl ReviewDesk {
         match kind {
             Kind::Token => kept.asked.elapsed() < kept.ttl,
             Kind::Access => kept.asked.elapsed() < kept.ttl && is_settled(),
-            Kind::Lease => kept.asked.elapsed() < kept.lease_ttl && is_settled(),
+            Kind::Lease => {
+                let is_recent = kept.asked.elapsed() < kept.ttl && is_settled();
+                is_recent || kept.asked.elapsed() < kept.lease_ttl && self.goes_by_all_changes(kept.asked)
+            }
         }
+    }
+
+    /// Whether upstream's authorizers knew of the last change for certain when they were asked: so late a lease asks
+    /// once more behind a change, which must not be told what it was told before.
+    fn goes_by_all_changes(&self, asked: Instant) -> bool {
+        let behind = self.gate.remembers_for().recheck;
+        self.gate.policy_unchanged_since().is_some_and(|since| asked >= since + behind)
     }
 
     async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
@@ -168,8 +178,8 @@ impl ReviewDesk {
         let asked = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessVerdict::read(&answer);
-        if let (Some((user, access)), Some(verdict)) = (question, &verdict) {
-            self.gate.learns(user, access, asked, verdict.clone()).await;
+        if let (Some(question), Some(verdict)) = (question, &verdict) {
+            self.gate.learns(question, cause, asked, verdict.clone()).await;
         }
         let nothing = AccessVerdict { allowed: false, reason: String::new() };
         Ok(self.kept(asked, answer, verdict.as_ref().unwrap_or(&nothing)))

@@ -3,8 +3,8 @@
 use tokio::time::sleep;
 
 use super::*;
-use crate::kube::Access;
-use crate::upstream::AccessVerdict;
+use crate::kube::{Access, User};
+use crate::upstream::{AccessVerdict, Cause};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -53,17 +53,35 @@ async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_he
 /// Upstream's authorizers may be further behind than the rounds behind a change allow for.
 #[tokio::test(start_paused = true)]
 async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later() {
-    let scene = scene_of(RBAC);
-    sleep(seconds(60)).await;
-    let watch = scene.watch("ada", PODS).await;
-    sleep(seconds(300)).await;
-    scene.gate.policy_changed(&change("ada", "t1"));
-    // Each round is told the old state.
-    sleep(seconds(10)).await;
-    scene.stub.deny("ada", "t1");
-    let took = until(&watch.over()).await;
-    assert!(took <= seconds(130), "{took:?}");
-    assert_eq!(watch.why(), Some("denied"));
+    for name in ["ada", "system:node:n1"] {
+        let scene = scene_of(RBAC);
+        sleep(seconds(60)).await;
+        let watch = scene.watch(name, PODS).await;
+        sleep(seconds(300)).await;
+        scene.gate.policy_changed(&change(name, "t1"));
+        // Each round is told the old state.
+        sleep(seconds(10)).await;
+        scene.stub.deny(name, "t1");
+        let took = until(&watch.over()).await;
+        assert!(took <= seconds(130), "{name}: {took:?}");
+        assert_eq!(watch.why(), Some("denied"));
+    }
+}
+
+/// Nor need they know of a change a few seconds later, when a watch begins.
+#[tokio::test(start_paused = true)]
+async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_minute_later() {
+    for name in ["ada", "system:node:n1"] {
+        let scene = scene_of(RBAC);
+        sleep(seconds(300)).await;
+        scene.gate.policy_changed(&change(name, "t1"));
+        sleep(seconds(6)).await;
+        let watch = scene.watch(name, PODS).await;
+        sleep(seconds(2)).await;
+        scene.stub.deny(name, "t1");
+        let took = until(&watch.over()).await;
+        assert!(took <= seconds(130), "{name}: {took:?}");
+    }
 }
 
 /// The first word counts, too: a watch that begins while RBAC is heard is not asked about again.
@@ -107,14 +125,16 @@ async fn what_was_missed_before_rbac_is_heard_ends_such_a_right() {
 #[tokio::test(start_paused = true)]
 async fn what_rbac_does_not_tell_ends_such_a_right_within_eleven_minutes_and_else_within_the_bound() {
     for (is_heard, bound) in [(true, BOUND), (false, seconds(75))] {
-        for after in [0, 200, 500] {
+        for after in [0, 200, 500, 900] {
             let scene = scene_of(RBAC);
-            let watch = scene.watch("ada", PODS).await;
+            let (watch, of_node) = (scene.watch("ada", PODS).await, scene.watch("system:node:n1", PODS).await);
             sleep(seconds(20 + after)).await;
             scene.gate.hears_policy(is_heard);
             scene.stub.deny("ada", "t1");
-            let took = until(&watch.over()).await;
-            assert!(took <= bound, "{is_heard}, {after}: {took:?}");
+            scene.stub.deny("system:node:n1", "t1");
+            let (over, of_node) = (watch.over(), of_node.over());
+            let (took, nodes) = tokio::join!(until(&over), until(&of_node));
+            assert!(took <= bound && nodes <= BOUND, "{is_heard}, {after}: {took:?}, {nodes:?}");
             assert_eq!(watch.why(), Some("denied"));
         }
     }
@@ -131,6 +151,30 @@ async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
     let took = until(&watch.over()).await;
     assert!(took >= seconds(235) && took <= seconds(365), "{took:?}");
     assert_eq!(watch.why(), Some("unavailable"));
+}
+
+/// A node's right is asked about rarely. That one question is not answered ends nothing, and an outage is outlasted as
+/// long as it is by others, from when it is noticed.
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_a_nodes_watch_lasts_for_the_grace_from_when_it_is_noticed() {
+    for after in [1, 100, 450, 900] {
+        let scene = scene();
+        let watch = scene.watch("system:node:n1", PODS).await;
+        sleep(seconds(after)).await;
+        scene.stub.silent(true);
+        let took = until(&watch.over()).await;
+        assert!(took >= seconds(295) && took <= seconds(600 + 365), "{after}: {took:?}");
+        assert_eq!(watch.why(), Some("unavailable"));
+
+        let scene = self::scene();
+        let watch = scene.watch("system:node:n1", PODS).await;
+        sleep(seconds(after)).await;
+        scene.stub.silent(true);
+        sleep(seconds(290)).await;
+        scene.stub.silent(false);
+        sleep(seconds(2_000)).await;
+        assert_eq!(watch.why(), None, "{after}: it is over in time");
+    }
 }
 
 /// The Node authorizer says nothing of why, and the apiserver lets a node's watches go on as it does all others.
@@ -156,18 +200,25 @@ async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
         let scene = scene();
         let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
         let pods = info(PODS);
-        let (user, access) = (caller.user().expect("somebody").clone(), Access::of(&pods));
+        let (user, access) = (caller.user().expect("somebody"), Access::of(&pods));
         let before = Instant::now();
-        assert!(scene.gate.recalls(&user, &access, before).await.is_none());
+        assert!(scene.gate.recalls(user, &access, before).await.is_none());
         let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
-        scene.gate.learns(user.clone(), access.clone(), before, verdict.clone()).await;
-        assert_eq!(scene.gate.recalls(&user, &access, before).await, Some((before, verdict)));
-        assert!(scene.gate.recalls(&user, &access, before + seconds(1)).await.is_none(), "too old for who asks so");
+        let question = || (User::clone(user), access.clone());
+        scene.gate.learns(question(), Cause::LeaseReview, before, verdict.clone()).await;
+        assert!(scene.gate.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
+        scene.gate.learns(question(), Cause::AccessReview, before, verdict.clone()).await;
+        assert_eq!(scene.gate.recalls(user, &access, before).await, Some((before, verdict)));
+        assert!(scene.gate.recalls(user, &access, before + seconds(1)).await.is_none(), "too old for who asks so");
         assert_eq!(scene.gate.grant(&caller, &pods).await.is_ok(), allowed);
         assert_eq!(accesses(&scene), 0, "{allowed}");
+        sleep(seconds(1)).await;
         scene.gate.policy_changed(&change("ada", "t1"));
         sleep(seconds(1)).await;
-        assert!(scene.gate.recalls(&user, &access, before).await.is_none_or(|known| known.0 > before), "forgotten");
+        assert!(scene.gate.recalls(user, &access, before).await.is_none_or(|known| known.0 > before), "forgotten");
+        let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
+        scene.gate.learns(question(), Cause::AccessReview, before, verdict).await;
+        assert!(scene.gate.recalls(user, &access, before).await.is_none_or(|known| known.0 > before), "it came late");
     }
 }
 
