@@ -100,7 +100,7 @@ async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round
 /// Whether a zone asks this for itself: who its callers are and what they may, and samples of what it derives.
 fn is_of_a_zone(Seen { verb, uri }: &Seen) -> bool {
     let is_review = verb == "create" && uri.ends_with("reviews");
-    let is_sample = verb == "list" && uri.contains("resourceVersionMatch=Exact") && uri.contains("fieldSelector");
+    let is_sample = verb == "list" && uri.contains("resourceVersionMatch=Exact");
     is_review || is_sample || verb == "get" && uri == "/version"
 }
 
