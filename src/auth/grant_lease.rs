@@ -384,7 +384,7 @@ impl Keeper {
         self.bounded(if self.good.right < self.settles { self.terms.soon_behind(self.settles, due) } else { due })
     }
 
-    /// The same: not later than the credential ends.
+    /// That moment, or the credential's end if it comes sooner.
     fn bounded(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until, self.authenticator.clock.now())))
     }

@@ -40,6 +40,13 @@ impl Scene {
         self.gate.grant(&caller, &info(uri)).await.expect("it is allowed")
     }
 
+    /// How many questions there were about rights, and about tokens, since this was asked for the last time.
+    fn counted(&self) -> (usize, usize) {
+        let asked = self.stub.asked();
+        let accesses = asked.iter().filter(|asked| asked.namespace.is_some()).count();
+        (accesses, asked.len() - accesses)
+    }
+
     /// Opens a watch of what somebody may read of these namespaces.
     async fn readable(&self, token: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
         self.readable_of(token, "/api/v1/pods?watch=1", namespaces).await

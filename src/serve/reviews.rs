@@ -130,19 +130,17 @@ impl ReviewDesk {
     /// Whether an answer is as old at most as one that we would go by ourselves, and no right has changed since that we
     /// have seen.
     fn will_do(&self, kind: Kind, kept: &Kept) -> bool {
-        let is_settled = || self.settled_since().is_some_and(|since| kept.asked >= since);
+        let age = kept.asked.elapsed();
+        let does_for_requests = || age < kept.ttl && self.settled_since().is_some_and(|since| kept.asked >= since);
         match kind {
-            Kind::Token => kept.asked.elapsed() < kept.ttl,
-            Kind::Access => kept.asked.elapsed() < kept.ttl && is_settled(),
-            Kind::Lease => {
-                let is_recent = kept.asked.elapsed() < kept.ttl && is_settled();
-                is_recent || kept.asked.elapsed() < kept.lease_ttl && self.goes_by_all_changes(kept.asked)
-            }
+            Kind::Token => age < kept.ttl,
+            Kind::Access => does_for_requests(),
+            Kind::Lease => does_for_requests() || age < kept.lease_ttl && self.goes_by_all_changes(kept.asked),
         }
     }
 
-    /// Whether upstream's authorizers knew of the last change for certain when they were asked: so late a lease asks
-    /// once more behind a change, which must not be told what it was told before.
+    /// Whether upstream's authorizers certainly knew of the last change when they were asked. Behind a change each
+    /// lease asks once more, and must not be told what it was told before.
     fn goes_by_all_changes(&self, asked: Instant) -> bool {
         let behind = self.gate.remembers_for().recheck;
         self.gate.policy_unchanged_since().is_some_and(|since| asked >= since + behind)

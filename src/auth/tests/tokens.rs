@@ -10,13 +10,6 @@ fn scene_of(recheck_tokens: u64) -> Scene {
     scene_with(AuthConfig { recheck_tokens: seconds(recheck_tokens), ..AuthConfig::default() })
 }
 
-/// How many questions there were about rights, and about tokens.
-fn asked(scene: &Scene) -> (usize, usize) {
-    let asked = scene.stub.asked();
-    let accesses = asked.iter().filter(|asked| asked.namespace.is_some()).count();
-    (accesses, asked.len() - accesses)
-}
-
 #[tokio::test(start_paused = true)]
 async fn whose_a_token_is_is_asked_as_often_as_is_said_and_what_it_may_each_minute() {
     // One that is shorter than the period of rights is as long.
@@ -24,7 +17,7 @@ async fn whose_a_token_is_is_asked_as_often_as_is_said_and_what_it_may_each_minu
         let scene = scene_of(recheck);
         let watches = [scene.watch("ada", PODS).await, scene.watch("ada", "/api/v1/namespaces/t2/pods?watch=1").await];
         sleep(seconds(30 * 60)).await;
-        let (accesses, tokens) = asked(&scene);
+        let (accesses, tokens) = scene.counted();
         assert!((least..=most).contains(&tokens), "{recheck} s: {tokens} in half an hour, for both");
         assert!((60..=80).contains(&accesses), "{recheck} s: {accesses}");
         assert!(watches.iter().all(|watch| watch.why().is_none()), "{recheck} s");
