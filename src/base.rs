@@ -6,6 +6,7 @@ mod clock;
 mod cores;
 mod cut;
 mod deadlines;
+mod descriptors;
 mod drain;
 mod failpoint;
 mod hash_keys;
@@ -27,6 +28,7 @@ pub use clock::{WallClock, now_ns, until};
 pub use cores::{Bell, CorePlace, Cores, PerCore, home_runtime};
 pub use cut::Cut;
 pub use deadlines::{Deadline, Deadlines};
+pub use descriptors::{DESCRIPTOR_TRIES, descriptor_wanted, lacks_descriptor, want_descriptor};
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 #[cfg(debug_assertions)]
 pub use failpoint::draw_delays;

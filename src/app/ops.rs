@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
-use crate::base::{DrainTrigger, Tasks, Tunable};
+use crate::base::{DESCRIPTOR_TRIES, DrainTrigger, Tasks, Tunable, lacks_descriptor, want_descriptor};
 use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
 
@@ -60,7 +60,7 @@ pub(super) struct RunningOps {
     thread: JoinHandle<()>,
 }
 
-/// The pause after a failed accept: the usual reason is that there is no descriptor left.
+/// The pause after an accept that failed for good.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Connections to a public port: a kubelet's, a balancer's, those of a few that scrape. Of more the oldest silent ones
 /// go, first of whoever has most of them.
@@ -228,10 +228,19 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let tasks = Tasks::new();
+    let mut lacking = 0;
     loop {
         match next().await {
-            Ok(stream) => tasks.spawn("admin connection", serve(stream, answers.clone())),
+            Ok(stream) => {
+                lacking = 0;
+                tasks.spawn("admin connection", serve(stream, answers.clone()));
+            }
+            Err(error) if lacks_descriptor(&error) && lacking < DESCRIPTOR_TRIES => {
+                lacking += 1;
+                want_descriptor().await;
+            }
             Err(error) => {
+                lacking = 0;
                 tracing::warn!(%error, "cannot accept for the admin pages");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }

@@ -1,3 +1,4 @@
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::connection::ConnectionState;
 use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
 use super::{Connection, ConnectionLimits};
-use crate::base::Tunable;
+use crate::base::{Tunable, descriptor_wanted};
 
 /// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
 /// comes; while something is under way on all of them, who comes waits. The oldest goes, so a newcomer has as much time
@@ -102,6 +103,14 @@ impl Places {
             taken.leaving
         };
         leaving > 0 && timeout(LOOK_EVERY, self.freed.notified()).await.is_ok()
+    }
+
+    /// Makes room whenever somebody else in the process has no descriptor: upstream, or a listener of another kind.
+    pub(super) async fn make_room_for_others(&self) -> Infallible {
+        loop {
+            descriptor_wanted().await;
+            self.make_room().await;
+        }
     }
 
     fn try_enter(&self, connection: &Connection, source: ConnectionSource) -> Option<usize> {

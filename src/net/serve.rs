@@ -23,10 +23,9 @@ use super::preface::{Spoken, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
-use crate::base::{Cut, DrainWatch, Tasks, Tunable};
+use crate::base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor, want_descriptor};
 
-/// The pause after an accept error that is not the peer's fault (no descriptors left): long enough for some to be given
-/// back.
+/// The pause after an accept error that is not the peer's fault.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and serves requests on them. When a drain starts, open connections are told one by one, and new
@@ -65,7 +64,8 @@ pub async fn serve<S, F, B>(
         });
     };
     let closing = drain.closing();
-    tokio::pin!(closing);
+    let making_room = places.make_room_for_others();
+    tokio::pin!(closing, making_room);
     loop {
         let entered = async {
             let (stream, address) = listener.accept().await?;
@@ -76,15 +76,18 @@ pub async fn serve<S, F, B>(
         let entered = tokio::select! {
             biased;
             () = &mut closing => break,
+            never = &mut making_room => match never {},
             entered = entered => entered,
         };
         match entered {
             Ok((stream, address, this, place)) => begin(stream, address, this, place),
-            Err(error) => {
-                if !(has_no_descriptor(&error) && places.make_room().await) {
-                    pause_after(&error).await;
+            Err(error) if lacks_descriptor(&error) => {
+                if !places.make_room().await {
+                    tracing::warn!(%error, "cannot accept");
+                    want_descriptor().await;
                 }
             }
+            Err(error) => pause_after(&error).await,
         }
     }
     listener
@@ -96,12 +99,6 @@ pub async fn serve<S, F, B>(
             }
         })
         .await;
-}
-
-/// Whether the process, or the whole machine, has no descriptors left.
-fn has_no_descriptor(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 async fn pause_after(error: &io::Error) {

@@ -14,6 +14,8 @@ use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
 use tower::Service;
 
+use crate::base::{DESCRIPTOR_TRIES, lacks_descriptor, want_descriptor};
+
 /// An upstream within this process, without a socket: for those who have a clock of their own, which a kernel does not
 /// follow.
 #[derive(Clone)]
@@ -91,10 +93,7 @@ impl Service<Uri> for Dialer {
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         match self {
-            Self::Tcp(tcp) => {
-                let connecting = tcp.call(uri);
-                Box::pin(async { Ok(Dialled::Tcp(connecting.await?)) })
-            }
+            Self::Tcp(tcp) => Box::pin(dial(tcp.clone(), uri)),
             Self::Memory(MemoryUpstream { connect, multiplexes, .. }) => {
                 let (io, multiplexes) = (connect(), *multiplexes);
                 Box::pin(async move {
@@ -104,6 +103,17 @@ impl Service<Uri> for Dialer {
             }
         }
     }
+}
+
+/// Connects. Where there is no descriptor for it, clients that say nothing give up theirs first.
+async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<Dialled, Failure> {
+    for _ in 0..DESCRIPTOR_TRIES {
+        match tcp.call(uri.clone()).await {
+            Err(error) if lacks_descriptor(&error) => want_descriptor().await,
+            dialled => return Ok(Dialled::Tcp(dialled?)),
+        }
+    }
+    Ok(Dialled::Tcp(tcp.call(uri).await?))
 }
 
 impl Connection for Dialled {

@@ -197,6 +197,14 @@ impl Process {
         prlimit(id, Resource::Nofile, Rlimit { current: limit, maximum }).expect("it is ours").current
     }
 
+    /// Lets it have none besides those that are open, until some are closed; what its limit was before.
+    #[cfg(target_os = "linux")]
+    pub fn leave_no_descriptor(&self) -> Option<u64> {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.id())).expect("it runs");
+        let open: Vec<u64> = open.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse().ok()).collect();
+        self.limit_descriptors((0..=open.len() as u64).find(|fd| !open.contains(fd)))
+    }
+
     /// The time that it has computed.
     #[cfg(target_os = "linux")]
     pub fn cpu_seconds(&self) -> f64 {

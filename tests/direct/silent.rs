@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use kube_fanout::demo;
@@ -138,6 +139,58 @@ async fn when_no_connection_can_be_accepted_those_that_are_there_go_on_and_the_o
         watch.reached(up.create_pod("default", &format!("behind-{}", up.revision()))).await;
         assert!(watch.is_open());
     }
+}
+
+/// R-HOST-1: nobody comes who would displace them, and still they do not keep others from what they need.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn those_who_ask_how_it_is_and_upstream_get_descriptors_of_the_silent() {
+    const SILENT: usize = 200;
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let process = Process::serve(&dir, &up.url(), &[]).await;
+    let held = process.client().multiplexed().await;
+    let watch = held.watch(PODS).initial_events().await;
+    watch.listed().await;
+    let address = process.client().url().trim_start_matches("http://").to_owned();
+    let mut silent = silent(&address, SILENT).await;
+    let read = async |name, label| metric(&process.metrics().await, name, label);
+    let displaced = async || read("kube_fanout_connections_failed_total", "reason=\"displaced\"").await;
+    let all_are_there = async |count: f64| {
+        let open = || async { read("kube_fanout_connections_open", "").await > count };
+        eventually("they are there", open).await;
+    };
+    all_are_there(SILENT as f64).await;
+    assert!(displaced().await < 1.0);
+    // Whoever asked before may be about to give one back, so it may take more than one attempt to have none left.
+    let admin_has_none = || async {
+        let before = process.leave_no_descriptor();
+        assert!(process.is_ready().await);
+        process.limit_descriptors(before);
+        displaced().await >= 1.0
+    };
+    eventually("the admin pages needed a descriptor", admin_has_none).await;
+    let first = displaced().await;
+    assert!(first < SILENT as f64, "{first}");
+    // These fill the gaps among the numbers.
+    let more = self::silent(&address, SILENT).await;
+    all_are_there(2.0 * SILENT as f64 - first).await;
+    let logs = AtomicU32::new(0);
+    let upstream_has_none = || async {
+        let before = process.leave_no_descriptor();
+        // A log that is followed has a connection of its own upstream while it is asked for.
+        let path = "/api/v1/namespaces/default/pods/p0/log?follow=true";
+        let asked = 1 + logs.fetch_add(1, Ordering::Relaxed);
+        for log in join_all((0..asked).map(|_| held.get(path))).await {
+            assert!(log.status < 500, "{}", log.text());
+        }
+        process.limit_descriptors(before);
+        displaced().await > first
+    };
+    eventually("upstream needed a descriptor", upstream_has_none).await;
+    assert!(ends(&mut silent[0]).await, "the oldest has gone");
+    drop(more);
+    watch.reached(up.create_pod("default", "behind")).await;
 }
 
 /// The soft limit is no reason to send anybody away.
