@@ -17,9 +17,10 @@ use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, co
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// Every request that upstream has answered.
+/// Every request for pods that upstream has answered.
 fn asked(up: &RunningUpstream) -> u64 {
-    up.counts().requests
+    let counts = up.counts();
+    counts.gets.of("pods") + counts.lists.of("pods") + counts.watches_opened.of("pods")
 }
 
 /// Writes, and what was read behind them.

@@ -28,10 +28,10 @@ async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
             }
         }
     }
-    let before = up.counts().requests;
-    let write = app.request(Method::POST, "/api/v1/namespaces/default/configmaps").host("evil.example").body("{}");
+    let path = "/api/v1/namespaces/default/configmaps";
+    let write = app.request(Method::POST, path).host("evil.example").body("{}");
     assert_eq!(write.send().await.status, 403);
-    assert_eq!(up.counts().requests, before, "nothing of it went upstream");
+    assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "nothing of it went upstream");
 }
 
 #[tokio::test]
