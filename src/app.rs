@@ -384,7 +384,7 @@ fn ops(
     let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
         ops::Admin::bind(address, config.reuse_port, pages, browsers.clone()).map_err(taken(address.clone()))
     });
-    let bind = |address: SocketAddr, tls, answers: ops::PublicAnswers| {
+    let bind = |address: SocketAddr, tls, answers: ops::Answers| {
         ops::PublicPort::bind(address, config.reuse_port, tls, answers).map_err(taken(Address::Tcp(address)))
     };
     let healthz = config

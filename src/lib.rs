@@ -9,6 +9,11 @@
 //! Modules in reading order, which is the order of the layers: each may use those above it in this list that are of a
 //! lower layer, and nothing else (`tests/tidy.rs`; ARCHITECTURE.md).
 
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
+)]
+
 // Layer 0
 pub mod base;
 pub mod kube;

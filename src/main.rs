@@ -1,5 +1,7 @@
 //! The `kube-fanout` command: arguments in, exit code out.
 
+#![warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)]
+
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,5 +1,3 @@
-use std::convert::Infallible;
-use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
@@ -8,22 +6,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Version};
 use http_body_util::Full;
-use hyper::body::{Body as _, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use hyper::body::Body as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
-use crate::base::{DESCRIPTOR_TRIES, DrainTrigger, Tasks, Tunable, lacks_descriptor, want_descriptor};
+use crate::base::{DrainTrigger, Tasks, Tunable};
 use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
 
@@ -39,7 +31,7 @@ pub(super) struct Ops {
 pub(super) struct PublicPort {
     listener: StdTcpListener,
     tls: Option<Tls>,
-    answers: PublicAnswers,
+    answers: Answers,
 }
 
 /// The admin listener, for this machine alone.
@@ -48,6 +40,9 @@ pub(super) struct Admin {
     pages: AdminPages,
     browsers: Tunable<BrowserGuard>,
 }
+
+/// What is served on one port.
+type Listening = (Listener, Option<Tls>, Answers);
 
 enum AdminListener {
     Tcp(StdTcpListener),
@@ -60,15 +55,13 @@ pub(super) struct RunningOps {
     thread: JoinHandle<()>,
 }
 
-/// The pause after an accept that failed for good.
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// Connections to a public port: a kubelet's, a balancer's, those of a few that scrape. Of more the oldest silent ones
-/// go, first of whoever has most of them.
-const PUBLIC_CONNECTIONS_MAX: usize = 128;
+/// Connections to one of these ports: a kubelet's, a balancer's, those of a few that scrape. Of more the oldest silent
+/// ones go, first of whoever has most of them.
+const CONNECTIONS_MAX: usize = 128;
 /// The time until the first request has come: a probe is there to ask.
-const PUBLIC_FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
-const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
-const PUBLIC_STREAMS_MAX: u32 = 16;
+const FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+const STREAMS_MAX: u32 = 16;
 
 /// Reads the ledger for the admin pages, which know nothing of upstream.
 pub(super) fn cost_reader(costs: CostLedger) -> CostReader {
@@ -102,20 +95,33 @@ impl Admin {
             AdminListener::Unix(_, path) => format!("unix:{}", path.display()),
         }
     }
+
+    fn listening(self) -> io::Result<Listening> {
+        let Self { listener, pages, browsers } = self;
+        Ok(match listener {
+            AdminListener::Tcp(listener) => {
+                let answers = move |_: &Peer, request: &_| pages.answer_all(Some(&browsers.get()), request);
+                (Listener::of_bound(listener)?, None, Arc::new(answers))
+            }
+            AdminListener::Unix(listener, path) => {
+                let answers = move |_: &Peer, request: &_| pages.answer_all(None, request);
+                (Listener::of_bound_unix(listener, &path)?, None, Arc::new(answers))
+            }
+        })
+    }
 }
 
 impl PublicPort {
-    pub(super) fn bind(
-        address: SocketAddr,
-        reuse_port: bool,
-        tls: Option<Tls>,
-        answers: PublicAnswers,
-    ) -> io::Result<Self> {
+    pub(super) fn bind(address: SocketAddr, reuse_port: bool, tls: Option<Tls>, answers: Answers) -> io::Result<Self> {
         Ok(Self { listener: bind_tcp(address, reuse_port)?, tls, answers })
     }
 
     pub(super) fn address(&self) -> String {
         url(if self.tls.is_some() { "https" } else { "http" }, &self.listener)
+    }
+
+    fn listening(self) -> io::Result<Listening> {
+        Ok((Listener::of_bound(self.listener)?, self.tls, self.answers))
     }
 }
 
@@ -151,31 +157,22 @@ impl Ops {
         let tasks = Tasks::new();
         // These listeners are the last to go, at once: they tell of the drain.
         let (_never, drain) = DrainTrigger::new();
-        for PublicPort { listener, tls, answers } in [healthz, metrics].into_iter().flatten() {
-            let handle = move |peer: Peer, request: Request<RequestBody>| {
-                let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
-                let answered = answers(&peer, &request);
-                async move { if without_body { of_head(answered.await) } else { answered.await } }
-            };
-            match Listener::of_bound(listener) {
-                Ok(listener) => {
-                    let serving = net::serve(listener, tls, public_limits(), tasks.clone(), drain.clone(), handle);
-                    tasks.spawn("public port", serving);
+        let public = [healthz, metrics].into_iter().flatten().map(PublicPort::listening);
+        for listening in public.chain(admin.map(Admin::listening)) {
+            match listening {
+                Ok((listener, tls, answers)) => {
+                    let handle = move |peer: Peer, request: Request<RequestBody>| {
+                        let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
+                        let answered = answers(&peer, &request);
+                        async move { if without_body { of_head(answered.await) } else { answered.await } }
+                    };
+                    let serving = net::serve(listener, tls, limits(), tasks.clone(), drain.clone(), handle);
+                    tasks.spawn("operators' port", serving);
                 }
-                Err(error) => tracing::error!(%error, "a port for probes or scrapes is not served"),
+                Err(error) => tracing::error!(%error, "a port for probes, scrapes or operators is not served"),
             }
         }
-        let serving = async {
-            if let Some(Admin { listener, pages, browsers }) = admin {
-                let Err(error) = serve_pages(listener, pages, browsers).await;
-                tracing::error!(%error, "admin pages ended");
-            }
-            pending::<()>().await;
-        };
-        tokio::select! {
-            () = serving => {}
-            () = stop.cancelled() => {}
-        }
+        stop.cancelled().await;
     }
 }
 
@@ -187,82 +184,18 @@ fn of_head(answer: AdminAnswer) -> AdminAnswer {
     AdminAnswer::from_parts(head, Full::default())
 }
 
-fn public_limits() -> ConnectionLimits {
+fn limits() -> ConnectionLimits {
     ConnectionLimits {
-        connections_max: PUBLIC_CONNECTIONS_MAX,
-        first_request_max: PUBLIC_FIRST_REQUEST_MAX,
-        header_bytes_max: PUBLIC_HEADER_BYTES_MAX,
-        streams_max: PUBLIC_STREAMS_MAX,
+        connections_max: CONNECTIONS_MAX,
+        first_request_max: FIRST_REQUEST_MAX,
+        header_bytes_max: HEADER_BYTES_MAX,
+        streams_max: STREAMS_MAX,
         ..ConnectionLimits::default()
     }
 }
 
-/// A function that answers requests on a public port. It may have to ask before it does.
-pub(super) type PublicAnswers =
-    Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
-/// A function that answers requests for the admin pages.
-type AdminAnswers = Arc<dyn Fn(&Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
-
-async fn serve_pages(
-    listener: AdminListener,
-    pages: AdminPages,
-    browsers: Tunable<BrowserGuard>,
-) -> io::Result<Infallible> {
-    match listener {
-        AdminListener::Tcp(listener) => {
-            let listener = TcpListener::from_std(listener)?;
-            let answers: AdminAnswers = Arc::new(move |request| pages.answer_all(Some(&browsers.get()), request));
-            Ok(accept(async || Ok(listener.accept().await?.0), &answers).await)
-        }
-        AdminListener::Unix(listener, path) => {
-            let listener = UnixListener::from_std(listener)?;
-            let _removed = RemoveOnDrop(path);
-            let answers: AdminAnswers = Arc::new(move |request| pages.answer_all(None, request));
-            Ok(accept(async || Ok(listener.accept().await?.0), &answers).await)
-        }
-    }
-}
-
-async fn accept<S>(mut next: impl AsyncFnMut() -> io::Result<S>, answers: &AdminAnswers) -> Infallible
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let tasks = Tasks::new();
-    let mut lacking = 0;
-    loop {
-        match next().await {
-            Ok(stream) => {
-                lacking = 0;
-                tasks.spawn("admin connection", serve(stream, answers.clone()));
-            }
-            Err(error) if lacks_descriptor(&error) && lacking < DESCRIPTOR_TRIES => {
-                lacking += 1;
-                want_descriptor().await;
-            }
-            Err(error) => {
-                lacking = 0;
-                tracing::warn!(%error, "cannot accept for the admin pages");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: AdminAnswers) {
-    let service =
-        service_fn(|request: Request<Incoming>| answers(&request.map(RequestBody::from)).map(Ok::<_, Infallible>));
-    if let Err(error) = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!(%error, "an admin connection ended");
-    }
-}
-
-struct RemoveOnDrop(PathBuf);
-
-impl Drop for RemoveOnDrop {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
+/// A function that answers requests on one of these ports. It may have to ask before it does.
+pub(super) type Answers = Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
 
 impl RunningOps {
     pub(super) fn stop(self) {

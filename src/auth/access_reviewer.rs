@@ -208,7 +208,8 @@ impl AccessReviewer {
     }
 
     /// Takes in what upstream said when somebody else asked: a proxy, whose own watch may stand on the same right. If
-    /// that asked for an open watch, the answer may be older than requests go by.
+    /// that asked for an open watch, the answer may be older than requests go by. A long name is not learned: who asks
+    /// for others may write what they like, and it would push out what is known of many.
     pub(super) async fn learns(
         &self,
         (user, access): (User, Access),
@@ -216,6 +217,9 @@ impl AccessReviewer {
         asked: Instant,
         verdict: AccessVerdict,
     ) {
+        if user.len_bytes() > QUESTION_TEXT_MAX {
+            return;
+        }
         let question = Question { user: Arc::new(user), access: Arc::new(access) };
         let decision = Decision::of(asked, verdict);
         let of_requests = (cause == Cause::AccessReview).then(|| self.of_requests(&question.access));

@@ -397,7 +397,7 @@ impl Shared {
                 access: access.clone(),
                 verdicts,
             };
-            let terms = LeaseTerms::of(&self.config, &known.user);
+            let terms = LeaseTerms::of(&self.config, &known.credential, &known.user);
             self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
         })
     }

@@ -23,7 +23,7 @@ use super::changes::LOOKED_AT;
 use super::credential::Credential;
 use super::hearing::Hearing;
 use super::lease_standing::{Doubt, LeaseStanding};
-use super::lease_terms::LeaseTerms;
+use super::lease_terms::{Asserted, LeaseTerms, Stands};
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::base::{Tasks, watch};
@@ -77,13 +77,6 @@ struct Keeper {
     settles: Instant,
 }
 
-/// When upstream was asked whose a credential is, and what its user may.
-#[derive(Debug, Clone, Copy)]
-struct Asserted {
-    identity: Instant,
-    right: Instant,
-}
-
 /// Somebody who has been found to be allowed, for the moment.
 pub(super) struct Claim {
     pub(super) id: CredentialId,
@@ -99,8 +92,6 @@ pub(super) struct Claim {
 const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The part of the period for which an answer will do where nothing has been heard, whoever asked.
-const SHARED: f64 = 0.75;
 /// Leases that one round of changes may make ask at once; more are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
@@ -274,29 +265,30 @@ impl Keeper {
 
     /// Returns why the caller may not go on, once it may not.
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
-        let (leases, mut period) = (self.leases.clone(), self.terms.first());
+        let (leases, mut stands) = (self.leases.clone(), self.terms.first());
         let unsure = Unsure::new(&leases);
-        let (mut due, mut unsure_since) = (self.next(period), None);
+        let (mut due, mut unsure_since) = (self.next(stands), None);
         let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
+            let before = self.good;
             let outcome = tokio::select! {
                 biased;
-                () = sleep_until(due) => self.assert(lately(period.mul_f64(SHARED))).await,
+                () = sleep_until(due) => self.assert(self.good.wanted(stands)).await,
                 since = self.standing.doubted() => {
                     self.settles = self.terms.settled_after(since);
                     self.assert_right(since).await
                 }
                 () = replaced(&mut authorities) => {
                     self.needed = Asserted::at(Instant::now());
-                    self.assert(Instant::now()).await
+                    self.assert(Asserted::at(Instant::now())).await
                 }
             };
             match outcome {
                 Ok(()) => {
                     unsure.set(false);
                     unsure_since = None;
-                    period = self.terms.period();
-                    due = self.next(period);
+                    stands = self.terms.next(stands, before, self.good);
+                    due = self.next(stands);
                 }
                 // What the credential says itself, nobody has to be asked about.
                 Err(why) if why.is_doubt() && self.is_over() => {
@@ -318,32 +310,32 @@ impl Keeper {
     }
 
     /// Whether the caller is still who it was, and may still what it may, as far as that can be found out in time. What
-    /// was asserted after `since` is not asked for.
-    async fn assert(&mut self, since: Instant) -> Result<(), NotGranted> {
+    /// was asserted since those moments is not asked for.
+    async fn assert(&mut self, since: Asserted) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
 
-    async fn ask(&mut self, since: Instant) -> Result<(), NotGranted> {
-        let wanted = since.max(self.needed.identity);
+    async fn ask(&mut self, since: Asserted) -> Result<(), NotGranted> {
+        let wanted = since.identity.max(self.needed.identity);
+        let mut is_another = false;
         if self.good.identity < wanted || self.is_over() {
-            let longer = self.terms.longer_of_identity();
-            let least = since.checked_sub(longer).unwrap_or(since).max(self.needed.identity);
-            let Identity { asked, user, until } = self.identify(least).await?;
-            // It stands as if it had been asked for so much later.
-            (self.good.identity, self.until) = ((asked + longer).min(Instant::now()), until);
-            if self.standing.replace_user(&user) {
-                // What was asserted of its former groups says nothing.
-                self.good.right = since.checked_sub(Duration::from_nanos(1)).unwrap_or(since);
-            }
+            let Identity { asked, user, until } = self.identify(wanted).await?;
+            (self.good.identity, self.until) = (asked, until);
+            is_another = self.standing.replace_user(&user);
             if let Some(verdicts) = &self.standing.verdicts {
                 verdicts.is_of(&user);
             }
         }
         if self.standing.verdicts.is_some() {
-            self.good.right = self.good.identity;
+            // Each namespace's right is asked about for itself.
+            self.good.right = Instant::now();
             return Ok(());
         }
-        let wanted = since.max(self.needed.right);
+        // What was asserted of its former groups says nothing.
+        if is_another {
+            self.needed.right = self.needed.right.max(self.good.right + Duration::from_nanos(1));
+        }
+        let wanted = since.right.max(self.needed.right);
         let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));
         if self.good.right < wanted {
             let by_policy = self.standing.given_by_policy(self.needed.right.max(self.settles));
@@ -378,10 +370,11 @@ impl Keeper {
         Ok(vouched.asked)
     }
 
-    /// When to ask again if nothing happens: a period after what is known, and soon behind a change once more.
-    fn next(&self, period: Duration) -> Instant {
-        let due = self.good.oldest() + period;
-        self.bounded(if self.good.right < self.settles { self.terms.soon_behind(self.settles, due) } else { due })
+    /// When to ask again if nothing happens: when it is due, and soon behind a change once more.
+    fn next(&self, stands: Stands) -> Instant {
+        let due = self.good.due(stands);
+        let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
+        self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
     }
 
     /// That moment, or the credential's end if it comes sooner.
@@ -428,12 +421,6 @@ impl Drop for Unsure<'_> {
     }
 }
 
-/// The moment that long ago; now, if the clock does not go back that far.
-fn lately(slack: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_sub(slack).unwrap_or(now)
-}
-
 fn late() -> NotGranted {
     NotGranted::Unavailable("whether this is still allowed could not be found out in time".to_owned())
 }
@@ -443,17 +430,6 @@ async fn replaced(authorities: &mut Option<Trusted>) {
     match authorities {
         Some(trusted) => trusted.changed().await,
         None => std::future::pending().await,
-    }
-}
-
-impl Asserted {
-    fn at(now: Instant) -> Self {
-        Self { identity: now, right: now }
-    }
-
-    /// When upstream was asked for the older of the two answers.
-    fn oldest(self) -> Instant {
-        self.identity.min(self.right)
     }
 }
 

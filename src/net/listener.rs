@@ -108,6 +108,11 @@ impl Listener {
         Ok(Self::of_tcp(TcpListener::from_std(socket)?, Beside::Nobody))
     }
 
+    /// The same on a socket file, which is for our own user and for root.
+    pub fn of_bound_unix(socket: StdUnixListener, path: &Path) -> io::Result<Self> {
+        Self::of_unix(socket, path, Beside::Nobody)
+    }
+
     /// A listener that has an address and no socket: only the connector leads there, by connections that hold so many
     /// bytes in each direction.
     pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, MemoryConnector) {

@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::connection::ConnectionState;
 use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
 use super::{Connection, ConnectionLimits};
-use crate::base::{Tunable, descriptor_wanted};
+use crate::base::{Tunable, descriptor_wanted, want_descriptor};
 
 /// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
 /// comes; while something is under way on all of them, who comes waits. The oldest goes, so a newcomer has as much time
@@ -25,7 +26,10 @@ pub(super) struct Places {
     affordable_max: usize,
     leaving_max: usize,
     taken: Mutex<Taken>,
+    /// Told to one of those who wait for a place.
     freed: Notify,
+    /// Told to all who wait for a descriptor.
+    gone: Notify,
 }
 
 /// A connection's place, until it is dropped.
@@ -44,13 +48,20 @@ struct Taken {
     /// The silent connections, as of the last look.
     crowd: Crowd<(usize, Connection)>,
     looked: Option<Instant>,
+    /// How many there were when others last got descriptors of them, and when that was.
+    left: Option<(usize, Instant)>,
 }
 
 /// How many out of four descriptors of the process are for connections of one listener. The others are for upstream,
 /// for files and for health checks.
 const DESCRIPTORS_OF_4: usize = 3;
-/// How many connections are closed at a time when there are no descriptors left.
+/// How many connections are closed at a time when there are no descriptors left: for those who connect here, and for
+/// others. Those ask again if it was not enough.
 const ROOM: usize = 16;
+const ROOM_FOR_OTHERS: usize = 4;
+const NEWCOMER_ASKS_WITHIN: Duration = Duration::from_millis(500);
+/// How long newcomers do not take what others were given: upstream tries for a second.
+const LEFT_FOR: Duration = Duration::from_secs(10);
 /// How many connections there may be beyond the limit because they were told to go and have not gone yet. One in so
 /// many of the descriptors is for them.
 const LEAVING_MAX: usize = 256;
@@ -74,8 +85,9 @@ impl Places {
     }
 
     fn new(limits: Tunable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
-        let taken = Taken { here: Slab::new(), leaving: 0, crowd: Crowd::default(), looked: None };
-        Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed: Notify::new() })
+        let taken = Taken { here: Slab::new(), leaving: 0, crowd: Crowd::default(), looked: None, left: None };
+        let (freed, gone) = (Notify::new(), Notify::new());
+        Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
 
     /// Takes a place for a connection, as soon as there is one.
@@ -96,21 +108,40 @@ impl Places {
     /// Closes some silent connections because the process has no descriptors left, and waits a little until one is
     /// gone. Returns whether one is. Connections that are about to go anyway are waited for first. So however often
     /// this is called meanwhile, a new connection that has not been looked at is not closed.
-    pub(super) async fn make_room(&self) -> bool {
-        let leaving = {
-            let mut taken = self.taken.lock();
-            while taken.leaving < ROOM.min(self.leaving_max) && taken.displace().is_some() {}
-            taken.leaving
-        };
-        leaving > 0 && timeout(LOOK_EVERY, self.freed.notified()).await.is_ok()
+    async fn make_room(&self) -> bool {
+        self.close_silent(ROOM, false).await
     }
 
-    /// Makes room whenever somebody else in the process has no descriptor: upstream, or a listener of another kind.
+    /// The same for a connection that was not accepted. Where none here is silent, others are asked to give one up.
+    pub(super) async fn make_room_or_ask(&self, error: &io::Error) {
+        if !self.make_room().await {
+            tracing::warn!(%error, "cannot accept");
+            want_descriptor().await;
+        }
+    }
+
+    /// Makes room whenever somebody else in the process has no descriptor: upstream, or a listener of another kind. For
+    /// a while no more connections are let in than have stayed, or whoever connects most often would have it instead.
     pub(super) async fn make_room_for_others(&self) -> Infallible {
         loop {
             descriptor_wanted().await;
-            self.make_room().await;
+            self.close_silent(ROOM_FOR_OTHERS, true).await;
         }
+    }
+
+    async fn close_silent(&self, room: usize, is_for_others: bool) -> bool {
+        let gone = self.gone.notified();
+        // Who has just come has a moment to ask. Without a descriptor accepting fails also while nobody waits for it.
+        let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
+        let leaving = {
+            let mut taken = self.taken.lock();
+            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest).is_some() {}
+            if is_for_others {
+                taken.left = Some((taken.here.len(), Instant::now()));
+            }
+            taken.leaving
+        };
+        leaving > 0 && timeout(LOOK_EVERY, gone).await.is_ok()
     }
 
     fn try_enter(&self, connection: &Connection, source: ConnectionSource) -> Option<usize> {
@@ -118,9 +149,10 @@ impl Places {
         if taken.leaving >= self.leaving_max {
             return None;
         }
-        let is_full = taken.here.len() >= self.limits.get().connections_max.min(self.affordable_max);
+        let places = self.limits.get().connections_max.min(self.affordable_max).min(taken.left_max());
+        let is_full = taken.here.len() >= places;
         if is_full {
-            taken.displace()?;
+            taken.displace(None)?;
         }
         let at = taken.here.insert((connection.clone(), source));
         // As long as a look is good, new connections are added to it, or the newest would go first.
@@ -138,13 +170,13 @@ fn within(descriptors: usize) -> (usize, usize) {
 }
 
 impl Taken {
-    /// Closes a silent connection, if there is one.
-    fn displace(&mut self) -> Option<()> {
+    /// Closes a silent connection, if there is one: one that was silent at that moment, if it matters.
+    fn displace(&mut self, latest: Option<Instant>) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Who has come since that look may be all that is known of any more, while others have fallen silent before.
-        let gone = self.next(self.looked).or_else(|| {
+        let gone = self.next(self.looked.min(latest.or(self.looked))).or_else(|| {
             self.look(LOOK_EVERY);
-            self.next(None)
+            self.next(latest)
         })?;
         self.here.remove(gone);
         self.leaving += 1;
@@ -162,6 +194,11 @@ impl Taken {
             }
         }
         None
+    }
+
+    /// How many there may be while others need descriptors. A few are never too many.
+    fn left_max(&self) -> usize {
+        self.left.filter(|(_, since)| since.elapsed() < LEFT_FOR).map_or(usize::MAX, |(left, _)| left.max(ROOM))
     }
 
     fn has_looked(&self, lately: Duration) -> bool {
@@ -191,6 +228,7 @@ impl Drop for ConnectionPlace {
         }
         drop(taken);
         self.places.freed.notify_one();
+        self.places.gone.notify_waiters();
     }
 }
 
@@ -309,6 +347,8 @@ mod tests {
             let place = places.enter(&connection, source(1)).await;
             here.push((connection, place));
         }
+        assert!(!places.make_room().await, "they have just come");
+        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
         for _ in 0..10 {
             assert!(!places.make_room().await, "none has gone yet");
         }
@@ -318,6 +358,35 @@ mod tests {
         assert!(more.as_mut().now_or_never().is_none());
         here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
         assert!(more.await);
+    }
+
+    /// Somebody connects again and again while upstream has no descriptor.
+    #[tokio::test(start_paused = true)]
+    async fn what_others_were_given_is_not_taken_by_who_comes_next() {
+        let places = places(1_000, LEAVING_MAX);
+        let mut here = Vec::new();
+        let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
+            let connection = Connection::default();
+            let place = places.enter(&connection, source(1)).await;
+            here.push((connection, place));
+            here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+        };
+        for _ in 0..100 {
+            come(&mut here).await;
+        }
+        let _ = places.close_silent(ROOM_FOR_OTHERS, true).now_or_never();
+        assert!(here.iter().all(|(it, _)| !it.is(ConnectionState::Cut)), "they have just come");
+        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
+        let _ = places.close_silent(ROOM_FOR_OTHERS, true).now_or_never();
+        for _ in 0..50 {
+            come(&mut here).await;
+        }
+        assert_eq!(here.len(), 100 - ROOM_FOR_OTHERS);
+        tokio::time::advance(LEFT_FOR).await;
+        for _ in 0..50 {
+            come(&mut here).await;
+        }
+        assert_eq!(here.len(), 150 - ROOM_FOR_OTHERS, "nobody needs any more");
     }
 
     /// Some came while there was room, and were not looked for.
@@ -338,6 +407,7 @@ mod tests {
         for _ in 0..PLACES {
             come(&mut here).await;
         }
+        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
         let _ = places.make_room().now_or_never();
         go(&mut here);
         while here.len() < PLACES {
@@ -346,6 +416,7 @@ mod tests {
         come(&mut here).await;
         let (last, _) = here.last().expect("it came");
         let last = last.clone();
+        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
         for _ in 0..2 {
             go(&mut here);
             let _ = places.make_room().now_or_never();

@@ -23,7 +23,7 @@ use super::preface::{Spoken, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
-use crate::base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor, want_descriptor};
+use crate::base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor};
 
 /// The pause after an accept error that is not the peer's fault.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -82,10 +82,9 @@ pub async fn serve<S, F, B>(
         match entered {
             Ok((stream, address, this, place)) => begin(stream, address, this, place),
             Err(error) if lacks_descriptor(&error) => {
-                if !places.make_room().await {
-                    tracing::warn!(%error, "cannot accept");
-                    want_descriptor().await;
-                }
+                places.make_room_or_ask(&error).await;
+                // What was wanted was for those who come here.
+                making_room.set(places.make_room_for_others());
             }
             Err(error) => pause_after(&error).await,
         }

@@ -31,7 +31,7 @@ use crate::upstream::{
 };
 
 /// What is reviewed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     /// What somebody may who asks for something.
     Access,
@@ -40,10 +40,11 @@ enum Kind {
     Token,
 }
 
-/// A question, by the digest of its body: it may have a token in it.
+/// A question, by the digest of its body: it may have a token in it. What was asked for open watches is kept apart: if
+/// upstream is a proxy itself, its answer may be older than requests go by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
-    is_token: bool,
+    kind: Kind,
     digest: [u8; 32],
 }
 
@@ -55,6 +56,16 @@ struct Kept {
     ttl: Duration,
     /// How long it serves those who ask about an open watch.
     lease_ttl: Duration,
+}
+
+/// How upstream's answers stand to the last change of rights that we have seen.
+#[derive(Debug, Clone, Copy)]
+struct LastChange {
+    /// The moment from which they go by it, as a rule.
+    seen: Instant,
+    /// The moment from which they do for certain. Behind a change each lease asks once more, and must not be told what
+    /// it was told before.
+    settled: Instant,
 }
 
 /// Asks upstream for others what they may not be told by anybody else.
@@ -116,10 +127,9 @@ impl ReviewDesk {
         let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
         let (body, asked_before) = (whole.to_bytes(), Instant::now());
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
-        let key =
-            Key { is_token: kind == Kind::Token, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let key = Key { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
         let ask = |_| self.ask(kind, hops, body);
-        let asking = self.kept.get(&key, received, |kept| self.will_do(kind, kept), ask);
+        let asking = self.kept.get(&key, received, |kept| kind.will_do(kept, self.last_change(), Instant::now()), ask);
         let kept = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
         let kept = kept.map_err(|error| unreachable(&error))?;
         let from = if kept.asked >= asked_before { AnsweredFrom::Upstream } else { AnsweredFrom::Memory };
@@ -127,30 +137,10 @@ impl ReviewDesk {
         Ok(kept.answer)
     }
 
-    /// Whether an answer is as old at most as one that we would go by ourselves, and no right has changed since that we
-    /// have seen.
-    fn will_do(&self, kind: Kind, kept: &Kept) -> bool {
-        let age = kept.asked.elapsed();
-        let does_for_requests = || age < kept.ttl && self.settled_since().is_some_and(|since| kept.asked >= since);
-        match kind {
-            Kind::Token => age < kept.ttl,
-            Kind::Access => does_for_requests(),
-            Kind::Lease => does_for_requests() || age < kept.lease_ttl && self.goes_by_all_changes(kept.asked),
-        }
-    }
-
-    /// Whether upstream's authorizers certainly knew of the last change when they were asked. Behind a change each
-    /// lease asks once more, and must not be told what it was told before.
-    fn goes_by_all_changes(&self, asked: Instant) -> bool {
-        let behind = self.gate.remembers_for().recheck;
-        self.gate.policy_unchanged_since().is_some_and(|since| asked >= since + behind)
-    }
-
     async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
         match kind {
             Kind::Token => self.ask_whose(hops, body).await,
-            Kind::Access => self.ask_whether(Cause::AccessReview, hops, body).await,
-            Kind::Lease => self.ask_whether(Cause::LeaseReview, hops, body).await,
+            Kind::Access | Kind::Lease => self.ask_whether(kind, hops, body).await,
         }
     }
 
@@ -165,14 +155,16 @@ impl ReviewDesk {
 
     /// Asks what a user may, unless we have asked ourselves: of a node its proxy asks what its kubelet may, and we what
     /// its proxy may, which is the same.
-    async fn ask_whether(&self, cause: Cause, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
         let question = AccessVerdict::question(&body);
-        if let (Some((user, access)), Some(since)) = (&question, self.settled_since())
+        let since = self.last_change().map(|change| change.least(kind, Instant::now()));
+        if let (Some((user, access)), Some(since)) = (&question, since)
             && let Some((asked, verdict)) = self.gate.recalls(user, access, since).await
             && let Some(answer) = verdict.clone().answer(user, access)
         {
             return Ok(self.kept(asked, answer, &verdict));
         }
+        let cause = if kind == Kind::Lease { Cause::LeaseReview } else { Cause::AccessReview };
         let asked = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessVerdict::read(&answer);
@@ -196,10 +188,23 @@ impl ReviewDesk {
         Kept { asked, answer, ttl, lease_ttl }
     }
 
-    /// Since when an answer goes by all changes of rights that we have seen: upstream's authorizers may have heard of
-    /// the last one a little later.
-    fn settled_since(&self) -> Option<Instant> {
-        self.gate.policy_unchanged_since().map(|since| since + self.lag_max)
+    /// The last change of rights, if we would have seen it.
+    fn last_change(&self) -> Option<LastChange> {
+        let recheck = self.gate.remembers_for().recheck;
+        let at = self.gate.policy_unchanged_since()?;
+        Some(LastChange { seen: at + self.lag_max, settled: at + recheck.max(self.lag_max) })
+    }
+}
+
+impl LastChange {
+    /// Whether each who asks about that must be told what goes by this for certain.
+    fn is_settled(self, kind: Kind, now: Instant) -> bool {
+        kind == Kind::Lease && now >= self.settled
+    }
+
+    /// The moment before which no answer will do.
+    fn least(self, kind: Kind, now: Instant) -> Instant {
+        if self.is_settled(kind, now) { self.settled } else { self.seen }
     }
 }
 
@@ -212,6 +217,20 @@ impl Kind {
             ACCESS_REVIEWS if says(Cause::LeaseReview) => Some(Self::Lease),
             TOKEN_REVIEWS if says(Cause::TokenReview) => Some(Self::Token),
             _ => None,
+        }
+    }
+
+    /// Whether an answer is as old at most as one that we would go by ourselves, and no right has changed since that we
+    /// have seen.
+    fn will_do(self, kept: &Kept, change: Option<LastChange>, now: Instant) -> bool {
+        let age = now.saturating_duration_since(kept.asked);
+        match change {
+            _ if self == Self::Token => age < kept.ttl,
+            None => false,
+            Some(change) => {
+                let ttl = if change.is_settled(self, now) { kept.lease_ttl } else { kept.ttl };
+                age < ttl && kept.asked >= change.least(self, now)
+            }
         }
     }
 }
@@ -235,5 +254,46 @@ impl AskedAt for Kept {
     fn len_bytes(&self) -> usize {
         const KEY_BYTES: usize = 256;
         KEY_BYTES + self.answer.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A change at 0 s, which answers go by from 5 s on, and certainly from 60 s on. They serve 10 s, and RBAC's for
+    /// open watches 600 s.
+    #[test]
+    fn an_answer_serves_as_long_as_one_of_our_own_and_no_longer_than_until_a_change() {
+        let zero = Instant::now();
+        let at = |second: u64| zero + Duration::from_secs(second);
+        let change = LastChange { seen: at(5), settled: at(60) };
+        let (by_rbac, by_others) = (600, 10);
+        for (kind, asked, now, lease_ttl, expected) in [
+            (Kind::Access, 4, 6, by_rbac, false),
+            (Kind::Access, 6, 15, by_rbac, true),
+            (Kind::Access, 6, 16, by_rbac, false),
+            (Kind::Access, 100, 111, by_rbac, false),
+            (Kind::Lease, 4, 6, by_rbac, false),
+            (Kind::Lease, 6, 15, by_rbac, true),
+            // Upstream need not know of the change yet.
+            (Kind::Lease, 6, 17, by_rbac, false),
+            (Kind::Lease, 55, 59, by_rbac, true),
+            (Kind::Lease, 55, 60, by_rbac, false),
+            (Kind::Lease, 60, 61, by_rbac, true),
+            (Kind::Lease, 61, 660, by_rbac, true),
+            (Kind::Lease, 61, 661, by_rbac, false),
+            (Kind::Lease, 61, 70, by_others, true),
+            (Kind::Lease, 61, 71, by_others, false),
+            (Kind::Token, 1, 10, 0, true),
+            (Kind::Token, 1, 11, 0, false),
+        ] {
+            let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
+            let kept = Kept { asked: at(asked), answer: Bytes::new(), ttl, lease_ttl };
+            let case = format!("{kind:?}, asked for at {asked} s, at {now} s, for {lease_ttl:?}");
+            assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
+            let of_token = kind == Kind::Token && expected;
+            assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");
+        }
     }
 }

@@ -27,6 +27,9 @@ pub const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
 const MAPS: &str = "/api/v1/configmaps";
 /// A run that lasts so long, as `make test` does it, has each of the three killed once.
 const SHORT: Duration = Duration::from_secs(9);
+/// How often there is such a run at most. A slow machine may leave so little of one that it says nothing; what is found
+/// broken fails at once.
+const SHORT_RUNS_MAX: usize = 3;
 /// Between the time that all is known behind one kill and the next, in a short run and in a long one: by then every
 /// client has heard of something that came later.
 const BETWEEN_SHORT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(900));
@@ -34,7 +37,7 @@ const BETWEEN: (Duration, Duration) = (Duration::from_secs(4), Duration::from_se
 /// The end of a long run, in which nothing is killed.
 const CALM: Duration = Duration::from_secs(8);
 /// How late a change may be while nothing is broken, in a short run and in a long one of many informers.
-const ON_TIME_SHORT: Duration = Duration::from_secs(3);
+const ON_TIME_SHORT: Duration = Duration::from_secs(8);
 const ON_TIME: Duration = Duration::from_secs(10);
 /// As many informers share a connection.
 const SHARE: u32 = 25;
@@ -71,20 +74,33 @@ async fn informers_thrown_among_two_tiers_and_the_apiserver_lose_nothing_and_beg
     });
     let Some(bed) = bed::own_with("failover", &AS_JSON).await else { return };
     let duration = if seconds == 0 { SHORT } else { Duration::from_secs(seconds) };
-    let scale = Scale { informers, duration, rate, seed: seed.first() };
-    let mut tiers = Tiers::start(&bed).await;
-    let out = bed.file("failover");
-    let order = order(&bed, [tiers.leaf.proxy().target(), tiers.zone.proxy().target()], &out, scale);
+    let runs_max = if duration == SHORT { SHORT_RUNS_MAX } else { 1 };
+    let (mut tiers, mut outcome) = (Tiers::start(&bed).await, Outcome::Void);
+    for seed in seed.rounds().take(runs_max) {
+        outcome = run(&bed, &mut tiers, Scale { informers, duration, rate, seed }).await;
+        if outcome != Outcome::Void {
+            break;
+        }
+    }
+    assert_eq!(outcome, Outcome::Kept, "no run says anything");
+    tiers.assert_sound();
+}
+
+/// Runs informers while each of the three is killed, and judges what they were told.
+async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> Outcome {
+    // What a run before this one broke is over. What servers have forgotten by then stays forgotten.
+    tiers.records.retain(|record| matches!(record, Record::Window(_)));
+    let out = plane.file("failover");
+    let order = order(plane, [tiers.leaf.proxy().target(), tiers.zone.proxy().target()], &out, scale);
     let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
-    let running = kube_fanout::verify::run(&order, &progress, &stop);
-    let (ran, kills) = tokio::join!(running, kill(&mut tiers, scale));
+    let running = Box::pin(kube_fanout::verify::run(&order, &progress, &stop));
+    let (ran, kills) = tokio::join!(running, kill(tiers, scale));
     let notes = ran.unwrap_or_else(|error| panic!("{error}")).notes;
     for (victim, times) in &kills {
         say(&format!("{} was killed {times} times", name(*victim)));
     }
     assert_eq!(kills.len(), 3, "the run is void: not each of them was killed");
-    judge(&out.join("records.jsonl"), &tiers.records, &notes, &least(scale));
-    tiers.assert_sound();
+    judge(&out.join("records.jsonl"), &tiers.records, &notes, &least(scale))
 }
 
 /// Informers that go among two proxies and the apiserver.
@@ -175,8 +191,10 @@ pub fn least(scale: Scale) -> Counts {
     }
 }
 
-/// Judges a record, with what was killed in its time.
-pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) {
+/// Judges a record, with what was killed in its time. Fails if a promise was broken; otherwise all were kept, or the
+/// run is void.
+#[must_use]
+pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) -> Outcome {
     let mut file = File::options().append(true).open(record).expect("a record");
     for line in kills {
         writeln!(file, "{}", serde_json::to_string(line).expect("it is JSON")).expect("a line");
@@ -190,11 +208,18 @@ pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) 
     text.lines().for_each(say);
     say(&format!("{} clients went on from a state", verdict.hops.clients));
     notes.iter().for_each(|note| say(&format!("note: {note}")));
-    assert_eq!(verdict.outcome(), Outcome::Kept, "{}", record.display());
+    assert_ne!(verdict.outcome(), Outcome::Broken, "{}", record.display());
+    verdict.outcome()
 }
 
 /// Watches of the leaf, and one of the apiserver to compare them with.
 const WATCHES: usize = 20;
+/// What is read at the leaf behind each write.
+const OWN: &str = "/api/v1/namespaces/default/configmaps";
+/// How long a read waits for a proof that the cache is current (docs/CONFIG.md, "Not configurable"), and why it is
+/// passed on then.
+const PROOF_WITHIN: Duration = Duration::from_secs(3);
+const NO_PROOF: &str = "no_proof";
 
 /// The changes of a watch up to a version, each by type, name and version.
 async fn changes(mut watch: Watch, last: u64) -> Vec<(String, String, u64)> {
@@ -251,33 +276,63 @@ async fn a_leaf_whose_zone_is_killed_under_load_goes_on_without_a_list_and_reads
 
 /// Whoever reads at the leaf without a version gets what is written, and the zone passes nothing on for that.
 async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
-    const OWN: &str = "/api/v1/namespaces/default/configmaps";
     const READS: usize = 50;
+    // A machine that stalls may make a proof late now and then.
+    const LATE_MAX: i64 = 2;
+    // The zone may pass on the leaf's question, another one behind it, and the read itself.
+    const PASSED_ON_EACH: i64 = 3;
     let (leaf, zone) = (tiers.leaf.proxy(), tiers.zone.proxy());
     // What has to be found out about a form is found out once.
     leaf.client().version(OWN).await;
-    let (forwarded, asked) = (passed_on(zone).await, leaf.asked("position").await);
+    let ((before, unproven), asked) = (passed_on(zone).await, leaf.asked("position").await);
+    let mut late = 0;
     for n in 0..READS {
         let patch = serde_json::json!({"data": {"n": n.to_string()}});
-        let written = plane.direct().patch(&format!("{OWN}/failover-probe"), patch).await;
-        let list = leaf.client().get(OWN).await;
-        assert!(list.is_cached(), "{}", list.text());
-        let items = list.value()["items"].as_array().expect("items").clone();
-        let read = items.iter().find(|item| item["metadata"]["name"] == "failover-probe").expect("it is there");
-        assert_eq!(read["data"]["n"], n.to_string(), "{} was written before", bed::version_of(&written));
+        let written = bed::version_of(&plane.direct().patch(&format!("{OWN}/failover-probe"), patch).await);
+        while !is_proven_in_time(leaf, n, written).await {
+            late += 1;
+            assert!(late <= LATE_MAX, "{late} of {READS} reads could not be proven in time");
+        }
     }
     let proofs = leaf.asked("position").await - asked;
-    say(&format!("{READS} reads behind a write at the leaf: {proofs} questions to the zone, none of them passed on"));
-    assert_eq!(passed_on(zone).await, forwarded);
+    let (after, passed) = passed_on(zone).await;
+    let passed = passed - unproven;
+    say(&format!(
+        "{READS} reads behind a write at the leaf: {proofs} questions to the zone, {late} too late, {passed} passed on"
+    ));
+    assert_eq!(after, before);
+    assert!(passed <= late * PASSED_ON_EACH, "{passed} questions passed on for {late} reads that were late");
 }
 
-/// What a proxy has passed on, but for samples by which a form is compared with what upstream writes: they name a
-/// version that is soon over, and there are a few for each form, however many read it.
-async fn passed_on(proxy: &Proxy) -> Vec<(String, i64)> {
+/// Reads at the leaf what was written. `false` if the leaf had it from upstream because no proof came in time: then it
+/// says so, and has waited for one.
+async fn is_proven_in_time(leaf: &Proxy, n: usize, written: u64) -> bool {
+    let asked = Instant::now();
+    let list = leaf.client().get(OWN).await;
+    let took = asked.elapsed();
+    let items = list.value()["items"].as_array().expect("items").clone();
+    let read = items.iter().find(|item| item["metadata"]["name"] == "failover-probe").expect("it is there");
+    assert_eq!(read["data"]["n"], n.to_string(), "{written} was written before");
+    let is_late = took >= PROOF_WITHIN && list.header("kube-fanout-reason") == NO_PROOF;
+    assert!(is_late || list.is_cached(), "after {took:.1?}: {}", list.text());
+    !is_late
+}
+
+/// What a proxy has passed on, and how much for want of a proof besides. Samples by which a form is compared with what
+/// upstream writes are left out: they name a version that is soon over, and there are a few for each form, however many
+/// read it.
+async fn passed_on(proxy: &Proxy) -> (Vec<(String, i64)>, i64) {
     const SAMPLES_MAX: i64 = 5;
-    let forwarded = proxy.forwarded().await;
-    let is_sample = |labels: &str| labels.contains("exact_version");
-    let samples = forwarded.iter().filter(|(labels, _)| is_sample(labels)).map(|(_, count)| count).sum::<i64>();
-    assert!(samples <= SAMPLES_MAX, "{forwarded:?}");
-    forwarded.into_iter().filter(|(labels, _)| !is_sample(labels)).collect()
+    let (mut others, mut samples, mut unproven) = (Vec::new(), 0, 0);
+    for (labels, count) in proxy.forwarded().await {
+        if labels.contains("exact_version") {
+            samples += count;
+        } else if labels.contains(NO_PROOF) {
+            unproven += count;
+        } else {
+            others.push((labels, count));
+        }
+    }
+    assert!(samples <= SAMPLES_MAX, "{samples} samples");
+    (others, unproven)
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use kube_fanout::base::now_ns;
 use kube_fanout::probe::ProgressLine;
-use kube_fanout::verify::{Counts, FaultRecord, Record};
+use kube_fanout::verify::{Counts, FaultRecord, Outcome, Record};
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
@@ -177,7 +177,8 @@ async fn verify_judges_it(plane: &Plane, (grove, maps): (&Grove, &str), leaves: 
     let (ran, killed) = tokio::join!(kube_fanout::verify::run(&order, &progress, &stop), killing);
     let ran = ran.unwrap_or_else(|error| panic!("{error}"));
     let least = Counts { faults: 1, ..failover::least(scale) };
-    failover::judge(&out.join("records.jsonl"), &[killed], &ran.notes, &least);
+    let outcome = failover::judge(&out.join("records.jsonl"), &[killed], &ran.notes, &least);
+    assert_eq!(outcome, Outcome::Kept, "the run is void");
 }
 
 async fn a_zone_is_killed(plane: &Plane, maps: &str, grove: &Grove, leaves: &[Target], writes: u64) {

@@ -59,7 +59,9 @@ async fn rows_3_4_5_initial_events_come_first_and_their_bookmark_to_those_who_ta
     for mut watch in both(&pair, &pair.path(&format!("?watch=1{sie}"))).await {
         assert_eq!(outline(&watch.initial().await), ["BOOKMARK"]);
     }
-    assert!(started.elapsed() < Duration::from_secs(5), "the bookmark of an empty set comes at once");
+    // Both have to prove what is current, for which a slow machine takes long. What merely reports progress comes after
+    // a minute.
+    assert!(started.elapsed() < Duration::from_secs(15), "the bookmark of an empty set comes at once");
 }
 
 #[tokio::test]
@@ -152,12 +154,12 @@ async fn row_16_a_version_in_the_future_is_waited_for_by_watches_and_refused_to_
     let Some(pair) = Pair::new().await else { return };
     let future = pair.maps().await + 1_000_000;
     let watch = pair.path(&format!("?watch=1&resourceVersion={future}&timeoutSeconds=2"));
-    let (answer, took) = pair.same_watch(Ask::get(&watch)).await;
+    let (answer, [_, took]) = pair.same_watch(Ask::get(&watch)).await;
     assert_eq!(answer.body.len(), 0);
     assert!((1.5..6.0).contains(&took), "it lasted as long as asked: {took:.1} s");
     let list =
         format!("resourceVersion={future}&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1");
-    let (answer, took) = pair.same_watch(Ask::get(&pair.path(&format!("?watch=1&{list}")))).await;
+    let (answer, [_, took]) = pair.same_watch(Ask::get(&pair.path(&format!("?watch=1&{list}")))).await;
     assert!(answer.text().contains("\"code\":504"), "{}", answer.text());
     assert!((2.5..9.0).contains(&took), "after three seconds: {took:.1} s");
     for path in [format!("?resourceVersion={future}"), format!("/cm-a?resourceVersion={future}")] {
@@ -187,8 +189,9 @@ async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
     }
     // With a version: without one, what the apiserver gets to say before it notices differs from time to time.
     let over = pair.path(&format!("?watch=1&timeoutSeconds=-1&resourceVersion={version}"));
-    let (answer, took) = pair.same_watch(Ask::get(&over)).await;
-    assert!(answer.body.is_empty() && took < 3.0, "over before it began: {took:.1} s");
+    let (answer, [direct, took]) = pair.same_watch(Ask::get(&over)).await;
+    let is_over = answer.body.is_empty() && took < direct + 3.0;
+    assert!(is_over, "over before it began: {took:.1} s, directly {direct:.1} s");
     let mut endless = both(&pair, &pair.path("?watch=1&timeoutSeconds=0")).await;
     both_tell(&mut endless).await;
     both_tell(&mut endless).await;

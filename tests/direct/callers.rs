@@ -141,7 +141,7 @@ async fn a4_a_watch_ends_with_its_token() {
     let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
     app.discovered().await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
-    let lasts = Duration::from_secs(5);
+    let lasts = Duration::from_secs(10);
     let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{}}}"#, now + lasts.as_secs())));
     up.reviews().give(&token, "ada");
     up.reviews().allow("ada", "*");

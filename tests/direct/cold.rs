@@ -1,9 +1,10 @@
 //! Hundreds of clients that arrive together at a new proxy cost upstream only a few questions (F4).
 
 use futures_util::future::join_all;
-use kube_fanout::demo;
+use kube_fanout::demo::{self, RunningUpstream};
+use tokio::time::Instant;
 
-use crate::direct::{self, PODS, assert_same, straight};
+use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, straight};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_watch_lists_at_a_cold_proxy_cost_upstream_one_watch() {
@@ -21,35 +22,59 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_cost_upstream_one_watch() {
     watches.iter().for_each(|watch| assert_same("a cold watch", &watch.events(), &theirs.events()));
 }
 
+/// A new proxy whose upstream does not tell it yet what there is. However long that takes, it sends nobody away.
+async fn told_nothing(up: &RunningUpstream) -> App {
+    let app = direct::app(up).sync_wait(direct::PATIENCE).run().await;
+    app.discovered().await;
+    up.faults().hush_watches();
+    app
+}
+
+/// Has upstream tell it when so many wait, however long a busy machine takes for them. Returns when that was.
+async fn told_when_waiting(up: &RunningUpstream, app: &App, readers: u64) -> Instant {
+    app.until_feed("pods", "all wait", |feed| feed["readers"].as_u64() >= Some(readers)).await;
+    up.faults().unhush_watches();
+    Instant::now()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_that_want_the_newest_state_share_a_few_proofs() {
     let up = demo::upstream().pods(30).run().await;
-    let app = direct::app(&up).run().await;
+    let app = told_nothing(&up).await;
     let connections = join_all((0..5).map(|_| app.multiplexed())).await;
-    let open = (0..500).map(|n| connections[n % 5].watch(PODS).initial_events().into_future());
-    let watches = join_all(open).await;
+    let open = join_all((0..500).map(|n| connections[n % 5].watch(PODS).initial_events().into_future()));
+    let (watches, _) = tokio::join!(open, told_when_waiting(&up, &app, 500));
     join_all(watches.iter().map(direct::Watch::listed)).await;
     let counts = up.counts();
     assert!(counts.watch_lists.of("pods") <= 25, "{} watch-lists", counts.watch_lists.of("pods"));
     assert!(counts.lists.of("pods") <= 10, "{} lists", counts.lists.of("pods"));
-    assert_eq!(counts.watches_open.of("pods"), 1, "and one that stays");
+    direct::within("one that stays", up.until(|counts| counts.watches_open.of("pods") == 1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_hundred_lists_at_a_cold_proxy_are_all_served_for_a_few_questions() {
-    let up = demo::upstream().pods(30).run().await;
-    let app = direct::app(&up).run().await;
-    let connections = join_all((0..3).map(|_| app.multiplexed())).await;
-    let lists = join_all((0..300).map(|n| connections[n % 3].get(PODS))).await;
-    let expected = straight(&up).get(PODS).await;
-    for list in &lists {
-        assert!(list.body == expected.body, "{}", list.text());
+    for _ in 0..5 {
+        let up = demo::upstream().pods(30).run().await;
+        let app = told_nothing(&up).await;
+        let connections = join_all((0..3).map(|_| app.multiplexed())).await;
+        let lists = join_all((0..300).map(|n| connections[n % 3].get(PODS)));
+        let (lists, told) = tokio::join!(lists, told_when_waiting(&up, &app, 300));
+        let (took, served) = (told.elapsed(), lists.iter().filter(|list| list.is_cached()).count());
+        // Who waits for so long is passed on: of a machine that stalls that shows nothing.
+        if served < 290 && took >= FRESH_MAX {
+            continue;
+        }
+        assert!(served >= 290, "{served} of 300 from the cache");
+        let expected = straight(&up).get(PODS).await;
+        for list in &lists {
+            assert!(list.body == expected.body, "{}", list.text());
+        }
+        let counts = up.counts();
+        let questions = counts.lists.of("pods") + counts.watch_lists.of("pods");
+        assert!(questions <= 40, "{questions} questions");
+        return;
     }
-    let served = lists.iter().filter(|list| list.is_cached()).count();
-    assert!(served >= 290, "{served} of 300 from the cache");
-    let counts = up.counts();
-    let questions = counts.lists.of("pods") + counts.watch_lists.of("pods");
-    assert!(questions <= 40, "{questions} questions");
+    panic!("each time they are passed on, after a while");
 }
 
 #[tokio::test]
@@ -128,7 +153,7 @@ async fn a_list_that_fails_for_a_moment_is_tried_again() {
         up.faults().only("pods").answer(demo::RequestKind::Watch, 1, code, retry_after);
     }
     let app = direct::app(&up).run().await;
-    let began = tokio::time::Instant::now();
+    let began = Instant::now();
     let list = app.get("/api/v1/pods?resourceVersion=0").await;
     assert_eq!((list.status, list.is_cached(), list.items().len()), (200, true, 4));
     assert!(began.elapsed() >= std::time::Duration::from_secs(1), "Retry-After is heeded");

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::Request;
@@ -13,7 +12,7 @@ use kube_fanout::verify::Promise;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, configmap};
+use crate::direct::{self, Answer, Behind, Client, FRESH_MAX, History, PODS, Stub, Watch, configmap};
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -216,8 +215,11 @@ async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
     for (up, app) in [(&small, &few), (&large, &many)] {
         app.get(PODS).await;
         for n in 0..2 {
-            up.put("configmaps", configmap("default", "other", &n.to_string()));
-            let list = app.get(PODS).await;
+            let write = || {
+                up.put("configmaps", configmap("default", "other", &n.to_string()));
+                PODS.to_owned()
+            };
+            let list = direct::proven(app, write).await;
             assert!(list.is_cached(), "served from the cache, not passed through");
             assert_eq!(list.items().len(), up.keys("pods").len());
         }
@@ -277,6 +279,6 @@ async fn without_upstream_what_cannot_be_proven_is_refused_and_the_rest_is_serve
     assert!(open.is_open());
     up.faults().up().await;
     app.until_feed("pods", "live again", |feed| feed["state"] == "live").await;
-    let list = tokio::time::timeout(Duration::from_secs(5), app.get(PODS)).await.expect("an answer");
+    let list = direct::in_time(FRESH_MAX, "an answer", Box::pin(app.get(PODS))).await;
     assert_eq!((list.status, list.header("kube-fanout-stale-seconds")), (200, None));
 }

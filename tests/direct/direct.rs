@@ -20,7 +20,7 @@ mod watch;
 use std::time::Duration;
 
 use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use app::{App, Plan, app, by, in_front_of};
 pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
@@ -37,6 +37,8 @@ pub use watch::{Watch, WatchPlan};
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How much later than promised something may be, because the two cores of a test machine do other things as well.
 pub const ALLOWANCE: Duration = Duration::from_secs(5);
+/// How long a read waits for a proof, or for a version that it names (L3, L5).
+pub const FRESH_MAX: Duration = Duration::from_secs(3);
 /// The time between two looks at something that does not signal its changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// How often [`amid_churn`] changes pods at most: what changes has to be compared too, and slow machines would drown.
@@ -71,6 +73,22 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() ->
 /// Does the same as [`eventually`], and fails if it takes longer than is promised.
 pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, what: &str, look: impl Fn() -> F) {
     in_time(promised, what, Box::pin(until(look))).await;
+}
+
+/// The answer to a read that needs a proof. `path` says what is read, and may write before that what makes a proof
+/// necessary. A read that has waited for [`FRESH_MAX`] is passed on or refused. That may be because the machine stalls,
+/// and shows nothing, so another one is tried.
+pub async fn proven(client: &Client, mut path: impl FnMut() -> String) -> Answer {
+    let reads = async {
+        loop {
+            let (path, asked) = (path(), Instant::now());
+            let answer = client.get(&path).await;
+            if answer.is_cached() || asked.elapsed() < FRESH_MAX {
+                return answer;
+            }
+        }
+    };
+    within("an answer with a proof", Box::pin(reads)).await
 }
 
 async fn until<F: Future<Output = bool>>(look: impl Fn() -> F) {

@@ -147,8 +147,9 @@ async fn where_proofs_are_late_gets_are_passed_on_and_wait_for_nothing() {
 async fn gets_that_are_passed_on_keep_no_feed_running() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).idle(Duration::from_millis(300)).run().await;
-    app.get("/api/v1/pods?resourceVersion=0").await;
-    assert!(app.feed("pods").await.is_some(), "somebody has listed");
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    assert!(app.feed("pods").await.is_some(), "somebody watches");
+    drop(watch);
     let is_over = || async {
         let answer = app.get("/api/v1/namespaces/default/pods/one").await;
         assert!(!answer.is_cached());

@@ -146,9 +146,13 @@ async fn exact_is_exact_or_upstreams_answer() {
         assert_eq!((ours.status, ours.is_cached()), (200, cached), "{path}");
     }
     // A version between two changes of pods is as good as the last one.
-    let other = up.put("configmaps", configmap("default", "other", "x"));
-    let was_there = now_ns();
-    let at_least = app.get(&format!("{PODS}?resourceVersion={other}&resourceVersionMatch=NotOlderThan")).await;
+    let (mut other, mut was_there) = (0, 0);
+    let write = || {
+        other = up.put("configmaps", configmap("default", "other", "x"));
+        was_there = now_ns();
+        format!("{PODS}?resourceVersion={other}&resourceVersionMatch=NotOlderThan")
+    };
+    let at_least = direct::proven(&app, write).await;
     let mut evidence = history.upto(now).await.evidence();
     evidence.reached(other, was_there).answer(&at_least);
     evidence.shows(&[Promise::NotOlderThan, Promise::ListSnapshot]);

@@ -184,7 +184,7 @@ async fn what_is_known_of_callers_is_counted() {
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "default");
     let dir = Dir::new();
-    let file = dir.file("config", "delegated: {allowedTTL: 50ms, tokenTTL: 50ms, recheck: 50ms, outageGrace: 1s}");
+    let file = dir.file("config", "delegated: {allowedTTL: 50ms, tokenTTL: 50ms, recheck: 50ms, outageGrace: 5s}");
     let config = file.to_str().expect("a path");
     let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
     let ada = process.client().bearing("a");

@@ -1,11 +1,13 @@
 //! Resources to which nothing happens, each of which is proven to be current by questions of its own (L5).
 
+use std::time::Instant;
+
 use futures_util::future::join_all;
 use http::Request;
 use hyper::body::Incoming;
 use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 
-use crate::direct::{self, Behind, CONFIGMAPS, PODS, Stub, configmap};
+use crate::direct::{self, Answer, App, Behind, CONFIGMAPS, FRESH_MAX, PODS, Stub, configmap};
 
 /// Resources that have as many objects as a test puts there.
 const QUIET: [(&str, &str); 4] = [
@@ -16,6 +18,9 @@ const QUIET: [(&str, &str); 4] = [
 ];
 /// Clients that read all of them at a time.
 const CLIENTS: usize = 20;
+/// The rounds in which they do, and the most that are tried for these.
+const ROUNDS: usize = 3;
+const ROUNDS_MAX: usize = 12;
 
 /// What proofs have asked upstream: positions, lists of versions, watches that catch up.
 fn asked(up: &RunningUpstream) -> [usize; 3] {
@@ -34,6 +39,13 @@ fn asked(up: &RunningUpstream) -> [usize; 3] {
     ]
 }
 
+/// Returns when each of them has been read with a proof.
+async fn are_proven(app: &App) {
+    for (_, path) in QUIET {
+        direct::eventually(path, || async { app.get(path).await.is_cached() }).await;
+    }
+}
+
 /// The figures of docs/SCALE.md, "What a proof costs".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
@@ -47,16 +59,19 @@ async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
         }
         let app = direct::app(&up).run().await;
         app.discovered().await;
-        for (_, path) in QUIET {
-            direct::eventually(path, || async { app.get(path).await.is_cached() }).await;
-        }
-        let client = app.multiplexed().await;
-        for round in 1..=3 {
+        are_proven(&app).await;
+        let (client, mut good) = (app.multiplexed().await, 0);
+        for round in 1..=ROUNDS_MAX {
             // Something happens, but to none of them.
             up.create_pod("default", &format!("p{round}"));
-            let before = asked(&up);
+            let (before, began) = (asked(&up), Instant::now());
             let reads = (0..CLIENTS).flat_map(|_| QUIET).map(|(_, path)| client.get(path));
             let answers = join_all(reads).await;
+            // Who waits for so long is passed on: of a machine that stalls that shows nothing.
+            if began.elapsed() >= FRESH_MAX && !answers.iter().all(Answer::is_cached) {
+                are_proven(&app).await;
+                continue;
+            }
             for answer in &answers {
                 assert!(answer.is_cached() && answer.items().len() >= objects, "{}: {}", answer.path, answer.status);
             }
@@ -67,7 +82,12 @@ async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
             // Those who come while a question is under way have one more.
             assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{told:?}");
             assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {told:?}");
+            good += 1;
+            if good == ROUNDS {
+                break;
+            }
         }
+        assert_eq!(good, ROUNDS, "of {ROUNDS_MAX} rounds");
     }
 }
 

@@ -39,7 +39,7 @@ struct Scale {
 impl Scale {
     fn read() -> Self {
         let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u32>().expect("a number"));
-        let seconds = number("REBALANCE_AGE_SECONDS").unwrap_or(1);
+        let seconds = number("REBALANCE_AGE_SECONDS").unwrap_or(3);
         let watches = number("REBALANCE_WATCHES").unwrap_or(200) as usize;
         Self {
             age: Duration::from_secs(seconds.into()),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kube_fanout::auth::AuthMode;
 use kube_fanout::base::Waits;
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
+use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 
 use crate::direct::{self, App, PODS, Plan, Watch, eventually};
 
@@ -54,8 +54,10 @@ fn rbac(plural: &str) -> String {
     format!("/apis/rbac.authorization.k8s.io/v1/{plural}")
 }
 
+/// How often upstream was asked for anything, but for what it is itself: that is asked of each new connection.
 fn all_asked(up: &RunningUpstream) -> usize {
-    up.requests().iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).count()
+    let is_ours = |seen: &&ReceivedRequest| seen.headers.contains_key("kube-fanout-hops");
+    up.requests().iter().filter(is_ours).filter(|seen| seen.uri.path() != "/version").count()
 }
 
 /// Twice as rarely each time: so many questions take at least so long, however busy the machine.

@@ -120,7 +120,8 @@ async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_wat
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
     history.is_told_to(&fleet, last).await;
     let watches = asked(&app, "prehistory").await;
-    assert!((1..=6).contains(&watches), "{watches} watches for {FLEET} clients that came together");
+    // Whoever comes from before all so far costs one: six on average, if they come one by one in any order.
+    assert!((1..=12).contains(&watches), "{watches} watches for {FLEET} clients that came together");
     assert_eq!(asked(&app, "initial").await, 1);
 }
 

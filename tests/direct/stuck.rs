@@ -76,7 +76,7 @@ async fn their_time_is_up_whether_they_read_or_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
     let up = large().await;
-    let unread = Unread { state_idle_max: Duration::from_secs(6), ..UNREAD };
+    let unread = Unread { state_idle_max: Duration::from_secs(12), ..UNREAD };
     let app = impatient(&up, unread).run().await;
     let stuck = stuck(&app, &app, 3_000).await;
     nothing_is_kept_behind(&app, unread.state_idle_max).await;

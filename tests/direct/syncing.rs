@@ -82,7 +82,7 @@ async fn those_who_have_waited_long_enough_pass_through_and_beyond_the_cap_are_t
         assert!(list.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|n| n >= 1)));
     }
     app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
-    assert!(app.get(ANY).await.is_cached());
+    direct::eventually("it is served from memory", || async { app.get(ANY).await.is_cached() }).await;
 }
 
 #[tokio::test]

@@ -27,15 +27,21 @@ async fn identical_pages_that_are_asked_for_together_share_an_answer() {
     let first = tokio::spawn(table((*app).clone(), "?limit=500"));
     up.faults().lists_waiting(1).await;
     // The question under way is not for them; nor is theirs for who asks otherwise.
-    let later: Vec<_> = (0..30).map(|_| tokio::spawn(table((*app).clone(), "?limit=500"))).collect();
-    let other = tokio::spawn(table((*app).clone(), "?limit=3"));
-    up.faults().lists_waiting(2).await;
-    up.faults().release_lists();
+    let client = app.multiplexed().await;
+    let later = join_all((0..30).map(|_| table(client.clone(), "?limit=500")));
+    let other = table(client.clone(), "?limit=3");
+    let release = async {
+        // What comes behind them on their connection is answered: they have been taken in.
+        assert_eq!(client.get("/livez").await.status, 200);
+        direct::within("two questions", up.faults().lists_waiting(2)).await;
+        up.faults().release_lists();
+    };
+    let (later, other, ()) = tokio::join!(later, other, release);
     let first = first.await.expect("no failure");
-    for answer in join_all(later).await {
-        assert_eq!(answer.expect("no failure"), first);
+    for answer in later {
+        assert_eq!(answer, first);
     }
-    assert_ne!(other.await.expect("no failure"), first, "a shorter page");
+    assert_ne!(other, first, "a shorter page");
     assert!((3..20).contains(&(lists() - before)), "{} questions for 32 requests", lists() - before);
     // What has no bound is not read whole.
     assert_eq!(table((*app).clone(), "").await.matches("\"cells\"").count(), 7);

@@ -75,20 +75,34 @@ async fn a_state_is_of_the_version_before_until_all_of_them_have_come() {
 #[tokio::test]
 async fn who_has_seen_their_version_elsewhere_waits_for_all_of_them() {
     let Amid { app, at, up: _up, watch: _watch } = amid(|plan| plan, 600).await;
-    let listed = app.get(&format!("/api/v1/pods?resourceVersion={at}&resourceVersionMatch=NotOlderThan")).await;
+    let path = format!("/api/v1/pods?resourceVersion={at}&resourceVersionMatch=NotOlderThan");
+    let listed = direct::proven(&app, || path.clone()).await;
     assert!(listed.is_cached() && listed.rv() >= at);
     assert_eq!(leased(&listed.items()), 0);
 }
 
+/// How long a watch whose time is up waits for the rest. To ask for it takes a second at least.
+const REST_MAX: Duration = Duration::from_secs(3);
+
 #[tokio::test]
 async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
-    let Amid { watch, up: _up, app: _app, .. } = amid(|plan| plan, 2).await;
-    assert_eq!(watch.ended().await, Ended::Clean);
-    assert_eq!(gone(&watch), GONE);
+    const LASTS: u32 = 6;
+    for _ in 0..4 {
+        let Amid { watch, up: _up, app: _app, .. } = amid(|plan| plan, LASTS.into()).await;
+        assert_eq!(watch.ended().await, Ended::Clean);
+        let told = gone(&watch);
+        // Where the machine stalls for so long, it has waited in vain.
+        let has_waited = watch.lived() >= Some(Duration::from_secs(LASTS.into()) + REST_MAX);
+        if told == GONE || !has_waited {
+            assert_eq!(told, GONE);
+            return;
+        }
+    }
+    panic!("it always waits in vain");
 }
 
-/// However late a watch is told to leave, it has 1.6 s to hear the rest before everything closes.
-const DRAIN: Duration = Duration::from_secs(10);
+/// However late a watch is told to leave, it has longer than [`REST_MAX`] to hear the rest before everything closes.
+const DRAIN: Duration = Duration::from_secs(25);
 
 #[tokio::test]
 async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {

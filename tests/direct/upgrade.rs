@@ -178,7 +178,7 @@ async fn a_server_that_comes_back_as_it_was_is_not_listed() {
 async fn servers_that_take_turns_are_not_listed_again_and_again() {
     let up = demo::upstream().pods(20).seed(65).run().await;
     let app = direct::app(&up).sync_wait(Duration::from_millis(500)).run().await;
-    assert!(app.get(CACHED).await.is_cached());
+    direct::eventually("it is held", || async { app.get(CACHED).await.is_cached() }).await;
     let open = watches(&app, up.revision()).await;
     up.faults().say_releases(&[36, NEW]);
     let renewals = async || {

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
@@ -12,6 +13,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kube_fanout::demo;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::direct::{self, Behind, Dir, Failure, Stub, stub};
 use crate::process::{Output, run};
@@ -28,6 +30,8 @@ enum Lie {
     Tear,
 }
 
+/// How long a run may take: it judges after some seconds of work, which takes a busy machine long.
+const RUN_MAX: Duration = Duration::from_secs(120);
 /// The change that is lied about, among those that pass.
 const VICTIM: usize = 100;
 
@@ -91,7 +95,7 @@ async fn verify(url: &str, truth: &str, dir: &Dir, more: &[&str]) -> Output {
     let arguments = [&["verify", url, "--truth", truth, "--seed", "7", "--out", &out][..], &few, more].concat();
     let arguments: Vec<_> = arguments.into_iter().map(str::to_owned).collect();
     let running = tokio::task::spawn_blocking(move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
-    direct::within("verify", running).await.expect("no panic")
+    timeout(RUN_MAX, running).await.expect("it ends").expect("no panic")
 }
 
 /// A file of a run.

@@ -13,18 +13,24 @@ fn pods(namespace: usize) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
-    for (loss, why) in [("right", "denied"), ("token", "unauthenticated")] {
+    let node = "system:node:n1";
+    for (name, loss, why) in [
+        ("ada", "right", "denied"),
+        ("ada", "token", "unauthenticated"),
+        // Of its rights it is ten minutes, and not of whose its token is.
+        (node, "token", "unauthenticated"),
+    ] {
         let scene = scene();
-        let watch = scene.watch("ada", &pods(1)).await;
+        let watch = scene.watch(name, &pods(1)).await;
         sleep(seconds(100)).await;
         match loss {
-            "right" => scene.stub.deny("ada", "t1"),
-            _ => scene.stub.take("ada"),
+            "right" => scene.stub.deny(name, "t1"),
+            _ => scene.stub.take(name),
         }
         let took = until(&watch.over()).await;
-        assert!(took <= seconds(75), "{loss}: {took:?}");
+        assert!(took <= seconds(75), "{name}, {loss}: {took:?}");
         let revoked = watch.lease().and_then(|lease| lease.revoked()).expect("it is over");
-        assert_eq!((revoked.user.name.as_str(), revoked.why.as_str()), ("ada", why), "{loss}");
+        assert_eq!((revoked.user.name.as_str(), revoked.why.as_str()), (name, why), "{loss}");
         assert_eq!(*revoked.access, Access::of(&info(&pods(1))), "{loss}");
     }
 }

@@ -3,6 +3,7 @@
 use tokio::time::sleep;
 
 use super::*;
+use crate::auth::Verdict;
 use crate::kube::{Access, User};
 use crate::upstream::{AccessVerdict, Cause};
 
@@ -80,6 +81,22 @@ async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_m
         scene.stub.deny(name, "t1");
         let took = until(&watch.over()).await;
         assert!(took <= seconds(130), "{name}: {took:?}");
+    }
+}
+
+/// What somebody may read of some namespaces is asked about for each of them, and by its keeper for none.
+#[tokio::test(start_paused = true)]
+async fn behind_a_change_a_watch_of_some_namespaces_waits_for_its_time() {
+    for name in ["ada", "system:node:n1"] {
+        let scene = scene_of(RBAC);
+        let readable = scene.readable(name, &["t1".to_owned()]).await.expect("it is let in");
+        sleep(seconds(300)).await;
+        scene.gate.policy_changed(&change(name, "t2"));
+        sleep(seconds(400)).await;
+        scene.stub.deny(name, "t1");
+        scene.gate.policy_changed(&change(name, "t1"));
+        sleep(seconds(5)).await;
+        assert_eq!(readable.verdict("t1"), Some(Verdict::Denied), "{name}");
     }
 }
 

@@ -103,8 +103,8 @@ impl<P: Deref<Target = Plane>> Pair<P> {
     }
 
     /// Opens a watch that ends by itself on both, and fails unless the events are the same and both take about as long.
-    /// Returns the proxy's answer and its seconds.
-    pub async fn same_watch(&self, ask: Ask) -> (Answer, f64) {
+    /// Returns the proxy's answer, and the seconds that it took directly and through the proxy.
+    pub async fn same_watch(&self, ask: Ask) -> (Answer, [f64; 2]) {
         let timed = async |http: &Http| {
             let started = Instant::now();
             (http.ask(ask.clone()).await, started.elapsed().as_secs_f64())
@@ -113,6 +113,6 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::events(answer));
         assert_eq!(of(&through), of(&direct), "{} {:?}", ask.path, ask.headers);
         assert!((took - takes).abs() < 5.0, "{}: {took:.1} s directly, {takes:.1} s through the proxy", ask.path);
-        (through, takes)
+        (through, [took, takes])
     }
 }

@@ -47,7 +47,7 @@ pub struct Chain {
 const WATCHES_MAX: usize = 10_000;
 
 /// How often a watch is asked for: on a slow machine the next connection may be old as well.
-const ATTEMPTS_MAX: u32 = 4;
+const ATTEMPTS_MAX: u32 = 8;
 
 /// Runs a member with this many watches.
 pub async fn member(habits: Habits, watches: usize) -> Vec<Chain> {
