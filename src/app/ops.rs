@@ -42,7 +42,7 @@ pub(super) struct Admin {
 }
 
 /// What is served on one port.
-type Listening = (Listener, Option<Tls>, Answers);
+type Listening = (Listener, Option<Tls>, ConnectionLimits, Answers);
 
 enum AdminListener {
     Tcp(StdTcpListener),
@@ -60,7 +60,8 @@ pub(super) struct RunningOps {
 const CONNECTIONS_MAX: usize = 128;
 /// The time until the first request has come: a probe is there to ask.
 const FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
-const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// A browser sends the admin address more: the cookies of all ports of this machine.
+const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 16;
 
 /// Reads the ledger for the admin pages, which know nothing of upstream.
@@ -101,11 +102,11 @@ impl Admin {
         Ok(match listener {
             AdminListener::Tcp(listener) => {
                 let answers = move |_: &Peer, request: &_| pages.answer_all(Some(&browsers.get()), request);
-                (Listener::of_bound(listener)?, None, Arc::new(answers))
+                (Listener::of_bound(listener)?, None, limits(), Arc::new(answers))
             }
             AdminListener::Unix(listener, path) => {
                 let answers = move |_: &Peer, request: &_| pages.answer_all(None, request);
-                (Listener::of_bound_unix(listener, &path)?, None, Arc::new(answers))
+                (Listener::of_bound_unix(listener, &path)?, None, limits(), Arc::new(answers))
             }
         })
     }
@@ -121,7 +122,8 @@ impl PublicPort {
     }
 
     fn listening(self) -> io::Result<Listening> {
-        Ok((Listener::of_bound(self.listener)?, self.tls, self.answers))
+        let limits = ConnectionLimits { header_bytes_max: PUBLIC_HEADER_BYTES_MAX, ..limits() };
+        Ok((Listener::of_bound(self.listener)?, self.tls, limits, self.answers))
     }
 }
 
@@ -160,13 +162,13 @@ impl Ops {
         let public = [healthz, metrics].into_iter().flatten().map(PublicPort::listening);
         for listening in public.chain(admin.map(Admin::listening)) {
             match listening {
-                Ok((listener, tls, answers)) => {
+                Ok((listener, tls, limits, answers)) => {
                     let handle = move |peer: Peer, request: Request<RequestBody>| {
                         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
                         let answered = answers(&peer, &request);
                         async move { if without_body { of_head(answered.await) } else { answered.await } }
                     };
-                    let serving = net::serve(listener, tls, limits(), tasks.clone(), drain.clone(), handle);
+                    let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
                     tasks.spawn("operators' port", serving);
                 }
                 Err(error) => tracing::error!(%error, "a port for probes, scrapes or operators is not served"),
@@ -188,7 +190,6 @@ fn limits() -> ConnectionLimits {
     ConnectionLimits {
         connections_max: CONNECTIONS_MAX,
         first_request_max: FIRST_REQUEST_MAX,
-        header_bytes_max: HEADER_BYTES_MAX,
         streams_max: STREAMS_MAX,
         ..ConnectionLimits::default()
     }

@@ -331,9 +331,10 @@ impl Keeper {
             self.good.right = Instant::now();
             return Ok(());
         }
-        // What was asserted of its former groups says nothing.
         if is_another {
-            self.needed.right = self.needed.right.max(self.good.right + Duration::from_nanos(1));
+            // What was asserted of its former groups says nothing, and changes that touch the new ones were not heard.
+            self.needed.right = Instant::now();
+            self.settles = self.terms.settled_after(self.leases.hearing.moved());
         }
         let wanted = since.right.max(self.needed.right);
         let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));

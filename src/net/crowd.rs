@@ -71,23 +71,48 @@ impl<C> Crowd<C> {
 
     /// Who is to go next, if there is anybody left, and it has not fallen silent later than that.
     pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<Silent<C>> {
+        let best = self.best()?;
+        let is_later = latest.is_some_and(|latest| silent_since(&best) > latest);
+        if is_later { None } else { self.take(&best) }
+    }
+
+    /// The same among all who had fallen silent by then: a source where nobody had is passed over.
+    pub(super) fn next_by(&mut self, latest: Instant) -> Option<Silent<C>> {
+        let mut later = Vec::new();
+        let next = loop {
+            match self.best() {
+                Some(best) if silent_since(&best) > latest => later.extend(self.order.pop()),
+                Some(best) => break self.take(&best),
+                None => break None,
+            }
+        };
+        self.order.extend(later);
+        next
+    }
+
+    /// The source that is to go first, which is where it stood last.
+    fn best(&mut self) -> Option<Rank> {
         loop {
             let best = *self.order.peek()?;
-            let (_, Reverse(since), source) = best;
-            let queue = self.queues.get_mut(&source)?;
-            if rank(source, queue) != Some(best) {
-                self.order.pop();
-                continue;
-            }
-            if latest.is_some_and(|latest| since > latest) {
-                return None;
+            let queue = self.queues.get(&best.2)?;
+            if rank(best.2, queue) == Some(best) {
+                return Some(best);
             }
             self.order.pop();
-            let first = queue.pop_front();
-            self.order.extend(rank(source, queue));
-            return first;
         }
     }
+
+    fn take(&mut self, best: &Rank) -> Option<Silent<C>> {
+        self.order.pop();
+        let queue = self.queues.get_mut(&best.2)?;
+        let first = queue.pop_front();
+        self.order.extend(rank(best.2, queue));
+        first
+    }
+}
+
+fn silent_since(rank: &Rank) -> Instant {
+    rank.1.0
 }
 
 impl<C> Default for Crowd<C> {

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -126,7 +127,7 @@ impl Listener {
     }
 
     pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: Beside) -> io::Result<Self> {
-        let (listener, only_uids) = (UnixListener::from_std(listener)?, vec![own_uid()?, ROOT]);
+        let (listener, only_uids) = (UnixListener::from_std(listener)?, vec![geteuid().as_raw(), ROOT]);
         let (path, is_made) = (path.to_owned(), beside != Beside::Parent);
         Ok(Self { socket: Bound::Unix { listener, path, is_made, only_uids }, beside })
     }
@@ -286,12 +287,6 @@ pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&fresh, path)?;
     Ok(listener)
-}
-
-/// The user that the kernel takes us for when we connect.
-fn own_uid() -> io::Result<u32> {
-    let (one, _other) = UnixStream::pair()?;
-    Ok(one.peer_cred()?.uid())
 }
 
 fn remove_stale(path: &Path) -> io::Result<()> {

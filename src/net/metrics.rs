@@ -4,7 +4,7 @@ use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics of this module.
 pub fn describe() {
-    describe_gauge!("kube_fanout_connections_open", "connections of clients");
+    describe_gauge!("kube_fanout_connections_open", "connections of clients, and of those that probe, scrape and look");
     describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
 }
 

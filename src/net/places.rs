@@ -46,11 +46,14 @@ struct Taken {
     /// How many were closed to make room, and are not gone yet.
     leaving: usize,
     /// The silent connections, as of the last look.
-    crowd: Crowd<(usize, Connection)>,
+    crowd: SilentHere,
     looked: Option<Instant>,
     /// How many there were when others last got descriptors of them, and when that was.
     left: Option<(usize, Instant)>,
+    warned: Option<Instant>,
 }
+
+type SilentHere = Crowd<(usize, Connection)>;
 
 /// How many out of four descriptors of the process are for connections of one listener. The others are for upstream,
 /// for files and for health checks.
@@ -60,12 +63,13 @@ const DESCRIPTORS_OF_4: usize = 3;
 const ROOM: usize = 16;
 const ROOM_FOR_OTHERS: usize = 4;
 const NEWCOMER_ASKS_WITHIN: Duration = Duration::from_millis(500);
-/// How long newcomers do not take what others were given: upstream tries for a second.
-const LEFT_FOR: Duration = Duration::from_secs(10);
+/// How long newcomers do not take what others were given. Whoever needs more asks again.
+const LEFT_FOR: Duration = Duration::from_secs(2);
 /// How many connections there may be beyond the limit because they were told to go and have not gone yet. One in so
 /// many of the descriptors is for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
+const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two looks at all connections of a full listener while none is known to be silent: a look at 20,000
 /// takes a millisecond or two.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -85,7 +89,8 @@ impl Places {
     }
 
     fn new(limits: Tunable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
-        let taken = Taken { here: Slab::new(), leaving: 0, crowd: Crowd::default(), looked: None, left: None };
+        let (here, crowd) = (Slab::new(), Crowd::default());
+        let taken = Taken { here, leaving: 0, crowd, looked: None, left: None, warned: None };
         let (freed, gone) = (Notify::new(), Notify::new());
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
@@ -112,12 +117,22 @@ impl Places {
         self.close_silent(ROOM, false).await
     }
 
-    /// The same for a connection that was not accepted. Where none here is silent, others are asked to give one up.
-    pub(super) async fn make_room_or_ask(&self, error: &io::Error) {
-        if !self.make_room().await {
-            tracing::warn!(%error, "cannot accept");
+    /// The same for a connection that was not accepted. Where none here is silent, others are asked to give one up, and
+    /// this returns true.
+    pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
+        let asks = !self.make_room().await;
+        if asks {
+            if self.taken.lock().warns() {
+                tracing::warn!(%error, "cannot accept");
+            }
             want_descriptor().await;
         }
+        asks
+    }
+
+    /// Lets those who come now take what others were left, for nobody comes after them.
+    pub(super) fn take_back(&self) {
+        self.taken.lock().left = None;
     }
 
     /// Makes room whenever somebody else in the process has no descriptor: upstream, or a listener of another kind. For
@@ -137,7 +152,7 @@ impl Places {
             let mut taken = self.taken.lock();
             while taken.leaving < room.min(self.leaving_max) && taken.displace(latest).is_some() {}
             if is_for_others {
-                taken.left = Some((taken.here.len(), Instant::now()));
+                taken.left = Some((taken.here.len().min(taken.left_max()), Instant::now()));
             }
             taken.leaving
         };
@@ -174,18 +189,22 @@ impl Taken {
     fn displace(&mut self, latest: Option<Instant>) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Who has come since that look may be all that is known of any more, while others have fallen silent before.
-        let gone = self.next(self.looked.min(latest.or(self.looked))).or_else(|| {
+        let known = self.looked.min(latest.or(self.looked));
+        let gone = self.next(|crowd| crowd.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
-            self.next(latest)
+            self.next(|crowd| match latest {
+                Some(latest) => crowd.next_by(latest),
+                None => crowd.next(None),
+            })
         })?;
         self.here.remove(gone);
         self.leaving += 1;
         Some(())
     }
 
-    /// Tells the next one to go of those who are known to be silent, and were `latest` at that moment.
-    fn next(&mut self, latest: Option<Instant>) -> Option<usize> {
-        while let Some(Silent { connection: (at, connection), since, .. }) = self.crowd.next(latest) {
+    /// Tells the next one to go of those who are known to be silent.
+    fn next(&mut self, next: impl Fn(&mut SilentHere) -> Option<Silent<(usize, Connection)>>) -> Option<usize> {
+        while let Some(Silent { connection: (at, connection), since, .. }) = next(&mut self.crowd) {
             let is_here = self.here.get(at).is_some_and(|(here, _)| here.is_same_as(&connection));
             if is_here && connection.idle_since() == Some(since) {
                 ConnectionFailure::Displaced.count();
@@ -199,6 +218,15 @@ impl Taken {
     /// How many there may be while others need descriptors. A few are never too many.
     fn left_max(&self) -> usize {
         self.left.filter(|(_, since)| since.elapsed() < LEFT_FOR).map_or(usize::MAX, |(left, _)| left.max(ROOM))
+    }
+
+    /// Whether it is time to say again that nobody can be accepted.
+    fn warns(&mut self) -> bool {
+        let warns = self.warned.is_none_or(|last| last.elapsed() >= WARN_EVERY);
+        if warns {
+            self.warned = Some(Instant::now());
+        }
+        warns
     }
 
     fn has_looked(&self, lately: Duration) -> bool {
@@ -233,234 +261,4 @@ impl Drop for ConnectionPlace {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    const LATE_MAX: u32 = 1;
-
-    fn places(connections_max: usize, leaving_max: usize) -> Arc<Places> {
-        let limits = ConnectionLimits { connections_max, ..ConnectionLimits::default() };
-        Places::new(limits.into(), usize::MAX, leaving_max)
-    }
-
-    fn source(host: u8) -> ConnectionSource {
-        ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, host))
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
-        let places = places(3, LEAVING_MAX);
-        let (mut here, mut busy) = (Vec::new(), Vec::new());
-        for at in 0..3 {
-            let connection = Connection::default();
-            if at == 0 {
-                busy.extend(connection.request(LATE_MAX));
-            }
-            let place = places.enter(&connection, source(1)).await;
-            here.push((connection, place));
-            tokio::time::advance(Duration::from_secs(1)).await;
-        }
-        let new = Connection::default();
-        let place = places.enter(&new, source(1)).await;
-        let cut = |here: &[(Connection, ConnectionPlace)]| {
-            here.iter().map(|(it, _)| it.is(ConnectionState::Cut)).collect::<Vec<_>>()
-        };
-        assert_eq!(cut(&here), [false, true, false]);
-        let counts = || {
-            let taken = places.taken.lock();
-            (taken.here.len(), taken.leaving)
-        };
-        assert_eq!(counts(), (3, 1));
-        drop((here, place, busy));
-        assert_eq!(counts(), (0, 0));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn where_all_are_busy_who_comes_waits_for_a_place() {
-        let places = places(1, LEAVING_MAX);
-        let (first, second) = (Connection::default(), Connection::default());
-        let request = first.request(LATE_MAX);
-        let place = places.enter(&first, source(1)).await;
-        let mut entering = std::pin::pin!(places.enter(&second, source(2)));
-        assert!(entering.as_mut().now_or_never().is_none());
-        // The answer is whole: nobody says so, and it is noticed.
-        drop(request);
-        let entered = entering.await;
-        assert!(first.is(ConnectionState::Cut));
-        drop((place, entered));
-        let again = second.request(LATE_MAX);
-        let place = places.enter(&second, source(2)).await;
-        let third = Connection::default();
-        let mut entering = std::pin::pin!(places.enter(&third, source(3)));
-        assert!(entering.as_mut().now_or_never().is_none());
-        drop(place);
-        entering.await;
-        assert!(!second.is(ConnectionState::Cut));
-        drop(again);
-    }
-
-    /// One source has all places and comes again and again; another is let in, and keeps its place meanwhile.
-    #[tokio::test(start_paused = true)]
-    async fn who_floods_displaces_itself() {
-        const ROUNDS: usize = 100;
-        let places = places(20, LEAVING_MAX);
-        let mut flood = Vec::new();
-        for _ in 0..20 {
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            flood.push((connection, place));
-        }
-        let other = Connection::default();
-        let _place = places.enter(&other, source(2)).await;
-        for _ in 0..ROUNDS {
-            tokio::time::advance(Duration::from_millis(1)).await;
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            flood.push((connection, place));
-            flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
-        }
-        assert!(!other.is(ConnectionState::Cut));
-        assert_eq!(flood.len(), 19);
-    }
-
-    /// What is left is for upstream, for files and for whoever asks how we are: some fifteen before anybody comes.
-    #[test]
-    fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
-        for (descriptors, expected) in [(0, (1, 1)), (80, (55, 5)), (1_024, (704, 64)), (1 << 20, (786_176, 256))] {
-            let (places_max, leaving_max) = within(descriptors);
-            assert_eq!((places_max, leaving_max), expected, "{descriptors}");
-            assert!(descriptors == 0 || places_max + leaving_max <= descriptors / 4 * 3);
-        }
-    }
-
-    /// It is asked again and again while those that were closed are on their way.
-    #[tokio::test(start_paused = true)]
-    async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
-        let places = places(4 * ROOM, LEAVING_MAX);
-        let mut here = Vec::new();
-        for _ in 0..4 * ROOM {
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            here.push((connection, place));
-        }
-        assert!(!places.make_room().await, "they have just come");
-        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
-        for _ in 0..10 {
-            assert!(!places.make_room().await, "none has gone yet");
-        }
-        let cut = here.iter().filter(|(connection, _)| connection.is(ConnectionState::Cut)).count();
-        assert_eq!(cut, ROOM);
-        let mut more = std::pin::pin!(places.make_room());
-        assert!(more.as_mut().now_or_never().is_none());
-        here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
-        assert!(more.await);
-    }
-
-    /// Somebody connects again and again while upstream has no descriptor.
-    #[tokio::test(start_paused = true)]
-    async fn what_others_were_given_is_not_taken_by_who_comes_next() {
-        let places = places(1_000, LEAVING_MAX);
-        let mut here = Vec::new();
-        let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            here.push((connection, place));
-            here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
-        };
-        for _ in 0..100 {
-            come(&mut here).await;
-        }
-        let _ = places.close_silent(ROOM_FOR_OTHERS, true).now_or_never();
-        assert!(here.iter().all(|(it, _)| !it.is(ConnectionState::Cut)), "they have just come");
-        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
-        let _ = places.close_silent(ROOM_FOR_OTHERS, true).now_or_never();
-        for _ in 0..50 {
-            come(&mut here).await;
-        }
-        assert_eq!(here.len(), 100 - ROOM_FOR_OTHERS);
-        tokio::time::advance(LEFT_FOR).await;
-        for _ in 0..50 {
-            come(&mut here).await;
-        }
-        assert_eq!(here.len(), 150 - ROOM_FOR_OTHERS, "nobody needs any more");
-    }
-
-    /// Some came while there was room, and were not looked for.
-    #[tokio::test(start_paused = true)]
-    async fn who_has_just_come_is_the_last_to_go() {
-        const PLACES: usize = 3 * ROOM;
-        let places = places(PLACES, LEAVING_MAX);
-        let mut here = Vec::new();
-        let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
-            tokio::time::advance(Duration::from_millis(1)).await;
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            here.push((connection, place));
-        };
-        let go = |here: &mut Vec<(Connection, ConnectionPlace)>| {
-            here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
-        };
-        for _ in 0..PLACES {
-            come(&mut here).await;
-        }
-        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
-        let _ = places.make_room().now_or_never();
-        go(&mut here);
-        while here.len() < PLACES {
-            come(&mut here).await;
-        }
-        come(&mut here).await;
-        let (last, _) = here.last().expect("it came");
-        let last = last.clone();
-        tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
-        for _ in 0..2 {
-            go(&mut here);
-            let _ = places.make_room().now_or_never();
-            assert!(!last.is(ConnectionState::Cut));
-        }
-        go(&mut here);
-        assert_eq!(here.len(), PLACES - 2 * ROOM);
-    }
-
-    /// All who were silent at the last look have gone, and others have had their answers since.
-    #[tokio::test(start_paused = true)]
-    async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
-        let places = places(3, LEAVING_MAX);
-        let come = async || {
-            tokio::time::advance(2 * LOOK_EVERY).await;
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            (connection, place)
-        };
-        let is_cut = |(connection, _): &(Connection, ConnectionPlace)| connection.is(ConnectionState::Cut);
-        let (silent, busy) = ([come().await, come().await], come().await);
-        let request = busy.0.request(LATE_MAX);
-        let first = come().await;
-        tokio::time::advance(LOOK_EVERY).await;
-        drop(request);
-        let [second, third] = [come().await, come().await];
-        assert!(silent.iter().chain([&first]).all(is_cut) && !is_cut(&busy), "the oldest each time");
-        let fourth = come().await;
-        assert!(is_cut(&busy) && [second, third, fourth].iter().all(|newcomer| !is_cut(newcomer)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn those_that_do_not_go_hold_up_the_next() {
-        let places = places(1, LEAVING_MAX);
-        let mut slow = Vec::new();
-        for _ in 0..=LEAVING_MAX {
-            let connection = Connection::default();
-            let place = places.enter(&connection, source(1)).await;
-            slow.push((connection, place));
-        }
-        let next = Connection::default();
-        let mut entering = std::pin::pin!(places.enter(&next, source(1)));
-        assert!(entering.as_mut().now_or_never().is_none());
-        slow.remove(0);
-        entering.await;
-    }
-}
+mod tests;

@@ -82,13 +82,15 @@ pub async fn serve<S, F, B>(
         match entered {
             Ok((stream, address, this, place)) => begin(stream, address, this, place),
             Err(error) if lacks_descriptor(&error) => {
-                places.make_room_or_ask(&error).await;
-                // What was wanted was for those who come here.
-                making_room.set(places.make_room_for_others());
+                if places.make_room_or_ask(&error).await {
+                    // What was wanted was for those who come here.
+                    making_room.set(places.make_room_for_others());
+                }
             }
             Err(error) => pause_after(&error).await,
         }
     }
+    places.take_back();
     listener
         .end(|(stream, address)| {
             let this = Connection::default();
