@@ -3,6 +3,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 use slab::Slab;
@@ -110,6 +111,17 @@ impl Places {
         }
     }
 
+    /// Takes a place for a connection that came before the listener ended, if there is one now. Nobody comes after it,
+    /// so it may have what others were left.
+    pub(super) fn enter_last(
+        self: &Arc<Self>,
+        connection: &Connection,
+        source: ConnectionSource,
+    ) -> Option<ConnectionPlace> {
+        self.taken.lock().left = None;
+        self.enter(connection, source).now_or_never()
+    }
+
     /// Closes some silent connections because the process has no descriptors left, and waits a little until one is
     /// gone. Returns whether one is. Connections that are about to go anyway are waited for first. So however often
     /// this is called meanwhile, a new connection that has not been looked at is not closed.
@@ -128,11 +140,6 @@ impl Places {
             want_descriptor().await;
         }
         asks
-    }
-
-    /// Lets those who come now take what others were left, for nobody comes after them.
-    pub(super) fn take_back(&self) {
-        self.taken.lock().left = None;
     }
 
     /// Makes room whenever somebody else in the process has no descriptor: upstream, or a listener of another kind. For

@@ -3,7 +3,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
@@ -90,12 +89,10 @@ pub async fn serve<S, F, B>(
             Err(error) => pause_after(&error).await,
         }
     }
-    places.take_back();
     listener
         .end(|(stream, address)| {
             let this = Connection::default();
-            // No connection is waited for any more.
-            if let Some(place) = places.enter(&this, ConnectionSource::of(address)).now_or_never() {
+            if let Some(place) = places.enter_last(&this, ConnectionSource::of(address)) {
                 begin(stream, address, this, place);
             }
         })

@@ -2,8 +2,6 @@
 
 use std::net::Ipv4Addr;
 
-use futures_util::FutureExt as _;
-
 use super::*;
 
 const LATE_MAX: u32 = 1;
