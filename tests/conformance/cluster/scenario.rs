@@ -30,6 +30,9 @@ pub struct Step {
     pub killed: bool,
 }
 
+/// The step in which each node renews its lease once more.
+pub const RENEWED: &str = "every node renews its lease";
+
 /// A run of the scenario.
 pub struct Scenario<'a> {
     cluster: Cluster<'a>,
@@ -261,7 +264,7 @@ impl<'a> Scenario<'a> {
             times(list).iter().zip(&before).all(|(now, before)| now != before)
         })
         .await;
-        self.done("every node renews its lease", false);
+        self.done(RENEWED, false);
     }
 
     async fn owner_is_deleted(&mut self) {
