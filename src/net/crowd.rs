@@ -76,7 +76,7 @@ impl<C> Crowd<C> {
         if is_later { None } else { self.take(&best) }
     }
 
-    /// The same among all who had fallen silent by then: a source where nobody had is passed over.
+    /// Who is to go next of all who had fallen silent by then. A source where nobody had is passed over.
     pub(super) fn next_by(&mut self, latest: Instant) -> Option<Silent<C>> {
         let mut later = Vec::new();
         let next = loop {

@@ -129,8 +129,8 @@ impl Places {
         self.close_silent(ROOM, false).await
     }
 
-    /// The same for a connection that was not accepted. Where none here is silent, others are asked to give one up, and
-    /// this returns true.
+    /// Makes room for a connection that could not be accepted. Returns true if none here is silent: then others have
+    /// been asked to give one up.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
         let asks = !self.make_room().await;
         if asks {
