@@ -26,6 +26,10 @@ async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
             let value = record[name].take();
             assert!(value.is_string(), "{name}: {value}");
         }
+        // How long the apiserver took, if that was half a second or more.
+        if let Some(annotations) = record["annotations"].as_object_mut() {
+            annotations.retain(|name, _| !name.starts_with("apiserver.latency.k8s.io/"));
+        }
     }
     found
 }

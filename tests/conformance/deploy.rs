@@ -212,7 +212,7 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     let (mut held, mut passed) = (0, Vec::new());
     for (group, name, path) in served(&direct).await {
         let gives = listed.get(&group).is_some_and(|names| names.contains(&name)) || name == ANYBODYS;
-        let answer = admin.ask(Ask::get(&path)).await;
+        let answer = admin.list_now(Ask::get(&path)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, gives), "{path}: {}", answer.text());
         assert_eq!(itself.get(&path).await.status == 200, gives, "{path}");
         held += usize::from(gives);
@@ -275,7 +275,7 @@ async fn every_manifest_is_taken_and_a_nodes_proxy_runs_with_the_rights_that_the
         ("/api/v1/secrets", false),
         ("/apis/apps/v1/deployments", false),
     ] {
-        let answer = admin.get(path).await;
+        let answer = admin.list_now(Ask::get(path)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, is_held), "{path}: {}", answer.text());
     }
     let own = admin.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await.value();

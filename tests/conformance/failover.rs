@@ -19,7 +19,7 @@ use kube_fanout::verify::{
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{self, Ask, Http, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
+use crate::bed::{self, Ask, Http, PROOF_WITHIN, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
 
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
@@ -216,9 +216,7 @@ pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) 
 const WATCHES: usize = 20;
 /// What is read at the leaf behind each write.
 const OWN: &str = "/api/v1/namespaces/default/configmaps";
-/// How long a read waits for a proof that the cache is current (docs/CONFIG.md, "Not configurable"), and why it is
-/// passed on then.
-const PROOF_WITHIN: Duration = Duration::from_secs(3);
+/// Why a read is passed on that has waited for a proof in vain.
 const NO_PROOF: &str = "no_proof";
 
 /// The changes of a watch up to a version, each by type, name and version.

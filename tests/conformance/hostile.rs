@@ -91,7 +91,8 @@ async fn nobody_becomes_somebody_else_and_nothing_is_smuggled() {
     assert_eq!(proxy.client().get(&last).await.status, 200);
     let log = eventually("the log is whole", async || {
         let log = bed.audit();
-        log.iter().any(|event| event["requestURI"] == last.as_str()).then_some(log)
+        let is_there = log.iter().any(|event| event["requestURI"] == last.as_str());
+        (is_there && judge::are_told_to_the_end(&log)).then_some(log)
     })
     .await;
     let arrived = judge.read(&cases, &log);

@@ -4,7 +4,9 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, eventually};
+use crate::bed::{
+    self, Answer, Ask, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, eventually, version_of,
+};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
@@ -96,7 +98,10 @@ async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
     let patch =
         |path: &str| Ask::get(path).with(Method::PATCH, "application/strategic-merge-patch+json", patch.clone());
     assert_eq!(through.ask(patch("/api/v1/nodes/n1/status")).await.status, 200);
-    assert_eq!(through.ask(patch(&node.inside("pods/n1/status"))).await.status, 200);
+    let patched = through.ask(patch(&node.inside("pods/n1/status"))).await;
+    assert_eq!(patched.status, 200);
+    let there = format!("{PODS}&resourceVersion={}", version_of(&patched.value()));
+    through.until_ok("the feed has it", Ask::get(&there)).await;
     let mut watch =
         through.watch(Ask::get(&format!("{PODS}&watch=1&resourceVersion=0")).accept("application/json")).await;
     assert_eq!(watch.change().await.object["metadata"]["name"], "n1");

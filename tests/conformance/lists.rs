@@ -93,7 +93,8 @@ async fn tokens_are_the_apiservers_to_the_byte() {
     let mut compared = 0;
     for collection in [pair.path(""), "/api/v1/configmaps".to_owned(), "/api/v1/namespaces".to_owned(), events] {
         let version = pair.direct.version(&collection).await;
-        pair.through.json(&format!("{collection}?resourceVersion={version}&labelSelector=none")).await;
+        let there = format!("{collection}?resourceVersion={version}&labelSelector=none");
+        pair.through.until_ok("the feed is there", Ask::get(&there)).await;
         let queries = [
             format!("limit=1&resourceVersion={version}&resourceVersionMatch=Exact"),
             "limit=1".to_owned(),
@@ -167,6 +168,9 @@ async fn pages_with_a_selector_end_where_the_apiservers_do() {
     }
     let version = pair.direct.version(&pods).await;
     let maps = pair.path("");
+    pair.settle(version).await;
+    let there = format!("{pods}?resourceVersion={version}&labelSelector=none");
+    pair.through.until_ok("the feed of pods is there", Ask::get(&there)).await;
     let selections = [
         (&maps, "labelSelector=app%3Dx"),
         (&maps, "fieldSelector=metadata.name%3Dcm-a"),
@@ -231,6 +235,11 @@ async fn row_34_a_field_that_is_not_there_is_an_empty_one() {
     for (name, node) in [("free", None), ("bound", Some("n1"))] {
         let spec = json!({"containers": [{"name": "c", "image": "i"}], "nodeName": node});
         pair.direct.create(&pods, json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+    let version = pair.direct.version(&pods).await;
+    for http in [&pair.direct, &pair.through] {
+        let there = format!("{pods}?resourceVersion={version}&labelSelector=none");
+        http.until_ok("both have them", Ask::get(&there)).await;
     }
     let list = async |selector: &str| {
         let path = format!("{pods}?resourceVersion=0&fieldSelector={selector}");

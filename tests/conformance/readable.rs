@@ -114,7 +114,7 @@ async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
     }
     assert_eq!(scene.through.get(ALL).await.status, 403, "unasked, the apiserver's own answer");
     for query in ["", "labelSelector=map%3Da", "fieldSelector=metadata.name%3Db", "resourceVersion=0"] {
-        let answer = scene.through.get(&format!("{ALL}?{query}&kubeFanoutReadable=true")).await;
+        let answer = scene.through.list_now(Ask::get(&format!("{ALL}?{query}&kubeFanoutReadable=true"))).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{query}: {}", answer.text());
         assert_eq!(answer.header("kube-fanout-readable"), "some");
         let listed: BTreeMap<_, _> = items(&answer.value()).collect();
@@ -122,7 +122,7 @@ async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
         assert!(!listed.is_empty(), "{query}");
     }
     let by_header = Ask::get(ALL).header(HeaderName::from_static("kube-fanout-readable"), "true");
-    assert_eq!(items(&scene.through.ask(by_header).await.value()).count(), 4);
+    assert_eq!(items(&scene.through.list_now(by_header).await.value()).count(), 4);
     // Page by page, without a word of what is not shown.
     let (mut token, mut paged) = (String::new(), BTreeMap::new());
     loop {

@@ -188,6 +188,8 @@ async fn the_first_bookmark_of_every_built_in_resource_is_upstreams_own() {
         let version = pair.direct.version(&path).await;
         let held = pair.through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
         for media_type in [JSON, PROTOBUF] {
+            let there = Ask::get(&format!("{path}?resourceVersion={version}&labelSelector=none")).accept(media_type);
+            pair.through.until_ok("the feed is there", there).await;
             for accept in [media_type.to_owned(), metadata(media_type, false)] {
                 let query = format!("{WATCH_LIST_AT}&resourceVersion={version}");
                 let ask = Ask::get(&format!("{path}?{query}&labelSelector=none")).accept(&accept);

@@ -350,6 +350,7 @@ async fn metadata_enters_and_leaves_a_selection_and_lists_are_compressed_while_o
         }
         let version = pair.direct.version(&path).await;
         let exact = format!("{path}?resourceVersion={version}&resourceVersionMatch=NotOlderThan");
+        pair.through.until_ok("the feed has it", Ask::get(&exact)).await;
         for accept in ["application/json", PROTOBUF] {
             let ask = Ask::get(&exact).accept(accept);
             let plain = pair.same(ask.clone()).await;

@@ -82,6 +82,7 @@ async fn row_29_a_watch_has_the_frames_and_the_close_of_the_apiservers() {
     let version = pair.maps().await;
     pair.direct.patch(&pair.path("/cm-a"), json!({"data": {"more": "x"}})).await;
     pair.direct.delete(&pair.path("/cm-b")).await;
+    pair.settle(pair.direct.version(&pair.path("")).await).await;
     let queries = [
         "?watch=1&timeoutSeconds=3".to_owned(),
         "?watch=1&timeoutSeconds=3&allowWatchBookmarks=1".to_owned(),

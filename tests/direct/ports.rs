@@ -105,7 +105,7 @@ ip address add 192.0.2.1/32 dev lo
 "$0" serve --kubeconfig "$1" --healthz-bind-address 0.0.0.0:10256 --metrics-bind-address 0.0.0.0:10249 >"$2" 2>&1 &
 until grep -q '^metrics on ' "$2"; do kill -0 $!; sleep 0.02; done
 for asked in 10256/livez 10256/healthz 10256/readyz 10249/metrics 10249/debug/feeds 8001/version 9090/livez; do
-  "$0" health "http://192.0.2.1:$asked" >/dev/null 2>&1 && code=0 || code=$?
+  "$0" health --timeout 30s "http://192.0.2.1:$asked" >/dev/null 2>&1 && code=0 || code=$?
   echo "$asked $code"
 done
 kill $!

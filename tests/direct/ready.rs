@@ -85,8 +85,11 @@ async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
     let (ready, pods) = (format!("{url}/readyz"), format!("{url}{PODS}"));
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mute = format!("http://{}", mute.local_addr().expect("bound"));
-    let nobody = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
-    let nobody = format!("http://{nobody}");
+    // Nobody else can have its port, and nobody listens there.
+    let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    nobody.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let refuses = nobody.local_addr().expect("bound").as_socket().expect("an address");
+    let refuses = format!("http://{refuses}");
     for (arguments, code, said) in [
         (&[url.as_str()][..], 0, "/livez: 200 ok\n"),
         (&["--healthz-bind-address", address], 0, "/livez: 200 ok\n"),
@@ -94,12 +97,13 @@ async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
         (&["--config", on_socket], 0, "admin.sock/livez: 200 ok\n"),
         (&[&ready], 1, "503 [-]preload nosuchthings not ready; readyz check failed\n"),
         (&[&pods], 1, "404 \n"),
-        (&[&nobody], 2, "refused"),
+        (&[&refuses], 2, "refused"),
         (&[&mute, "--timeout", "50ms"], 2, "no answer in time\n"),
         (&["https://127.0.0.1:1"], 2, "neither http://HOST:PORT"),
         (&["--timeout", "soon"], 64, "soon"),
     ] {
-        let output = run(&[&["health"], arguments].concat());
+        let patience: &[&str] = if arguments.contains(&"--timeout") { &[] } else { &["--timeout", "30s"] };
+        let output = run(&[&["health"], arguments, patience].concat());
         assert_eq!(output.code, Some(code), "{arguments:?}: {}{}", output.stdout, output.stderr);
         let line = if code < 2 { &output.stdout } else { &output.stderr };
         assert!(line.contains(said), "{arguments:?}: {line}");

@@ -198,8 +198,8 @@ async fn a_proxy_says_to_proxies_whether_it_is_ready_itself() {
     }
     // It goes on asking for what it waits for.
     waits.stop().await;
-    let before = up.counts().requests;
     up.faults().down().await;
+    let before = up.counts().requests;
     assert_eq!((get(&ready, "/readyz", "leaf").await.status, up.counts().requests), (200, before), "nobody is asked");
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 )
 
 // layout names the files of one control plane's directory. It is the interface
@@ -104,7 +105,32 @@ func (l layout) remove(names ...string) error {
 // some client's connection could take its port and the restart would fail.
 const firstPort, lastPort = 20000, 30000
 
-// freePorts returns n distinct loopback ports that nobody listens on now.
+// portLocks keeps the ports of this process from others that draw theirs before they
+// are listened on: until it ends, for an apiserver may be down meanwhile.
+var portLocks []*os.File
+
+// lockPort says whether no other process has drawn the port.
+func lockPort(port int) (bool, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("kube-testbed-ports-%d", os.Getuid()))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, err
+	}
+	file, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return false, err
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		file.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return false, nil
+		}
+		return false, err
+	}
+	portLocks = append(portLocks, file)
+	return true, nil
+}
+
+// freePorts returns n distinct loopback ports that nobody listens on now, or has drawn.
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for attempt := 0; len(ports) < n; attempt++ {
@@ -114,6 +140,15 @@ func freePorts(n int) ([]int, error) {
 		port := firstPort + rand.IntN(lastPort-firstPort)
 		listener, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
+			continue
+		}
+		locked, err := lockPort(port)
+		if err != nil {
+			listener.Close()
+			return nil, fmt.Errorf("lock port %d: %w", port, err)
+		}
+		if !locked {
+			listener.Close()
 			continue
 		}
 		// Held until the end, so that no port is drawn twice.

@@ -157,12 +157,12 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// A list or a watch, which ends after a second.
+    /// A list or a watch, which ends after two seconds.
     fn list(&mut self, path: String, mut query: Vec<Parameter>) -> Probe {
         let value = |name, value: &str| Parameter::Value(name, value.to_owned());
         if self.one_in(3) {
             query.push(value("watch", "1"));
-            query.insert(0, value("timeoutSeconds", "1"));
+            query.insert(0, value("timeoutSeconds", "2"));
             if self.one_in(2) {
                 let initial = [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
                 query.extend(initial.map(|(name, text)| value(name, text)));
@@ -172,7 +172,7 @@ impl<'a> Questions<'a> {
             let after = if path.starts_with("/api/") { 3 } else { 4 };
             let parts: Vec<_> = path.split('/').collect();
             let (version, rest) = parts.split_at(after);
-            query.insert(0, value("timeoutSeconds", "1"));
+            query.insert(0, value("timeoutSeconds", "2"));
             return self.read(format!("{}/watch/{}", version.join("/"), rest.join("/")), query);
         }
         if self.one_in(2) {

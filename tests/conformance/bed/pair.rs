@@ -1,4 +1,5 @@
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use futures_util::future::join;
@@ -7,7 +8,10 @@ use serde_json::json;
 use super::http::{Answer, Ask, Http};
 use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
-use super::{Bed, ages, beside_others, normal};
+use super::{Bed, ages, beside_others, normal, say};
+
+/// Whether a watch of any test was without a present state in time: one may be.
+static HELD_UP: AtomicBool = AtomicBool::new(false);
 
 /// A control plane and a proxy in front of it, which are asked the same questions.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
@@ -109,8 +113,21 @@ impl<P: Deref<Target = Plane>> Pair<P> {
             let started = Instant::now();
             (http.ask(ask.clone()).await, started.elapsed().as_secs_f64())
         };
-        let ((direct, took), (through, takes)) = join(timed(&self.direct), timed(&self.through)).await;
+        let both = async || join(timed(&self.direct), timed(&self.through)).await;
         let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::events(answer));
+        // Who waited in vain for the present state, as both do for seconds, was held up: that shows nothing, if it is
+        // rare.
+        let is_late = |(answer, seconds): &(Answer, f64)| {
+            let events = normal::events(answer);
+            *seconds >= 3.0 && events.len() == 1 && events[0].contains("Too large resource version")
+        };
+        let mut told = both().await;
+        if of(&told.0.0) != of(&told.1.0) && (is_late(&told.0) || is_late(&told.1)) {
+            say(&format!("{}: no present state in time", ask.path));
+            assert!(!HELD_UP.swap(true, Ordering::Relaxed), "{}: a second watch without a present state", ask.path);
+            told = both().await;
+        }
+        let ((direct, took), (through, takes)) = told;
         assert_eq!(of(&through), of(&direct), "{} {:?}", ask.path, ask.headers);
         assert!((took - takes).abs() < 5.0, "{}: {took:.1} s directly, {takes:.1} s through the proxy", ask.path);
         (through, [took, takes])

@@ -162,7 +162,8 @@ fn ends(query: &mut Vec<Parameter>, about: About) {
         _ => false,
     });
     let initial = query.iter().any(|parameter| parameter.is("sendInitialEvents"));
-    let seconds = if future && initial { "6" } else { "1" };
+    // A server that does not run for that long may end a watch before it has told the state.
+    let seconds = if future && initial { "6" } else { "2" };
     // In front: the first value is the one that counts.
     query.insert(0, Parameter::Value("timeoutSeconds", seconds.to_owned()));
 }

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use http::Method;
 use serde_json::Value;
@@ -99,6 +99,15 @@ impl Judge {
         sent.truncate(sent.char_indices().nth(1500).map_or(sent.len(), |(at, _)| at));
         self.wrong.push(format!("{} ({}): {what}\n{sent:?}", case.family, case.mark));
     }
+}
+
+/// Whether of each request more is known than that it was received: who is impersonated shows later.
+pub fn are_told_to_the_end(log: &[Value]) -> bool {
+    let ids = |of: fn(&Value) -> bool| -> HashSet<_> {
+        log.iter().filter(|event| of(event)).map(|event| event["auditID"].as_str().expect("an id")).collect()
+    };
+    let received = ids(|event| event["requestURI"].as_str().is_some_and(|uri| uri.contains("mark=")));
+    received.is_subset(&ids(|event| event["stage"] != "RequestReceived"))
 }
 
 fn name(user: &Value) -> Name {

@@ -105,7 +105,7 @@ impl Draws {
         let by_path = self.one_in(12);
         if by_path || self.one_in(2) {
             query.extend((!by_path || self.one_in(2)).then(|| Parameter::Value("watch", "true".to_owned())));
-            query.push(Parameter::Value("timeoutSeconds", "1".to_owned()));
+            query.push(Parameter::Value("timeoutSeconds", "2".to_owned()));
             self.start(&mut query);
             let over = if self.one_in(4) { Over::WebSocket } else { over };
             let path = if by_path { self.watched(&collection) } else { collection };

@@ -17,6 +17,12 @@ const FAILED: [(&str, &str); 1] = [(
     "a preface that is wrong is taken for HTTP/1.1, whose 400 is no frame for h2spec; then it is closed",
 )];
 
+/// A question is answered also where its head alone has come: a GET goes upstream without a body. If the client does
+/// not run between that and what is wrong behind it, the answer is over, and so is the stream (RFC 9113 §8.1). So if
+/// this one fails, all are run again.
+const ANSWERED_SOONER: &str = "http2/6.9.1/3";
+const RUNS_MAX: usize = 4;
+
 /// The binary that `make h2spec` and `make test` build. In CI there has to be one.
 fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("KUBE_H2SPEC").map(PathBuf::from);
@@ -66,6 +72,13 @@ async fn h2spec_finds_what_is_known_and_nothing_else() {
     for (how, arguments) in [("plain", &[][..]), ("TLS", &["-tls"])] {
         let plan = roomy(direct::in_front_of(&upstream.url()));
         let app = if arguments.is_empty() { plan } else { plan.tls() }.run().await;
-        assert_eq!(run(&app, arguments).await, known, "{how}");
+        for left in (0..RUNS_MAX).rev() {
+            let mut failed = run(&app, arguments).await;
+            let again = left > 0 && failed.remove(ANSWERED_SOONER);
+            assert_eq!(failed, known, "{how}");
+            if !again {
+                break;
+            }
+        }
     }
 }
