@@ -39,7 +39,7 @@ use tokio::time::{sleep, timeout};
 pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
 pub use frames::{Frame, gunzip};
-pub use http::{Answer, Ask, Http, NoAnswer, PROOF_WITHIN, Protocol, Target, version_of};
+pub use http::{Answer, Ask, Http, NO_PROOF, NoAnswer, Protocol, Target, version_of};
 pub use identity::{Account, Identity};
 pub use pair::{Pair, assert_same};
 pub use plane::{BULK_PODS, Plane};

@@ -19,7 +19,7 @@ use kube_fanout::verify::{
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{self, Ask, Http, PROOF_WITHIN, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
+use crate::bed::{self, Ask, Http, NO_PROOF, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
 
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
@@ -216,8 +216,6 @@ pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) 
 const WATCHES: usize = 20;
 /// What is read at the leaf behind each write.
 const OWN: &str = "/api/v1/namespaces/default/configmaps";
-/// Why a read is passed on that has waited for a proof in vain.
-const NO_PROOF: &str = "no_proof";
 
 /// The changes of a watch up to a version, each by type, name and version.
 async fn changes(mut watch: Watch, last: u64) -> Vec<(String, String, u64)> {
@@ -311,7 +309,7 @@ async fn is_proven_in_time(leaf: &Proxy, n: usize, written: u64) -> bool {
     let items = list.value()["items"].as_array().expect("items").clone();
     let read = items.iter().find(|item| item["metadata"]["name"] == "failover-probe").expect("it is there");
     assert_eq!(read["data"]["n"], n.to_string(), "{written} was written before");
-    let is_late = took >= PROOF_WITHIN && list.header("kube-fanout-reason") == NO_PROOF;
+    let is_late = list.is_unproven(took);
     assert!(is_late || list.is_cached(), "after {took:.1?}: {}", list.text());
     !is_late
 }

@@ -59,11 +59,10 @@ impl Load {
                     let is_left = |error: &String| !error.starts_with("the body broke off");
                     // Whoever connects during a drain has half a second to ask, and may not run for as long.
                     let is_late = kept.is_none() && began.elapsed() >= Duration::from_millis(500);
-                    if is_late && asked.as_ref().is_err_and(is_left) {
-                        asked = ask(&client, name).await;
-                    }
-                    if kept.is_some() && asked.as_ref().is_err_and(is_left) {
-                        kept = Some(client.multiplexed().await);
+                    if (kept.is_some() || is_late) && asked.as_ref().is_err_and(is_left) {
+                        if kept.is_some() {
+                            kept = Some(client.multiplexed().await);
+                        }
                         asked = ask(kept.as_ref().unwrap_or(&client), name).await;
                     }
                     match asked {

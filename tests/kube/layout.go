@@ -138,17 +138,15 @@ func freePorts(n int) ([]int, error) {
 			return nil, fmt.Errorf("no free loopback port found between %d and %d", firstPort, lastPort)
 		}
 		port := firstPort + rand.IntN(lastPort-firstPort)
-		listener, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil {
-			continue
-		}
 		locked, err := lockPort(port)
 		if err != nil {
-			listener.Close()
 			return nil, fmt.Errorf("lock port %d: %w", port, err)
 		}
 		if !locked {
-			listener.Close()
+			continue
+		}
+		listener, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
 			continue
 		}
 		// Held until the end, so that no port is drawn twice.

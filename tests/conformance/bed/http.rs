@@ -136,7 +136,9 @@ fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
 
 /// How long a read waits for a proof that the cache is current (docs/CONFIG.md, "Not configurable") before it is passed
 /// on.
-pub const PROOF_WITHIN: Duration = Duration::from_secs(3);
+const PROOF_WITHIN: Duration = Duration::from_secs(3);
+/// Why it is passed on then.
+pub const NO_PROOF: &str = "no_proof";
 /// Lists of all tests that had no proof in time, and how many may be.
 static UNPROVEN: AtomicUsize = AtomicUsize::new(0);
 const UNPROVEN_MAX: usize = 3;
@@ -179,8 +181,7 @@ impl Http {
     pub async fn list_now(&self, ask: Ask) -> Answer {
         let started = Instant::now();
         let answer = self.ask(ask.clone()).await;
-        let is_late = answer.header("kube-fanout-reason") == "no_proof" && started.elapsed() >= PROOF_WITHIN;
-        if !is_late {
+        if !answer.is_unproven(started.elapsed()) {
             return answer;
         }
         say(&format!("no proof for {} in time", ask.path));
@@ -328,6 +329,11 @@ impl Answer {
     /// Whether the proxy answered from its cache.
     pub fn is_cached(&self) -> bool {
         self.header("kube-fanout-served") == "cache"
+    }
+
+    /// Whether the proxy passed the read on after it had waited as long for a proof as it may.
+    pub fn is_unproven(&self, took: Duration) -> bool {
+        took >= PROOF_WITHIN && self.header("kube-fanout-reason") == NO_PROOF
     }
 
     pub fn text(&self) -> String {
