@@ -129,7 +129,7 @@ begin "building the tests"
 cargo test --no-run "${builds[@]}"
 
 # Tests wait for most of their time, for servers that start and clocks that go round.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))}
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 begin "running the tests"
 cargo test --no-fail-fast "$@" || failed=$?
 warn

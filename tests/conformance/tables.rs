@@ -104,7 +104,8 @@ fn pod(name: &str, app: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more() {
-    let Some(bed) = bed::alone().await else { return };
+    // They last for a while in which little happens: others need not wait for them.
+    let Some(bed) = bed::own("tables-of-many").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -260,7 +261,7 @@ async fn every_resource_has_rows_that_are_read() {
 /// What kubectl asks for when it watches one object: its state first.
 #[tokio::test]
 async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_one_stream() {
-    let Some(bed) = bed::alone().await else { return };
+    let Some(bed) = bed::own("tables-of-one").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
