@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -9,6 +8,7 @@ use super::Event;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
 use super::progress::{Progress, Settling};
+use super::progress_follower::ProgressFollower;
 use super::shared::Shared;
 use super::state_mark::StateMark;
 use super::stats::CacheStats;
@@ -116,6 +116,11 @@ impl CacheReader {
         rv >= self.shared.timeline.read().ring.floor_of(view)
     }
 
+    /// The version of the newest event or bookmark, which may not be whole.
+    pub fn newest(&self) -> ResourceVersion {
+        self.shared.timeline.read().progress
+    }
+
     /// Whether no more events of the newest version will come, as far as is known.
     pub fn is_whole(&self) -> bool {
         self.shared.timeline.read().is_whole()
@@ -128,28 +133,26 @@ impl CacheReader {
 
     /// Says when `rv` will be whole, and has all readers woken then. They may be woken before as well.
     pub fn waits_for_whole(&self, rv: ResourceVersion) -> Settling {
-        // Set before the lock is taken: the writer closes a version under the lock and looks at this afterwards.
-        self.shared.waits_for_whole.store(true, Ordering::Release);
+        self.shared.wholeness.wake_lanes();
         let timeline = self.shared.timeline.read();
         match timeline.open.as_ref().filter(|open| open.rv() == rv) {
             None => Settling::Already,
-            Some(open) if open.settles_after().is_some() => Settling::Soon,
+            Some(open) if open.settles_after().is_some() => {
+                self.shared.wholeness.tell();
+                Settling::Soon
+            }
             Some(_) => Settling::WhenToldSo,
         }
     }
 
     /// Follows the feed's progress.
-    pub fn watch_progress(&self) -> watch::Receiver<Progress> {
-        self.shared.progress.subscribe()
+    pub fn follow_progress(&self) -> ProgressFollower {
+        ProgressFollower::new(&self.shared)
     }
 
     /// Completes when everything up to `rv` has been applied. It may never complete.
     pub async fn reached(&self, rv: ResourceVersion) {
-        let mut progress = self.shared.progress.subscribe();
-        if progress.wait_for(|progress| progress.rv >= rv).await.is_err() {
-            // The writer is gone. The caller's deadline decides.
-            std::future::pending::<()>().await;
-        }
+        self.follow_progress().reach(rv).await;
     }
 
     /// Completes when everything that has come by now is whole. From then on nobody is shown the state before it.
@@ -164,6 +167,16 @@ impl CacheReader {
     /// well.
     pub async fn settled(&self) {
         let _ = timeout(Transaction::SETTLING_MAX, self.closed()).await;
+    }
+
+    /// The same, unless the newest event has only just come. Says whether everything that has come is whole.
+    pub async fn settled_if_silent(&self) -> bool {
+        let is_silent = |open: &Transaction| open.has_been_silent(Instant::now());
+        let is_silent = self.shared.timeline.read().open.as_ref().is_some_and(is_silent);
+        if is_silent {
+            self.settled().await;
+        }
+        self.is_whole()
     }
 
     /// The feed's state as soon as the first list is complete, or at the deadline.

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use super::pinned::KeepsStates;
 use super::progress::{Progress, Reached};
 use super::snapshot::Taken;
 use super::timeline::Timeline;
+use super::wholeness::Wholeness;
 use super::{CacheConfig, ChunkCache};
 use crate::base::{Tunable, watch};
 use crate::kube::{Gvr, ResourceVersion};
@@ -37,8 +38,7 @@ pub(super) struct Shared {
     /// Progress for those who look at it, as every delivery does: without a lock that readers on all cores would take.
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<FeedState>,
-    /// Whether somebody is to be woken when the newest version is whole.
-    pub(super) waits_for_whole: AtomicBool,
+    pub(super) wholeness: Wholeness,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
     pub(super) share: Share,
 }

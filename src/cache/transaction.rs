@@ -2,6 +2,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{Event, Snapshot};
 use crate::kube::{EventType, Gvr, ResourceVersion};
 
@@ -88,6 +90,12 @@ impl Transaction {
     /// Notes a bookmark at its version.
     pub(super) fn vouch(&mut self) {
         self.is_vouched = true;
+    }
+
+    /// Whether upstream has been silent for as long as that already.
+    pub(super) fn has_been_silent(&self, now: Instant) -> bool {
+        let silent = self.events.last().map_or(Duration::ZERO, |last| now.duration_since(last.at));
+        self.settles_after().is_some_and(|lasts| silent >= lasts)
     }
 
     /// Notes that another stream tells it from its beginning: an earlier bookmark says nothing of that stream.

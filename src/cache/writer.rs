@@ -1,7 +1,6 @@
 mod begin_earlier;
 mod renew;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use super::shared::Shared;
 use super::timeline::Timeline;
 use super::transaction::Transaction;
 use super::wakes::Wakes;
+use super::wholeness::Wholeness;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::base::{linger_before, mutant, watch};
 use crate::kube::{Gvr, ResourceVersion};
@@ -61,7 +61,7 @@ impl CacheWriter {
             progress: watch::Sender::new(Progress::default()),
             reached: Reached::default(),
             state: watch::Sender::new(FeedState::Syncing),
-            waits_for_whole: AtomicBool::new(false),
+            wholeness: Wholeness::default(),
             share,
         });
         let holder: Weak<Shared> = Arc::downgrade(&shared);
@@ -123,7 +123,7 @@ impl CacheWriter {
             timeline.record(&event, &self.shared.gvr);
             timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
             timeline.ring.lanes.push(&event, &mut wakes);
-            if before < timeline.whole() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel) {
+            if before < timeline.whole() && self.shared.wholeness.take_wake() {
                 timeline.ring.lanes.nudge(&mut wakes);
             }
             timeline.whole()
@@ -139,6 +139,18 @@ impl CacheWriter {
     /// or only upstream can tell.
     pub fn settles_after(&self) -> Option<Duration> {
         self.shared.timeline.read().open.as_ref().and_then(Transaction::settles_after)
+    }
+
+    /// Whether the newest version is to be taken to be whole as soon as it may be: somebody waits for it, or there is a
+    /// bookmark to be announced.
+    pub fn is_whole_awaited(&self) -> bool {
+        let is_vouched = || self.shared.timeline.read().open.as_ref().is_some_and(Transaction::is_vouched);
+        self.shared.wholeness.is_awaited() || is_vouched()
+    }
+
+    /// Completes when somebody has begun to wait for the newest version to be whole.
+    pub async fn whole_is_awaited(&self) {
+        self.shared.wholeness.awaited().await;
     }
 
     /// Notes that no more events of the newest version will come. A bookmark at it is announced now.
@@ -181,7 +193,7 @@ impl CacheWriter {
     /// Publishes how far the feed is. Readers are woken by a bookmark, and if they wait for the version that has become
     /// whole.
     fn announce(&self, whole: ResourceVersion, is_bookmark: bool, has_become_whole: bool) {
-        let is_waited_for = has_become_whole && self.shared.waits_for_whole.swap(false, Ordering::AcqRel);
+        let is_waited_for = has_become_whole && self.shared.wholeness.take_wake();
         self.shared.publish(|progress| {
             progress.rv = whole;
             if is_bookmark {

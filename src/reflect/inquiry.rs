@@ -168,6 +168,8 @@ impl Inquirer {
 
     async fn list(&self, why: InquiryReason) -> InquiryOutcome {
         self.upstream.metrics.asked(SideRequest::Doubt);
+        // What came a moment ago is to be compared as well.
+        self.upstream.feed.reader.settled().await;
         let known = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, known.rv);
         let asked = Instant::now();

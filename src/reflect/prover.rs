@@ -144,7 +144,7 @@ impl Prover {
     /// Proves for as long as anybody wants it: one question and one proof at a time, side by side.
     async fn prove_for_all(&self) -> Infallible {
         let mut wanted = self.upstream.feed.freshness.wanted();
-        let mut progress = self.upstream.feed.reader.watch_progress();
+        let mut progress = self.upstream.feed.reader.follow_progress();
         let mut positions = Positions::default();
         let mut question: Running<'_, Option<Answer>> = None.into();
         let mut proof: Running<'_, Option<Instant>> = None.into();
@@ -196,7 +196,7 @@ impl Prover {
                         positions.proven(asked);
                     }
                 }
-                _ = progress.changed(), if positions.last().is_some() => {}
+                () = progress.changed(), if positions.last().is_some() => {}
                 _ = wanted.changed() => {}
                 () = self.became_live(), if !self.live() => {}
             }
@@ -226,7 +226,7 @@ impl Prover {
     async fn question(&self) -> Option<Answer> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
-        if is_tiny && self.is_quiet.load(Ordering::Relaxed) && self.live() && reader.is_whole() {
+        if is_tiny && self.is_quiet.load(Ordering::Relaxed) && self.live() && reader.settled_if_silent().await {
             return self.at_once().await;
         }
         self.position().await.map(Answer::Position)
@@ -354,7 +354,7 @@ impl Prover {
             self.unproven.rest().await;
             return Ok(None);
         }
-        let mut progress = self.upstream.feed.reader.watch_progress();
+        let mut progress = self.upstream.feed.reader.follow_progress();
         let equal = async {
             loop {
                 let snapshot = self.upstream.feed.reader.snapshot();
@@ -363,9 +363,7 @@ impl Prover {
                     let reach = Reach::of(&self.upstream.feed.reader, snapshot.rv);
                     return same || !outlived(&snapshot, reach, &versions, rv);
                 }
-                if progress.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
+                progress.changed().await;
             }
         };
         match timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await {

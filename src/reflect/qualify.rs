@@ -217,6 +217,7 @@ impl Qualifier {
     /// Compares one object of each derivation, picked at random, if objects have changed since the last sample. Asks
     /// whether upstream's release is still the same, if it can be another. Does nothing while nobody watches.
     async fn sample(&self, known: &mut Known) {
+        self.upstream.feed.reader.settled().await;
         let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {

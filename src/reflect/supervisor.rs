@@ -2,6 +2,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
 
 use crate::base::{Tasks, Tunable, linger};
@@ -95,18 +97,23 @@ impl Supervisor {
             tracing::info!(feed = %key, "feed started");
             let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
             linger("feed begun").await;
+            // An event is the reflector's alone: what is beside it is looked at when it has been woken itself.
+            let mut beside = FuturesUnordered::from_iter([
+                prover.run().map(|never| match never {}).boxed(),
+                qualifier.run().map(|never| match never {}).boxed(),
+                renewer.run().map(|never| match never {}).boxed(),
+                archivist.run().map(|never| match never {}).boxed(),
+                checker.run().map(|never| match never {}).boxed(),
+                idle(&feeds, &feed, &config).map(|()| FeedEnd::Idle).boxed(),
+                feed.retired().map(|()| FeedEnd::Outdated).boxed(),
+                feed.reader.outgrown().map(|()| FeedEnd::OverBudget).boxed(),
+            ]);
             leaving.end = tokio::select! {
                 biased;
                 end = reflector.run() => end,
-                never = prover.run() => match never {},
-                never = qualifier.run() => match never {},
-                never = renewer.run() => match never {},
-                never = archivist.run() => match never {},
-                never = checker.run() => match never {},
-                () = idle(&feeds, &feed, &config) => FeedEnd::Idle,
-                () = feed.retired() => FeedEnd::Outdated,
-                () = feed.reader.outgrown() => FeedEnd::OverBudget,
+                Some(end) = beside.next() => end,
             };
+            drop(beside);
             tracing::info!(feed = %key, reason = leaving.end.as_str(), "feed ended");
             let end = leaving.end;
             // It leaves the registry first, so that whoever is woken by the end finds no trace of it.

@@ -6,6 +6,7 @@ mod proofs;
 mod refusals;
 mod returners;
 mod self_checks;
+mod settling;
 
 use std::time::Duration;
 

@@ -157,7 +157,7 @@ impl Declarations {
         let minor = minor.ok_or("upstream's release is not known")?;
         let renderer = Renderer::derived(json, reader.envelope(), minor).ok_or("its JSON is not known")?;
         let mut last = std::mem::take(&mut self.known);
-        for object in reader.snapshot().iter() {
+        for object in reader.applied().ok_or("the feed is over")?.iter() {
             let declaration = match last.remove(&object.key) {
                 Some((rv, declaration)) if rv == object.rv => declaration,
                 _ => {

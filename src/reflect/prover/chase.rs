@@ -37,7 +37,7 @@ impl Prover {
     pub(super) async fn chase(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
         let mut wanted = feed.freshness.watch_versions();
-        let (mut progress, mut state) = (reader.watch_progress(), reader.watch_state());
+        let (mut progress, mut state) = (reader.follow_progress(), reader.watch_state());
         let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
         let mut asked: Option<Asked> = None;
         let mut coming: Running<'_, Came> = None.into();
@@ -49,7 +49,7 @@ impl Prover {
                 (upstream, asked, coming) = (ResourceVersion::default(), None, None.into());
             }
             wanted.borrow_and_update();
-            let reached = progress.borrow_and_update().rv;
+            let reached = progress.look().rv;
             feed.freshness.settle_versions(reached);
             let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live());
             if next != asked.map(|asked| asked.rv) {
@@ -70,7 +70,7 @@ impl Prover {
                     _ => {}
                 },
                 Some(()) = &mut catching_up, if catches_up => catches_up = false,
-                _ = progress.changed(), if is_wanted => {}
+                () = progress.changed(), if is_wanted => {}
                 _ = wanted.changed() => {}
                 _ = state.changed() => {}
             }

@@ -70,11 +70,7 @@ impl Reflector {
     ) -> (State, Option<StepFailure>) {
         let _open = self.means.upstream.metrics.watch_open();
         let opened = Instant::now();
-        if witness.is_some() {
-            self.inquiries.ask(InquiryReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
-        } else if !self.continuity.is_sure() {
-            self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
-        }
+        self.ask_whether_it_goes_on(witness.is_some());
         // Silence only means something once the stream has spoken.
         let mut silence: Option<Silence> = None;
         loop {
@@ -86,6 +82,10 @@ impl Reflector {
                     if silence.is_none() {
                         self.writer.settle();
                     }
+                    continue;
+                }
+                () = self.writer.whole_is_awaited(), if silence.is_some() => {
+                    silence = silence.map(|silence| silence.awaited(Instant::now()));
                     continue;
                 }
                 Some(word) = self.words.recv() => {
@@ -119,14 +119,41 @@ impl Reflector {
             if mutant(14) {
                 wait_for_readers(&self.means.upstream.feed.reader).await;
             }
+            if item.is_err() {
+                self.settle_at_the_end(silence);
+            }
             match self.take_in(item, at, opened) {
                 Ok(reached) => at = at.max(reached),
                 Err(next) => return next,
             }
-            silence = self.writer.settles_after().map(|lasts| Silence::from(Instant::now(), lasts));
+            silence = self.settles_by_silence();
             if silence.is_some() {
                 linger("amid a transaction").await;
             }
+        }
+    }
+
+    /// Has upstream asked whether the stream goes on with the history that we hold, unless it tells that itself.
+    fn ask_whether_it_goes_on(&mut self, has_witness: bool) {
+        if has_witness {
+            self.inquiries.ask(InquiryReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
+        } else if !self.continuity.is_sure() {
+            self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
+        }
+    }
+
+    /// The silence, from now on, that tells of the newest version that it is whole.
+    fn settles_by_silence(&self) -> Option<Silence> {
+        let silence = Silence::from(Instant::now(), self.writer.settles_after()?);
+        Some(if self.writer.is_whole_awaited() { silence } else { silence.unawaited() })
+    }
+
+    /// Notes that the stream has ended. A version behind which it was silent for long enough is whole, though nobody
+    /// waited for it: who asks while upstream is away is shown what watches were told. A stream that broke is resumed
+    /// before that version all the same.
+    fn settle_at_the_end(&mut self, silence: Option<Silence>) {
+        if silence.is_some_and(|silence| silence.has_lasted(Instant::now())) {
+            self.writer.settle();
         }
     }
 

@@ -75,18 +75,22 @@ fn definition() -> serde_json::Value {
 async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round: usize) -> Vec<Seen> {
     let settles = if idle < SETTLES { SETTLES_SHORT } else { SETTLES };
     let direct = plane.direct();
+    // What a start costs is another matter.
+    let quiet = || {
+        eventually("nobody asks anything", async || {
+            let before = at_apiserver(plane).len();
+            sleep(settles).await;
+            (at_apiserver(plane).len() == before).then_some(())
+        })
+    };
+    quiet().await;
+    let mut seen = Vec::new();
+    seen.extend(of(plane, proxy, &format!("{name}, without a client for {idle:?}"), idle, async || {}).await.1);
     let version = direct.version(MAPS).await;
     let _watch = proxy.client().watch(Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
     eventually("the feed is there", async || (proxy.streams("configmaps.v1").await == 1).then_some(())).await;
-    // What a start costs is another matter.
-    eventually("nobody asks anything", async || {
-        let before = at_apiserver(plane).len();
-        sleep(settles).await;
-        (at_apiserver(plane).len() == before).then_some(())
-    })
-    .await;
+    quiet().await;
     let label = json!({"metadata": {"labels": {"round": round.to_string()}}});
-    let mut seen = Vec::new();
     seen.extend(of(plane, proxy, &format!("{name}, idle for {idle:?}"), idle, async || {}).await.1);
     let crd = async || drop(direct.patch(&format!("{CRDS}/{CRD}"), label.clone()).await);
     seen.extend(of(plane, proxy, &format!("{name}, one label of a CRD of 60 kB"), settles, crd).await.1);

@@ -1,0 +1,42 @@
+use std::future::pending;
+use std::sync::Arc;
+
+use super::progress::Progress;
+use super::shared::Shared;
+use crate::base::watch;
+use crate::kube::ResourceVersion;
+
+/// Follows how far a feed is. While somebody waits for that, the newest version is taken to be whole as soon as it may
+/// be.
+#[derive(Debug)]
+pub struct ProgressFollower {
+    shared: Arc<Shared>,
+    progress: watch::Receiver<Progress>,
+}
+
+impl ProgressFollower {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: shared.clone(), progress: shared.progress.subscribe() }
+    }
+
+    /// How far it is now; [`changed`](Self::changed) waits for another value from here on.
+    pub fn look(&mut self) -> Progress {
+        *self.progress.borrow_and_update()
+    }
+
+    /// Completes when the progress is another one than at the last look. It may never complete.
+    pub async fn changed(&mut self) {
+        let _waits = self.shared.wholeness.wait(&self.shared.timeline);
+        if self.progress.changed().await.is_err() {
+            // The writer is gone. The caller's deadline decides.
+            pending::<()>().await;
+        }
+    }
+
+    /// Completes when everything up to `rv` has been applied. It may never complete.
+    pub async fn reach(&mut self, rv: ResourceVersion) {
+        while self.look().rv < rv {
+            self.changed().await;
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! When the version of an event is taken to be whole: soon if somebody waits for that, and else by the way (W17).
+
+use super::*;
+use crate::demo::RequestKind;
+
+const MS: Duration = Duration::from_millis(1);
+/// A timer of tokio's fires up to so much later than it is set for.
+const LATER: Duration = Duration::from_millis(1);
+
+impl Scene {
+    /// Writes a pod, and waits until the feed has been told of it. Nobody waits for its version.
+    async fn told_of_a_pod(&self, name: &str) -> u64 {
+        let before = self.feed.reader.stats().objects;
+        let at = self.up.create_pod("t1", name);
+        let told = async {
+            while self.feed.reader.stats().objects == before {
+                sleep(MS).await;
+            }
+        };
+        timeout(NEVER, told).await.expect("it is told");
+        at
+    }
+
+    fn reached(&self) -> u64 {
+        self.feed.reader.progress().rv.0
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_waits_for_is_whole_after_a_second_or_when_something_follows() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let at = scene.told_of_a_pod("alone").await;
+    sleep(990 * MS).await;
+    assert_eq!(scene.reached(), at - 1);
+    sleep(20 * MS).await;
+    assert_eq!(scene.reached(), at);
+    // One after the other, no timer fires between them: each says that the one before is whole.
+    for n in 0..50 {
+        let at = scene.told_of_a_pod(&format!("p{n}")).await;
+        sleep(50 * MS).await;
+        assert_eq!(scene.reached(), at - 1, "{n}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_waits_ten_milliseconds_behind_the_event_at_most_and_five_later_on() {
+    for (comes_after, waits) in [(0, 8..=11), (5, 5..=6), (9, 5..=6), (500, 5..=6), (900, 5..=6)] {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let at = scene.told_of_a_pod("one").await;
+        sleep(comes_after * MS).await;
+        let waited = scene.until(at).await;
+        let waits = *waits.start() * MS..=*waits.end() * MS + LATER;
+        assert!(waits.contains(&waited), "{waited:?} of one who comes {comes_after} ms later");
+        assert_eq!(scene.reached(), at);
+    }
+}
+
+/// Who waits for what is not written yet is there when the event comes.
+#[tokio::test(start_paused = true)]
+async fn who_waits_already_when_it_comes_has_it_as_soon() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let next = ResourceVersion(scene.up.revision() + 1);
+    let reader = scene.feed.reader.clone();
+    let waiting = tokio::spawn(async move { reader.reached(next).await });
+    sleep(seconds(5)).await;
+    assert!(!waiting.is_finished());
+    let written = Instant::now();
+    assert_eq!(scene.up.create_pod("t1", "next"), next.0);
+    timeout(NEVER, waiting).await.expect("it comes").expect("no panic");
+    assert!(written.elapsed() <= 20 * MS, "{:?}", written.elapsed());
+    // It has gone, and the next one is nobody's.
+    let at = scene.told_of_a_pod("then").await;
+    sleep(500 * MS).await;
+    assert_eq!(scene.reached(), at - 1);
+}
+
+/// A list that takes what is there includes what came a moment ago (`CacheReader::settled`).
+#[tokio::test(start_paused = true)]
+async fn a_state_has_what_came_before_it_was_asked_for() {
+    for comes_after in [0, 5, 15, 300] {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let at = scene.told_of_a_pod("one").await;
+        sleep(comes_after * MS).await;
+        let asked = Instant::now();
+        scene.feed.reader.settled().await;
+        assert!(asked.elapsed() <= 12 * MS, "{:?}", asked.elapsed());
+        let state = scene.feed.reader.snapshot();
+        assert_eq!((state.rv.0, state.len()), (at, 4), "{comes_after} ms later");
+    }
+}
+
+/// Who asks while upstream is away is shown what watches were told, though nobody had waited for it (L6).
+#[tokio::test(start_paused = true)]
+async fn what_a_stream_was_silent_behind_is_whole_when_it_is_lost() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let at = scene.told_of_a_pod("one").await;
+    sleep(500 * MS).await;
+    assert_eq!(scene.reached(), at - 1);
+    scene.up.faults().answer(RequestKind::Watch, usize::MAX, 503, None);
+    scene.up.faults().reset_watches();
+    scene.until_state("lost", |state| state != FeedState::Live).await;
+    assert_eq!((scene.reached(), scene.feed.reader.snapshot().rv.0), (at, at));
+}
+
+/// Where a stream goes on: behind the event if its end was a clean one, for then nothing more of it was sent, and
+/// before it if the connection broke.
+#[tokio::test(start_paused = true)]
+async fn a_stream_goes_on_behind_a_clean_end_and_before_what_another_one_may_have_cut_off() {
+    type Ends = fn(&RunningUpstream);
+    let ends: [(u32, Ends, u64); 3] = [
+        (500, |up| up.faults().end_watches(), 0),
+        (2, |up| up.faults().end_watches(), 1),
+        (500, |up| up.faults().drop_connections(), 1),
+    ];
+    for (comes_after, end, before) in ends {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let (at, opened) = (scene.told_of_a_pod("one").await, scene.up.counts().watches_opened.total());
+        sleep(comes_after * MS).await;
+        end(&scene.up);
+        scene.up.until(|counts| counts.watches_opened.total() > opened).await;
+        assert_eq!(scene.last_start(), Some(at - before), "{comes_after} ms behind the event");
+        scene.until(scene.up.create_pod("t1", "next")).await;
+        assert!(scene.is_true());
+    }
+}
