@@ -6,8 +6,8 @@ use super::shared::Shared;
 use crate::base::watch;
 use crate::kube::ResourceVersion;
 
-/// Follows how far a feed is. While somebody waits for that, the newest version is taken to be whole as soon as it may
-/// be.
+/// Follows how far a feed is. While somebody waits for a change, the newest version is taken to be whole as soon as
+/// silence allows it.
 #[derive(Debug)]
 pub struct ProgressFollower {
     shared: Arc<Shared>,

@@ -169,7 +169,8 @@ impl CacheReader {
         let _ = timeout(Transaction::SETTLING_MAX, self.closed()).await;
     }
 
-    /// The same, unless the newest event has only just come. Says whether everything that has come is whole.
+    /// Waits like [`settled`](Self::settled), unless the newest event has only just come. Says whether everything that
+    /// has come is whole.
     pub async fn settled_if_silent(&self) -> bool {
         let is_silent = |open: &Transaction| open.has_been_silent(Instant::now());
         let is_silent = self.shared.timeline.read().open.as_ref().is_some_and(is_silent);

@@ -92,7 +92,7 @@ impl Transaction {
         self.is_vouched = true;
     }
 
-    /// Whether upstream has been silent for as long as that already.
+    /// Whether upstream has been silent for as long as `settles_after` says.
     pub(super) fn has_been_silent(&self, now: Instant) -> bool {
         let silent = self.events.last().map_or(Duration::ZERO, |last| now.duration_since(last.at));
         self.settles_after().is_some_and(|lasts| silent >= lasts)

@@ -13,9 +13,9 @@ pub(super) struct Silence {
     is_second: bool,
 }
 
-/// What nobody waits for is found out by then, for those who only look.
+/// A silence lasts so long if nobody waits for its end: those who only look see it then.
 const UNAWAITED: Duration = Duration::from_secs(1);
-/// What came before somebody waited is heard within this time.
+/// A silence lasts so much longer when somebody begins to wait for its end, unless it ends before.
 const LISTENED_MIN: Duration = Duration::from_millis(5);
 /// A timer that fires later than this tells of a task that could not run.
 const LATE_MAX: Duration = Duration::from_millis(5);
