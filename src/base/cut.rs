@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,6 +13,8 @@ pub struct Cut(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// Whether anything below is set, for those who look for each event: it is one line of the processor's cache.
+    is_touched: AtomicBool,
     why: OnceLock<&'static str>,
     /// See [`Cut::within`]. Boxed, for watches have no such limit.
     within: OnceLock<Box<(Duration, &'static str)>>,
@@ -22,6 +25,7 @@ impl Cut {
     /// Ends the thing. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
         if self.0.why.set(why).is_ok() {
+            self.0.is_touched.store(true, Ordering::SeqCst);
             self.0.runner.wake();
         }
     }
@@ -32,17 +36,21 @@ impl Cut {
     }
 
     pub fn is_cut(&self) -> bool {
-        self.0.why.get().is_some()
+        self.0.is_touched.load(Ordering::SeqCst) && self.0.why.get().is_some()
     }
 
     /// Asks whoever runs the thing to cut it for this reason if it is not over within `max` from now. This costs
     /// nothing for what is over at once, and whoever runs a whole connection need not look. Only the first call counts.
     pub fn within(&self, max: Duration, why: &'static str) {
         let _ = self.0.within.set(Box::new((max, why)));
+        self.0.is_touched.store(true, Ordering::SeqCst);
     }
 
     /// The time that the thing may take and the reason for which it is cut then, once they are known.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
+        if !self.0.is_touched.load(Ordering::SeqCst) {
+            return None;
+        }
         self.0.within.get().map(|limit| **limit)
     }
 

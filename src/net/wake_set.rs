@@ -1,4 +1,3 @@
-use std::mem::swap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
@@ -76,12 +75,12 @@ impl WakeSet {
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
 
-    /// Exchanges the streams that have been woken for an empty list.
-    pub(super) fn take_streams(&self, empty: &mut Vec<usize>) {
+    /// Moves the streams that have been woken to the end of a list.
+    pub(super) fn take_streams(&self, to: &mut Vec<usize>) {
         if self.has_streams.load(Ordering::SeqCst) {
             let mut streams = self.streams.lock();
             self.has_streams.store(false, Ordering::SeqCst);
-            swap(empty, &mut streams);
+            to.append(&mut streams);
         }
     }
 

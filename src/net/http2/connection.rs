@@ -31,15 +31,34 @@ use crate::net::wake_set::{WakePart, WakeSet};
 /// streams wakes one task, and what they write goes out in a few large writes.
 ///
 /// `S` takes requests. `F` answers one, and `B` is an answer's body.
+///
+/// What an event needs comes first, and stays together: of a thousand connections each is cold when its turn comes, and
+/// every line of the processor's cache is waited for.
+#[repr(C)]
 pub(in crate::net) struct Http2<I, S, F, B> {
+    pub(super) wake_set: Arc<WakeSet>,
+    pub(super) streams: Streams<F, B>,
+    pub(super) output: Output,
+    pub(super) writer: Waker,
+    pub(super) send: SendLimits,
+    /// How many bytes of answers go out before other tasks run.
+    pub(super) allowance: usize,
+    /// Streams that wait for room in the output, or for the connection's window: who came first goes first.
+    pub(super) waiting: VecDeque<usize>,
+    /// Those that wait again after they have sent something in this turn: they go behind the others.
+    pub(super) waiting_again: Vec<usize>,
+    /// Whether no more is read, and no stream is left; and why.
+    over: Option<Over>,
+    pub(super) farewell: Farewell,
+    /// The client has said that it asks nothing more.
+    pub(super) is_client_leaving: bool,
+    /// Whether the client is not listened to until it has read something.
+    is_deaf: bool,
     pub(super) io: I,
     pub(super) service: S,
     pub(super) limits: Http2Limits,
     pub(super) input: Input,
-    pub(super) output: Output,
     pub(super) decoder: Decoder,
-    pub(super) streams: Streams<F, B>,
-    pub(super) send: SendLimits,
     pub(super) receive: ReceiveWindow,
     /// Whether the client has sent its settings, which come first.
     pub(super) has_settings: bool,
@@ -49,26 +68,9 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) last_stream: u32,
     pub(super) lately_reset: LatelyReset,
     pub(super) patience: Patience,
-    pub(super) farewell: Farewell,
-    /// The client has said that it asks nothing more.
-    pub(super) is_client_leaving: bool,
-    /// Whether the client is not listened to until it has read something.
-    is_deaf: bool,
     heartbeat: Heartbeat,
     /// The next look at the heartbeat, and at streams with limited time.
     clock: Pin<Box<Sleep>>,
-    /// Streams that wait for room in the output, or for the connection's window: who came first goes first.
-    pub(super) waiting: VecDeque<usize>,
-    /// Those that wait again after they have sent something in this turn: they go behind the others.
-    pub(super) waiting_again: Vec<usize>,
-    /// How many bytes of answers go out before other tasks run.
-    pub(super) allowance: usize,
-    /// An empty list, which is exchanged for that of the streams that were woken.
-    spare: Vec<usize>,
-    /// Whether no more is read, and no stream is left; and why.
-    over: Option<Over>,
-    pub(super) wake_set: Arc<WakeSet>,
-    pub(super) writer: Waker,
     reader: Waker,
     ticker: Waker,
 }
@@ -124,6 +126,8 @@ const UNHEARD_BYTES: usize = 4 << 10;
 thread_local! {
     /// The buffer into which all connections of a thread read, one after the other.
     static READ: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// The list into which all connections of a thread take the streams that were woken.
+    static WOKEN: Cell<Vec<usize>> = const { Cell::new(Vec::new()) };
 }
 
 impl<I, S, F, B> Http2<I, S, F, B>
@@ -164,7 +168,6 @@ where
             waiting: VecDeque::new(),
             waiting_again: Vec::new(),
             allowance: 0,
-            spare: Vec::new(),
             over: None,
             ticker: wake_set.waker(WakePart::Clock),
             wake_set,
@@ -193,12 +196,12 @@ where
         if self.wake_set.take(WakePart::Reader) && self.over.is_none() {
             self.read();
         }
-        let mut woken = take(&mut self.spare);
+        let mut woken = WOKEN.take();
         self.wake_set.take_streams(&mut woken);
         // The event of one stream that lasts is a write of its own.
         let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Exchange::is_lasting);
         woken.drain(..).for_each(|key| self.poll_stream(key, is_alone));
-        self.spare = woken;
+        WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
     }
 
