@@ -165,7 +165,8 @@ impl Forwarding {
                 noticed(body, is_broken)
             }
         });
-        let answering = self.forwarder.forward(&acting_as, lane, request);
+        // Boxed, for it is some 3 KB: moved into another future it would take that twice.
+        let answering = Box::pin(self.forwarder.forward(&acting_as, lane, request));
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
             Ok(response) => self.passed(response, is_short, place, context),
@@ -270,7 +271,7 @@ impl Forwarding {
         }
         let request = without_body(request);
         let held = self.drain.hold();
-        let answering = self.forwarder.forward(acting_as, ForwardPool::Tunnel, request);
+        let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPool::Tunnel, request));
         let answer = if *acting_as == ActingAs::Nobody { self.in_time(answering).await } else { answering.await };
         let mut response = match answer {
             Ok(response) => response,
@@ -315,7 +316,7 @@ impl Forwarding {
         else {
             return Ok(acting_as);
         };
-        let user = self.gate.impersonation(caller, &impersonation, info).await;
+        let user = Box::pin(self.gate.impersonation(caller, &impersonation, info)).await;
         let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
         Ok(ActingAs::User(Arc::new(user)))
     }

@@ -284,8 +284,10 @@ impl Frontend {
         };
         let config = self.config.get();
         let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
-            Err(ForwardReason::NonResource) if self.documents.has(&request) => return self.document(request).await,
-            Err(ForwardReason::Verb) if ReviewDesk::has(&request) => return self.review(request).await,
+            Err(ForwardReason::NonResource) if self.documents.has(&request) => {
+                return Box::pin(self.document(request)).await;
+            }
+            Err(ForwardReason::Verb) if ReviewDesk::has(&request) => return Box::pin(self.review(request)).await,
             Err(reason) => return self.pass(request, reason).await,
             Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
             Ok(ours) => ours,
@@ -307,15 +309,16 @@ impl Frontend {
         let answered = match route {
             Route::Refuse(status) => Err(Unready::Refuse(status)),
             Route::Get(read) => self.reader.get(&request, &permit, resource, read, turn).await,
-            Route::List(read) => self.reader.list(&request, &permit, resource, read).await,
+            // Boxed, so that other requests have no room for them: each is copied as it comes.
+            Route::List(read) => Box::pin(self.reader.list(&request, &permit, resource, read)).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(Unready::Forward(ForwardReason::Table))
             }
-            Route::Watch(read) => self.reader.watch(&mut request, permit, resource, read).await,
+            Route::Watch(read) => Box::pin(self.reader.watch(&mut request, permit, resource, read)).await,
         };
         let mut response = match answered {
             Ok(response) => response,
-            Err(why) => self.unready(request, why).await,
+            Err(why) => Box::pin(self.unready(request, why)).await,
         };
         // A request that was routed again keeps its last decision.
         if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
@@ -380,7 +383,7 @@ impl Frontend {
             return None;
         }
         let since = Instant::now().checked_sub(REDISCOVER_EVERY)?;
-        match timeout(REDISCOVER_MAX, self.catalog.refresh(since)).await {
+        match timeout(REDISCOVER_MAX, Box::pin(self.catalog.refresh(since))).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(%error, "discovery failed"),
             Err(_) => tracing::debug!("discovery took too long"),
@@ -399,7 +402,7 @@ impl Frontend {
         match why {
             Unready::Over if request.rerouted < REROUTES_MAX => {
                 request.rerouted += 1;
-                Box::pin(self.dispatch(request)).await
+                self.dispatch(request).await
             }
             Unready::Over => self.pass(request, ForwardReason::Unavailable).await,
             // Upstream would deny what it cannot show in part.
