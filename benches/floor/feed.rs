@@ -45,6 +45,36 @@ impl Feed {
     /// Begins to watch at the version of now.
     pub(super) async fn follow(kubeconfig: &Path, path: &str) -> Result<Arc<Self>, Failure> {
         let client = Client::try_from(Config::try_from(Kubeconfig::read_from(kubeconfig)?)?)?;
+        let feed = Arc::new(Self {
+            frames: RwLock::new(Frames { first: 0, held: VecDeque::new() }),
+            end: AtomicU64::new(0),
+            version: AtomicU64::new(0),
+            waiting: Mutex::default(),
+        });
+        let mut watch = feed.watch(&client, path).await?;
+        tokio::spawn({
+            let (feed, path) = (feed.clone(), path.to_owned());
+            async move {
+                loop {
+                    // An apiserver under load ends watches that do not keep up. What is missed then is counted by those
+                    // who measure.
+                    let ended = feed.fill(watch).await;
+                    eprintln!("the watch is over, and begins anew: {ended:?}");
+                    watch = match feed.watch(&client, &path).await {
+                        Ok(watch) => watch,
+                        Err(error) => {
+                            eprintln!("the watch broke: {error}");
+                            // Readers would wait for ever, and be measured.
+                            std::process::exit(1);
+                        }
+                    };
+                }
+            }
+        });
+        Ok(feed)
+    }
+
+    async fn watch(&self, client: &Client, path: &str) -> Result<Body, Failure> {
         let head: serde_json::Value = client.request(request(format!("{path}?limit=1"), Vec::new())?).await?;
         let version = head["metadata"]["resourceVersion"].as_str().ok_or("a LIST without a version")?.to_owned();
         let watch = format!("{path}?watch=true&timeoutSeconds=86400&resourceVersion={version}");
@@ -52,23 +82,8 @@ impl Feed {
         if !watch.status().is_success() {
             return Err(format!("the watch was refused: {}", watch.status()).into());
         }
-        let feed = Arc::new(Self {
-            frames: RwLock::new(Frames { first: 0, held: VecDeque::new() }),
-            end: AtomicU64::new(0),
-            version: AtomicU64::new(version.parse()?),
-            waiting: Mutex::default(),
-        });
-        tokio::spawn({
-            let feed = feed.clone();
-            async move {
-                if let Err(error) = feed.fill(watch.into_body()).await {
-                    eprintln!("the watch broke: {error}");
-                }
-                // Readers would wait for ever, and be measured.
-                std::process::exit(1);
-            }
-        });
-        Ok(feed)
+        self.version.store(version.parse()?, Ordering::Relaxed);
+        Ok(watch.into_body())
     }
 
     async fn fill(&self, mut body: Body) -> Result<(), Failure> {
