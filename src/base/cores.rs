@@ -191,8 +191,8 @@ impl Bell {
         }
     }
 
-    /// Wakes some of those it was rung for, and the others once these have run: what of a task was touched to wake it is
-    /// still in the processor's cache then.
+    /// Wakes some of those it was rung for, and the others once these have run: what of a task was touched to wake it
+    /// is still in the processor's cache then.
     fn poll_sweep(&self, left: &mut VecDeque<Waker>, cx: &Context<'_>) -> Poll<()> {
         self.sweep.register(cx.waker());
         let mut rung = self.rung.lock();
