@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-SCENARIOS="gentle gentle-go fifty-thousand saturated-own saturated-own-go saturated-shared saturated-shared-go idle-own idle-shared idle-15000 list-json list-protobuf
+SCENARIOS="gentle gentle-go gentle-h1 fifty-thousand saturated-own saturated-own-go saturated-shared saturated-shared-go idle-own idle-shared idle-15000 list-json list-protobuf
   list-storm join-storm resume-storm nonmatching-node nonmatching-namespace nonmatching-name nonmatching-label stuck
   slow-watcher-tax pass-through kubelets-5000"
 rounds=${ROUNDS:-3} out=${OUT:-target/figures}
@@ -65,11 +65,14 @@ floor_of() {
 }
 
 start_servers() {
-  urls=("$(cat "$bed/url")") names=apiserver pids=$(cat "$bed/apiserver.pid") protocols=h2
-  started proxy h2 "$binary" serve --kubeconfig "$bed/admin.kubeconfig" --listen 127.0.0.1:0 --admin 127.0.0.1:0 \
+  local all=h2
+  [ "$1" != gentle-h1 ] || all=h1
+  urls=("$(cat "$bed/url")") names=apiserver pids=$(cat "$bed/apiserver.pid") protocols=$all
+  started proxy "$all" "$binary" serve --kubeconfig "$bed/admin.kubeconfig" --listen 127.0.0.1:0 --admin 127.0.0.1:0 \
     --tls-self-signed --tls-self-signed-out "$bed/proxy.crt" --allow-core-dumps
   rm -f "$bed"/{hyper,h2,socket,forward}.crt
   case $1 in
+    gentle-h1) floor_of hyper h1 && floor_of socket h1 ;;
     gentle* | saturated-own* | idle-own) floor_of hyper h2 && floor_of h2 h2 && floor_of socket h1 ;;
     fifty-thousand | saturated-shared* | idle-shared) floor_of hyper h2 && floor_of h2 h2 ;;
     pass-through) floor_of forward h2 ;;

@@ -1,11 +1,9 @@
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::mem::take;
 use std::ops::Range;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -62,9 +60,6 @@ struct Rung {
 /// One for each core, and one for all other threads.
 #[derive(Debug)]
 pub struct PerCore<T>(Box<[T]>);
-
-/// How many tasks are woken before these run.
-const WOKEN_AT_ONCE: usize = 16;
 
 /// What a thread knows of the core that it is.
 struct Here {
@@ -133,14 +128,7 @@ impl Core {
         let sweeping = bell.clone();
         let thread = thread::Builder::new().name(format!("core {number}")).spawn(move || {
             HERE.set(Some(Here { bell: sweeping.clone(), home }));
-            // A task among the others, and not what the runtime runs for: that one would be woken by a system call.
-            let mut left = VecDeque::new();
-            let sweep = runtime.spawn(poll_fn(move |cx| sweeping.poll_sweep(&mut left, cx)));
-            if let Err(error) = runtime.block_on(sweep)
-                && let Ok(panic) = error.try_into_panic()
-            {
-                resume_unwind(panic);
-            }
+            runtime.block_on(poll_fn(|cx| sweeping.poll_sweep(cx)));
         })?;
         Ok(Self { runtime: handle, thread, bell, load: AtomicUsize::new(0) })
     }
@@ -191,22 +179,13 @@ impl Bell {
         }
     }
 
-    /// Wakes some of those it was rung for, and the others once these have run: what of a task was touched to wake it
-    /// is still in the processor's cache then.
-    fn poll_sweep(&self, left: &mut VecDeque<Waker>, cx: &Context<'_>) -> Poll<()> {
+    fn poll_sweep(&self, cx: &Context<'_>) -> Poll<()> {
         self.sweep.register(cx.waker());
         let mut rung = self.rung.lock();
-        left.extend(take(&mut rung.wakers));
-        let is_over = rung.is_over;
+        let (wakers, is_over) = (take(&mut rung.wakers), rung.is_over);
         drop(rung);
-        left.drain(..left.len().min(WOKEN_AT_ONCE)).for_each(Waker::wake);
-        if is_over {
-            return Poll::Ready(());
-        }
-        if !left.is_empty() {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
+        wakers.into_iter().for_each(Waker::wake);
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -317,28 +296,6 @@ mod tests {
         }
         for n in 0..2_000 {
             assert_eq!(said.recv_timeout(SOON).expect("it is woken"), (n, Some(1)));
-        }
-    }
-
-    #[test]
-    fn those_who_were_woken_run_before_the_others_are_woken() {
-        /// Counts the wakes, and has a task of the core say how many there were when it ran.
-        struct Counted(Arc<AtomicUsize>, Handle, mpsc::Sender<usize>);
-        impl std::task::Wake for Counted {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, Ordering::SeqCst);
-                let (count, say) = (self.0.clone(), self.2.clone());
-                self.1.spawn(async move { say.send(count.load(Ordering::SeqCst)).expect("it is heard") });
-            }
-        }
-        let cores = Cores::start(1).expect("a thread");
-        let (count, (say, said)) = (Arc::new(AtomicUsize::new(0)), mpsc::channel());
-        let runtime = cores.place().expect("a core").runtime().clone();
-        let waker = || Waker::from(Arc::new(Counted(count.clone(), runtime.clone(), say.clone())));
-        cores.0.all[0].bell.ring((0..3 * WOKEN_AT_ONCE).map(|_| waker()).collect());
-        for ran in 0..3 * WOKEN_AT_ONCE {
-            let woken = said.recv_timeout(SOON).expect("it runs");
-            assert_eq!(woken, (ran / WOKEN_AT_ONCE + 1) * WOKEN_AT_ONCE, "{ran}");
         }
     }
 

@@ -13,7 +13,7 @@ pub struct Cut(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether anything below is set, for those who look for each event: it is one line of the processor's cache.
+    /// Whether `why` or `within` is set, for those who look for each event: it is one line of the processor's cache.
     is_touched: AtomicBool,
     why: OnceLock<&'static str>,
     /// See [`Cut::within`]. Boxed, for watches have no such limit.
@@ -24,8 +24,9 @@ struct Shared {
 impl Cut {
     /// Ends the thing. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
-        if self.0.why.set(why).is_ok() {
-            self.0.is_touched.store(true, Ordering::SeqCst);
+        let is_first = self.0.why.set(why).is_ok();
+        self.0.is_touched.store(true, Ordering::SeqCst);
+        if is_first {
             self.0.runner.wake();
         }
     }

@@ -25,9 +25,10 @@ macro_rules! embedded {
 }
 
 /// The scenarios that are part of the binary: their names, and their files.
-pub const SCENARIOS: [(&str, &str); 23] = embedded!(
+pub const SCENARIOS: [(&str, &str); 24] = embedded!(
     "fifty-thousand",
     "gentle-go",
+    "gentle-h1",
     "gentle",
     "idle-15000",
     "idle-own",

@@ -309,7 +309,7 @@ impl Frontend {
         let answered = match route {
             Route::Refuse(status) => Err(Unready::Refuse(status)),
             Route::Get(read) => self.reader.get(&request, &permit, resource, read, turn).await,
-            // Boxed, so that other requests have no room for them: each is copied as it comes.
+            // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             Route::List(read) => Box::pin(self.reader.list(&request, &permit, resource, read)).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(Unready::Forward(ForwardReason::Table))

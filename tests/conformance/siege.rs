@@ -12,6 +12,7 @@ mod chains;
 mod handshakes;
 mod memory;
 mod selectors;
+mod storm;
 mod unread;
 
 use std::collections::BTreeMap;

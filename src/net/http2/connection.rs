@@ -33,7 +33,7 @@ use crate::net::wake_set::{WakePart, WakeSet};
 /// `S` takes requests. `F` answers one, and `B` is an answer's body.
 ///
 /// What an event needs comes first, and stays together: of a thousand connections each is cold when its turn comes, and
-/// every line of the processor's cache is waited for.
+/// every line of the processor's cache is waited for. So streams are dropped before the socket is.
 #[repr(C)]
 pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) wake_set: Arc<WakeSet>,

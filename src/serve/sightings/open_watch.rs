@@ -107,7 +107,7 @@ impl SeenWatch {
         self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
     }
 
-    /// For the watch alone: two who count at once would lose some.
+    /// For the watch's own [`Sighting`](super::Sighting) alone: two who count at once would lose some.
     pub(super) fn sent(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
