@@ -41,6 +41,8 @@ impl Prover {
         let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
         let mut asked: Option<Asked> = None;
         let mut coming: Running<'_, Came> = None.into();
+        let mut resting: Running<'_, ()> = None.into();
+        let mut rests = false;
         let mut catching_up: Running<'_, ()> = None.into();
         let mut catches_up = false;
         loop {
@@ -51,7 +53,8 @@ impl Prover {
             wanted.borrow_and_update();
             let reached = progress.look().rv;
             feed.freshness.settle_versions(reached);
-            let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live());
+            // Whichever version is wanted next, it waits for the end of a pause.
+            let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live() && !rests);
             if next != asked.map(|asked| asked.rv) {
                 asked = next.map(|rv| Asked { rv, at: Instant::now() });
                 coming = next.map(|rv| self.come_to(rv).boxed()).into();
@@ -67,8 +70,10 @@ impl Prover {
                 Some(came) = &mut coming, if asked.is_some() => match (came, asked.take()) {
                     (Came::To(rv), _) => upstream = upstream.max(rv),
                     (Came::Short, Some(asked)) => feed.freshness.give_up_version(asked.rv, asked.at),
-                    _ => {}
+                    (Came::Short, None) => {}
+                    (Came::Unanswered, _) => (resting, rests) = (Some(self.unreached.rest().boxed()).into(), true),
                 },
+                Some(()) = &mut resting, if rests => rests = false,
                 Some(()) = &mut catching_up, if catches_up => catches_up = false,
                 () = progress.changed(), if is_wanted => {}
                 _ = wanted.changed() => {}
@@ -105,16 +110,10 @@ impl Prover {
             }
             Ok(Ok(_)) | Err(_) => None,
         };
-        match answer {
-            Some(came) => {
-                self.unreached.succeeded();
-                came
-            }
-            None => {
-                self.unreached.rest().await;
-                Came::Unanswered
-            }
+        if answer.is_some() {
+            self.unreached.succeeded();
         }
+        answer.unwrap_or(Came::Unanswered)
     }
 
     /// Catches up with upstream. All who wait are told, as soon as it is known.

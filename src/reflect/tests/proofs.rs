@@ -211,6 +211,20 @@ async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_
     assert!(scene.said("position") <= asked + 2, "nobody waits any more");
 }
 
+/// The least is asked for: a new one must not end the pause of another.
+#[tokio::test(start_paused = true)]
+async fn ever_lower_versions_that_cannot_be_asked_for_are_asked_for_as_rarely_as_one() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().stall_watches(0);
+    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    for below in 0..1_200 {
+        scene.feed.freshness.want_version(ResourceVersion((1 << 40) - below));
+        sleep(seconds(60) / 1_200).await;
+    }
+    let asked = scene.said("position");
+    assert!((10..=30).contains(&asked), "{asked}");
+}
+
 /// What was asked of a history that was given up says nothing of the next.
 #[tokio::test(start_paused = true)]
 async fn a_proof_does_not_outlive_the_history_that_it_was_asked_of() {
