@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake as _, Waker, ready};
 
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 pub(super) use self::opening::{Opening, WatchTerms};
 
 use self::clock::Clock;
+use self::end::AwaitedVersion;
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use self::portion::Portion;
@@ -68,8 +69,8 @@ pub(super) struct WatchSession {
     looks: Looks,
     /// For a proxy: how many times another build had come to write the feed's bodies when the watch began.
     changes: Option<u32>,
-    /// The end of the watch waits for the rest of a transaction until this time.
-    rest: Option<Pin<Box<Sleep>>>,
+    /// The end of the watch waits for the rest of a transaction.
+    rest: Option<AwaitedVersion>,
     _place: AdmissionPlace,
 }
 
@@ -226,7 +227,7 @@ impl WatchSession {
                 // There is more to look at after others have had their turn.
                 continue;
             }
-            let waits = self.fired(cx).is_none() || self.rest.is_some() && self.feed.reader.is_open(self.told);
+            let waits = self.fired(cx).is_none() || self.is_resting();
             if matches!(self.phase, Phase::Live) && waits {
                 self.is_parked = true;
                 return Poll::Pending;
@@ -421,7 +422,7 @@ impl WatchSession {
                 None => return false,
             }
         };
-        if end != WatchEnd::Revoked && self.is_amid(cx) {
+        if end != WatchEnd::Revoked && self.is_amid(end, cx) {
             return false;
         }
         match self.last_bookmark(end) {

@@ -1,8 +1,9 @@
+use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::sleep;
+use tokio::time::{Sleep, sleep};
 
 use super::super::response_context::Standing;
 use super::super::sources::Sources;
@@ -15,27 +16,52 @@ use crate::kube::{ResourceVersion, Status};
 /// How long the end of a watch waits for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);
 
+/// The end of the watch waits for a version to be whole, for no longer than that.
+pub(super) struct AwaitedVersion {
+    of: ResourceVersion,
+    max: Pin<Box<Sleep>>,
+}
+
 impl WatchSession {
     /// Whether the client has been told a part of a transaction, and the rest is still to be told or may still come. If
-    /// the watch ended here, its client would go on behind all of it.
-    pub(super) fn is_amid(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.cursor.skips(self.told) {
-            return false;
-        }
-        // A partial view waits for verdicts, which may not come. Its events are sifted, and come again with rights.
-        if self.partial.is_none() && self.cursor.is_next_at(self.told) {
-            return true;
-        }
-        match self.feed.reader.waits_for_whole(self.told) {
-            Settling::Already => {
-                self.rest = None;
-                return false;
+    /// the watch ended here, its client would go on behind all of it. A client that is sent away with a bookmark waits
+    /// for the newest version to be whole as well.
+    pub(super) fn is_amid(&mut self, end: WatchEnd, cx: &mut Context<'_>) -> bool {
+        if !self.cursor.skips(self.told) {
+            // A partial view waits for verdicts, which may not come. Its events are sifted, and come again with rights.
+            if self.partial.is_none() && self.cursor.is_next_at(self.told) {
+                return true;
             }
-            Settling::Soon => {}
-            Settling::WhenToldSo => self.feed.freshness.want_version(self.told),
+            match self.feed.reader.waits_for_whole(self.told) {
+                Settling::Already => {}
+                Settling::Soon => return self.rests(self.told, cx),
+                Settling::WhenToldSo => {
+                    self.feed.freshness.want_version(self.told);
+                    return self.rests(self.told, cx);
+                }
+            }
         }
-        let rest = self.rest.get_or_insert_with(|| Box::pin(sleep(REST_MAX)));
-        rest.as_mut().poll(cx).is_pending()
+        if end == WatchEnd::Drained && self.bookmarks {
+            // Of the first look, or a busy feed would be waited for ever anew.
+            let newest = self.rest.as_ref().map_or_else(|| self.feed.reader.newest(), |rest| rest.of);
+            if self.feed.reader.waits_for_whole(newest) == Settling::Soon {
+                return self.rests(newest, cx);
+            }
+        }
+        self.rest = None;
+        false
+    }
+
+    /// Whether that version is still waited for.
+    fn rests(&mut self, of: ResourceVersion, cx: &mut Context<'_>) -> bool {
+        let rest = self.rest.get_or_insert_with(|| AwaitedVersion { of, max: Box::pin(sleep(REST_MAX)) });
+        rest.of = of;
+        rest.max.as_mut().poll(cx).is_pending()
+    }
+
+    /// Whether the end of the watch waits for a version that is not whole yet.
+    pub(super) fn is_resting(&self) -> bool {
+        self.rest.as_ref().is_some_and(|rest| self.feed.reader.is_open(rest.of))
     }
 
     /// Ends the watch with an ERROR event. The version that was asked for plays no part any more.

@@ -120,6 +120,31 @@ async fn a_drain_waits_for_the_rest_and_says_goodbye_behind_it() {
     assert_eq!((&told[0], told.last()), (&"DELETED q 20".to_owned(), Some(&"over".to_owned())), "{told:?}");
 }
 
+/// Nobody waits for it but those who leave: without them it would be taken to be whole a second later.
+#[tokio::test(start_paused = true)]
+async fn a_goodbye_waits_for_the_newest_version_of_elsewhere() {
+    for settles in [true, false] {
+        let stage = two();
+        let elsewhere = || View::new(Some("elsewhere"), Selector::everything());
+        let mut client = stage.watch_current(elsewhere(), TERMS);
+        let mut silent = stage.watch_current(elsewhere(), WatchTerms { bookmarks: false, ..TERMS });
+        assert_eq!((client.told(), silent.told()), (vec![], vec![]));
+        let (mut writer, _ending) = stage.drain(Duration::from_secs(20)).await;
+        pass(17).await;
+        writer.take(added("r", "x", 20)).expect("in order");
+        assert_eq!(client.told(), NOTHING, "it may be one of several");
+        assert!(writer.is_whole_awaited());
+        assert_eq!(silent.told(), ["over"], "who is told no version waits for none");
+        if settles {
+            writer.settle();
+            assert_eq!(client.told(), ["BOOKMARK 20", "over"]);
+        } else {
+            writer.take(added("r", "y", 21)).expect("in order");
+            assert_eq!(client.told(), ["BOOKMARK 20", "over"], "no later one is waited for");
+        }
+    }
+}
+
 /// Neither a bookmark that is due nor upstream's own says a version that is not whole.
 #[tokio::test(start_paused = true)]
 async fn no_bookmark_is_at_a_version_that_is_not_whole() {
