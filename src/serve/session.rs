@@ -69,7 +69,7 @@ pub(super) struct WatchSession {
     looks: Looks,
     /// For a proxy: how many times another build had come to write the feed's bodies when the watch began.
     changes: Option<u32>,
-    /// The end of the watch waits for the rest of a transaction.
+    /// What the end of the watch waits for: the rest of a transaction, or of the newest version.
     rest: Option<AwaitedVersion>,
     _place: AdmissionPlace,
 }

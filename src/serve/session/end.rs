@@ -16,7 +16,7 @@ use crate::kube::{ResourceVersion, Status};
 /// How long the end of a watch waits for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);
 
-/// The end of the watch waits for a version to be whole, for no longer than that.
+/// A version that the end of the watch waits for until it is whole, or until that time is over.
 pub(super) struct AwaitedVersion {
     of: ResourceVersion,
     max: Pin<Box<Sleep>>,
@@ -32,17 +32,16 @@ impl WatchSession {
             if self.partial.is_none() && self.cursor.is_next_at(self.told) {
                 return true;
             }
-            match self.feed.reader.waits_for_whole(self.told) {
-                Settling::Already => {}
-                Settling::Soon => return self.rests(self.told, cx),
-                Settling::WhenToldSo => {
-                    self.feed.freshness.want_version(self.told);
-                    return self.rests(self.told, cx);
-                }
+            let settling = self.feed.reader.waits_for_whole(self.told);
+            if settling == Settling::WhenToldSo {
+                self.feed.freshness.want_version(self.told);
+            }
+            if settling != Settling::Already {
+                return self.rests(self.told, cx);
             }
         }
         if end == WatchEnd::Drained && self.bookmarks {
-            // Of the first look, or a busy feed would be waited for ever anew.
+            // The newest of the first look: on a busy feed there is always a newer one.
             let newest = self.rest.as_ref().map_or_else(|| self.feed.reader.newest(), |rest| rest.of);
             if self.feed.reader.waits_for_whole(newest) == Settling::Soon {
                 return self.rests(newest, cx);
