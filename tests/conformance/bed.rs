@@ -30,7 +30,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 use std::time::Duration;
 
 use tokio::sync::{OnceCell, RwLock};
@@ -148,6 +148,8 @@ pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> 
 
 /// The test bed's binary. If there is none, this says that the test is skipped, and fails it in CI.
 pub fn binary() -> Option<PathBuf> {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(tell_failures_at_once);
     let named = std::env::var_os("KUBE_TESTBED").map(PathBuf::from);
     let path = named.unwrap_or_else(|| repository().join("target/testbed/kube-testbed"));
     if path.is_file() {
@@ -155,6 +157,16 @@ pub fn binary() -> Option<PathBuf> {
     }
     skip("no test bed (run `make testbed`)");
     None
+}
+
+/// Has each failure said where it happens among what else is said, and not only in the list behind the last test: of a
+/// long run often no more is kept than what stands beside a test that failed.
+fn tell_failures_at_once() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(&format!("fails: {panic}"));
+        before(panic);
+    }));
 }
 
 /// Says on stderr that the test is skipped. In CI, fails it.

@@ -18,18 +18,6 @@ pub struct Stage {
     pub mounted: Vec<String>,
 }
 
-const WRITTEN: [&str; 9] = [
-    "roles",
-    "rolebindings",
-    "clusterroles",
-    "clusterrolebindings",
-    "nodes",
-    "pods",
-    "secrets",
-    "configmaps",
-    "serviceaccounts",
-];
-
 impl Stage {
     pub async fn set<P: Deref<Target = Plane>>(
         pair: &Pair<P>,
@@ -56,9 +44,9 @@ impl Stage {
             direct.create(path, object.clone()).await;
         }
         let version = last(direct, round).await;
-        let resources: Vec<_> =
-            world.resources.iter().filter(|resource| WRITTEN.contains(&resource.name.as_str())).collect();
-        crate::differential::world::settle(&[direct, &pair.through], &resources, version).await;
+        // Those too of which nothing was written: what is asked meanwhile may bring the apiserver's cache of one to the
+        // newest version, and whoever asks for any version is then told of another one than a moment before.
+        world.settle(pair, version).await;
         // The node authorizer has its own graph of what belongs to whom.
         for (at, node) in nodes.iter().enumerate() {
             let name = &mounted[at + 1];

@@ -91,9 +91,15 @@ impl World {
         }
         versions.extend(change(direct, &known).await);
         let last = *versions.last().expect("some");
-        let watched: Vec<_> = known.iter().filter(|resource| resource.watchable).collect();
-        settle(&[direct, &pair.through], &watched, last).await;
-        Self { resources: known, versions }
+        let world = Self { resources: known, versions };
+        world.settle(pair, last).await;
+        world
+    }
+
+    /// Waits until the caches of both servers have reached a version, those of all resources.
+    pub async fn settle<P: Deref<Target = Plane>>(&self, pair: &Pair<P>, version: u64) {
+        let watched: Vec<_> = self.resources.iter().filter(|resource| resource.watchable).collect();
+        settle(&[&pair.direct, &pair.through], &watched, version).await;
     }
 }
 
@@ -224,7 +230,7 @@ async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
 }
 
 /// Waits until the caches of all resources, in both forms, have reached a version.
-pub async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
+async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
     let asks = servers.iter().flat_map(|http| {
         resources.iter().flat_map(move |resource| {
             let path = format!("{}?labelSelector=none&resourceVersion={version}", resource.collection(""));
