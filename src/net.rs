@@ -7,6 +7,7 @@
 //! process; beside peers (`reusePort`), newcomers are held off while the queue is emptied.
 
 mod address;
+mod caller_turns;
 mod client_certificates;
 mod connection;
 mod connection_limits;

@@ -1,6 +1,6 @@
 use std::fmt;
-use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use super::User;
 
@@ -14,6 +14,7 @@ pub struct Payer(Arc<Account>);
 
 #[derive(PartialEq, Eq, Hash)]
 struct Account {
+    number: u64,
     name: String,
     uid: String,
     node: Option<String>,
@@ -27,7 +28,7 @@ const SERVICE_ACCOUNTS: &str = "system:serviceaccount:";
 
 impl Payer {
     pub fn of(user: &User) -> Self {
-        Self(Arc::new(Account { name: user.name.clone(), uid: user.uid.clone(), node: None }))
+        Self(Arc::new(Account::of(user, None)))
     }
 
     /// The same, but that the pods of a service account pay node by node: the agents of a daemon set are one user, and
@@ -35,12 +36,26 @@ impl Payer {
     pub fn on_its_node(user: &User) -> Self {
         let said = |key: &str| user.extra.get(key).and_then(|values| values.first());
         let node = said(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && said(POD_NAME).is_some());
-        Self(Arc::new(Account { name: user.name.clone(), uid: user.uid.clone(), node: node.cloned() }))
+        Self(Arc::new(Account::of(user, node.cloned())))
+    }
+
+    /// A number that is hardly another payer's in this process.
+    pub fn number(&self) -> u64 {
+        self.0.number
     }
 
     /// The user's name.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+}
+
+impl Account {
+    fn of(user: &User, node: Option<String>) -> Self {
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let (name, uid) = (user.name.clone(), user.uid.clone());
+        let number = KEYS.hash_one((&name, &uid, &node));
+        Self { number, name, uid, node }
     }
 }
 

@@ -27,10 +27,16 @@ struct Shared {
     is_multiplexed: AtomicBool,
     /// Somebody who has asked on it is known to those above.
     is_of_somebody: AtomicBool,
+    caller: AtomicU64,
     /// How many requests came when no more were taken.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
+
+/// The number instead of a caller's on a connection that nobody known has asked on.
+pub(super) const STRANGER: u64 = 0;
+/// The number of all callers where they are one.
+pub(super) const EVERYBODY: u64 = u64::MAX;
 
 /// How far a connection is on its way to the end. It only advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,11 +70,21 @@ impl Connection {
         }
     }
 
-    /// Somebody who is known has asked on it.
-    pub fn found_known(&self) {
+    /// Somebody who is known has asked on it. `caller` is a number that nobody else has; `None` where all callers are
+    /// one. What is done on the connection from now on is done in turns with what others have asked for.
+    pub fn found_known(&self, caller: Option<u64>) {
         if !self.0.is_of_somebody.load(Ordering::Relaxed) {
             self.0.is_of_somebody.store(true, Ordering::Relaxed);
         }
+        let caller = caller.unwrap_or(EVERYBODY);
+        if self.caller() != caller {
+            self.0.caller.store(caller, Ordering::Relaxed);
+        }
+    }
+
+    /// Who has asked on it last and was known.
+    pub(super) fn caller(&self) -> u64 {
+        self.0.caller.load(Ordering::Relaxed)
     }
 
     /// Keeps a value for the layers above: one value of one type, made when it is first asked for. A value of a second
@@ -163,6 +179,7 @@ impl Default for Shared {
             has_asked: AtomicBool::new(false),
             is_multiplexed: AtomicBool::new(false),
             is_of_somebody: AtomicBool::new(false),
+            caller: AtomicU64::new(STRANGER),
             late: AtomicU32::new(0),
             kept: OnceLock::new(),
         }
@@ -259,7 +276,7 @@ mod tests {
                 connection.found_multiplexed();
             }
             if is_of_somebody {
-                connection.found_known();
+                connection.found_known(None);
             }
             connection.turn_away();
             assert_eq!(connection.is(ConnectionState::Closing), closes, "{is_multiplexed} {is_of_somebody}");

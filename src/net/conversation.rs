@@ -3,6 +3,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::caller_turns::ConnectionTurns;
 use super::wake_set::{WakePart, WakeSet};
 
 /// What a connection speaks, and all that is asked and answered on it, as one task.
@@ -36,10 +37,11 @@ pub(super) enum First<O> {
     Aside(O),
 }
 
-/// Runs a connection until it is over, or until `aside` is. What is aside is looked at when it was woken, and not
-/// whenever the connection is.
+/// Runs a connection until it is over, or until `aside` is. The connection goes on when it is its caller's turn; what
+/// is aside needs none, and is looked at when it was woken.
 pub(super) async fn until<O>(
     conversation: &mut impl Conversation,
+    turns: &mut ConnectionTurns,
     mut aside: Pin<&mut impl Future<Output = O>>,
 ) -> First<O> {
     let wake_set = conversation.wake_set().clone();
@@ -47,8 +49,12 @@ pub(super) async fn until<O>(
     // `aside` may not have been polled yet, so it is polled at once.
     wake_set.put(WakePart::Aside);
     poll_fn(|cx| {
-        if let Poll::Ready(ended) = conversation.poll(cx) {
-            return Poll::Ready(First::Ended(ended));
+        if let Poll::Ready(turn) = turns.poll_turn(cx) {
+            let polled = conversation.poll(cx);
+            drop(turn);
+            if let Poll::Ready(ended) = polled {
+                return Poll::Ready(First::Ended(ended));
+            }
         }
         if !wake_set.take(WakePart::Aside) {
             return Poll::Pending;

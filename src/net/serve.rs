@@ -7,6 +7,7 @@ use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
+use super::caller_turns::{CallerTurns, ConnectionTurns};
 use super::connection::ConnectionState;
 use super::conversation::{Conversation, Failure, First, until};
 use super::crowd::ConnectionSource;
@@ -44,19 +45,20 @@ pub async fn serve<S, F, B>(
 {
     let limits = limits.into();
     let places = Places::within_descriptors(limits.clone());
-    let handshakes = Arc::new(Handshakes::new(limits.get().handshake_max));
+    let (handshakes, turns) = (Arc::new(Handshakes::new(limits.get().handshake_max)), CallerTurns::shared());
     let watch = drain.clone();
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.get(), watch.clone(), handle.clone());
-        let tls = tls.map(|tls| (tls, handshakes.clone()));
+        let (tls, turns) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone());
         tasks.spread("connection", async move {
             let stream = match stream.settle() {
                 Ok(stream) => stream,
                 Err(error) => return tracing::warn!(%error, "a connection was accepted and cannot be served"),
             };
             let _open = OpenConnection::new();
+            let turns = turns.of(&this);
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
-            if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {
+            if let Err(error) = connection(stream, peer, (tls, turns), &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
             }
             drop(place);
@@ -110,7 +112,7 @@ async fn pause_after(error: &io::Error) {
 async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
-    tls: Option<(Tls, Arc<Handshakes>)>,
+    (tls, turns): (Option<(Tls, Arc<Handshakes>)>, ConnectionTurns),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
@@ -122,7 +124,7 @@ where
     B::Error: Into<Failure>,
 {
     let Some((tls, handshakes)) = tls else {
-        return http(stream, peer, limits, drain, handle).await;
+        return http(stream, peer, turns, limits, drain, handle).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
     let shaking = handshakes.shake(source, tls.acceptor().accept(stream));
@@ -137,12 +139,13 @@ where
     };
     let shown = stream.get_ref().1.peer_certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-    http(stream, peer, limits, drain, handle).await
+    http(stream, peer, turns, limits, drain, handle).await
 }
 
 async fn http<I, S, F, B>(
     io: I,
     peer: Peer,
+    turns: ConnectionTurns,
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
@@ -172,11 +175,11 @@ where
     match spoken {
         Spoken::Http1(io) => {
             let mut conversation = Http1::new(io, limits, requests);
-            lead(&mut conversation, ending, &this, || is_cut(&this, &cut, limits)).await
+            lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         Spoken::Http2(io) => {
             let mut conversation = Http2::new(io, limits.into(), move |request| requests.http2(request));
-            lead(&mut conversation, ending, &this, || is_cut(&this, &cut, limits)).await
+            lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
     }
 }
@@ -185,18 +188,19 @@ where
 /// at their own moment, in a drain as well.
 async fn lead<C: Future<Output = ()>>(
     conversation: &mut impl Conversation,
+    mut turns: ConnectionTurns,
     mut ending: Pin<Box<impl Future<Output = Result<(), ConnectionOver>>>>,
     this: &Connection,
     is_cut: impl FnOnce() -> C,
 ) -> Result<(), Failure> {
-    match until(conversation, ending.as_mut()).await {
+    match until(conversation, &mut turns, ending.as_mut()).await {
         First::Ended(ended) => return ended,
         First::Aside(over) => over?,
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
     conversation.say_goodbye();
-    match until(conversation, Box::pin(is_cut()).as_mut()).await {
+    match until(conversation, &mut turns, Box::pin(is_cut()).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(ConnectionOver::Cut.into()),
     }

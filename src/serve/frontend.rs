@@ -27,7 +27,7 @@ use super::statuses::unavailable;
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
-use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
+use crate::kube::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
@@ -143,14 +143,14 @@ impl Frontend {
         context.record = record.map(Arc::new);
         let recording = context.record.is_some().then(|| context.clone());
         let payer = caller.as_ref().ok().and_then(Caller::payer);
-        let who = Who::new(payer, request.headers().get(USER_AGENT));
         match caller {
             // As upstream does with those it does not know: what they send next, they send on another connection. What
             // has come by this one in the meantime is not looked at. Where a balancer has put them on a connection of
             // others, these would pay for it (R-THREAT-14).
             Ok(Caller::Anonymous) | Err(_) => peer.connection.turn_away(),
-            Ok(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(),
+            Ok(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(payer.as_ref().map(Payer::number)),
         }
+        let who = Who::new(payer, request.headers().get(USER_AGENT));
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
         let response = match (info, caller) {
             _ if forbidden.is_some() => forbid(&context, &forbidden.unwrap_or_default()),

@@ -19,6 +19,7 @@ use super::output::DIRECT_BYTES_MAX;
 use crate::base::Cut;
 use crate::net::conversation::{First, until};
 use crate::net::request_body::RequestBody;
+use crate::net::{Connection, caller_turns::CallerTurns};
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -78,15 +79,14 @@ impl Client {
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let ended = tokio::spawn(async move {
             let mut connection = Http2::new(far, LIMITS, move |request| Some(answering.answer(request)));
-            let mut left = Box::pin(left);
-            if let First::Ended(ended) = until(&mut connection, left.as_mut()).await {
+            let (mut left, mut turns) = (Box::pin(left), CallerTurns::shared().of(&Connection::default()));
+            if let First::Ended(ended) = until(&mut connection, &mut turns, left.as_mut()).await {
                 return ended.map_err(|error| error.to_string());
             }
             crate::net::conversation::Conversation::say_goodbye(&mut connection);
-            match until(&mut connection, Box::pin(std::future::pending::<()>()).as_mut()).await {
-                First::Ended(ended) => ended.map_err(|error| error.to_string()),
-                First::Aside(()) => unreachable!("it is never ready"),
-            }
+            let over = until(&mut connection, &mut turns, Box::pin(std::future::pending::<()>()).as_mut()).await;
+            let First::Ended(ended) = over else { unreachable!("it is never ready") };
+            ended.map_err(|error| error.to_string())
         });
         let mut this = Self { io: near, server, ended, leave: Some(leave) };
         this.put(FrameKind::Settings, 0, 0, &[]).await;
