@@ -70,8 +70,8 @@ impl Connection {
         }
     }
 
-    /// Somebody who is known has asked on it. `caller` is a number that nobody else has; `None` where all callers are
-    /// one. What is done on the connection from now on is done in turns with what others have asked for.
+    /// Somebody who is known has asked on it. `caller` is a number that hardly anybody else has; `None` where all
+    /// callers are one. What is done on the connection from now on is done in turns with what others have asked for.
     pub fn found_known(&self, caller: Option<u64>) {
         if !self.0.is_of_somebody.load(Ordering::Relaxed) {
             self.0.is_of_somebody.store(true, Ordering::Relaxed);

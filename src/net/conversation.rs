@@ -49,12 +49,16 @@ pub(super) async fn until<O>(
     // `aside` may not have been polled yet, so it is polled at once.
     wake_set.put(WakePart::Aside);
     poll_fn(|cx| {
-        if let Poll::Ready(turn) = turns.poll_turn(cx) {
-            let polled = conversation.poll(cx);
-            drop(turn);
-            if let Poll::Ready(ended) = polled {
-                return Poll::Ready(First::Ended(ended));
+        match turns.poll_turn(cx) {
+            Poll::Ready(turn) => {
+                let polled = conversation.poll(cx);
+                drop(turn);
+                if let Poll::Ready(ended) = polled {
+                    return Poll::Ready(First::Ended(ended));
+                }
             }
+            // A wake-up has used up what the task is woken by, and there may be one for what is aside.
+            Poll::Pending => wake_set.wait(cx),
         }
         if !wake_set.take(WakePart::Aside) {
             return Poll::Pending;
@@ -62,4 +66,61 @@ pub(super) async fn until<O>(
         aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use tokio::sync::oneshot;
+    use tokio::task::yield_now;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::net::Connection;
+    use crate::net::caller_turns::CallerTurns;
+
+    /// A conversation in which nothing is said.
+    struct Silence(Arc<WakeSet>);
+
+    impl Conversation for Silence {
+        fn go_on(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+            self.0.take(WakePart::Codec);
+            Poll::Pending
+        }
+
+        fn say_goodbye(&mut self) {}
+
+        fn wake_set(&self) -> &Arc<WakeSet> {
+            &self.0
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_aside_is_heard_of_also_by_who_waits_for_a_turn() {
+        let (all, connection) = (CallerTurns::shared(), Connection::default());
+        connection.found_known(Some(1));
+        let _other = all.of(&Connection::default());
+        let (mut first, mut turns) = (all.of(&connection), all.of(&connection));
+        let cx = Context::from_waker(Waker::noop());
+        let turn = first.poll_turn(&cx);
+        assert!(turn.is_ready() && advance(Duration::from_secs(1)).now_or_never().is_none());
+        drop(turn);
+        assert!(first.poll_turn(&cx).is_pending(), "its turn never comes, and that of the other neither");
+        let mut silence = Silence(WakeSet::shared());
+        let (wake_set, (leave, left)) = (silence.0.clone(), oneshot::channel::<()>());
+        let talking = tokio::spawn(async move {
+            let aside = until(&mut silence, &mut turns, Box::pin(left).as_mut()).await;
+            matches!(aside, First::Aside(Ok(())))
+        });
+        for _ in 0..3 {
+            yield_now().await;
+            wake_set.waker(WakePart::Codec).wake();
+        }
+        yield_now().await;
+        leave.send(()).expect("it is listened to");
+        assert!(talking.await.expect("no panic"));
+    }
 }

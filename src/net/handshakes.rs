@@ -39,7 +39,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Steps are done for so long, or for as long as everything else has taken before, until that is let in again.
 const STEPS_FOR: Duration = Duration::from_millis(1);
-/// A round in which something was ready takes no less.
+/// A round in which something was ready hardly takes less.
 const NOBODY_IN: Duration = Duration::from_micros(10);
 
 impl Handshakes {

@@ -90,6 +90,11 @@ impl WakeSet {
         self.has_streams.store(true, Ordering::SeqCst);
     }
 
+    /// Has the task woken by what is put from now on, while its parts wait to be polled.
+    pub(super) fn wait(&self, cx: &Context<'_>) {
+        self.task.register(cx.waker());
+    }
+
     /// Begins a round of polls. From now on a wake-up only adds to the set, and `cx` is woken once the round is over.
     pub(super) fn begin_polling(&self, cx: &Context<'_>) {
         self.task.register(cx.waker());

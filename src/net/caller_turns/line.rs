@@ -53,11 +53,12 @@ pub(super) struct Back {
 }
 
 /// How much of a core one caller has until everything else is let in. A poll that begins within it may end later: then
-/// everything else is let in more often before the next.
+/// everything else is let in more often before the next, once for each slice.
 pub(super) const SLICE: Duration = Duration::from_micros(100);
 /// More is not held against a caller: a thread that the system did not run has polled nothing meanwhile.
 const SPENT_MAX: Duration = SLICE.saturating_mul(10);
-/// A slice is given back while so many times as much passes between polls: who takes less of a core waits for nobody.
+/// A slice is given back while so many times as much passes between polls and none of the caller's connections waits:
+/// who takes less of a core waits for nobody.
 const GIVEN_BACK_IN: u32 = 4;
 /// How many lines there are at least until some are removed.
 const SWEEP_MIN: usize = 64;
@@ -112,6 +113,7 @@ impl Lines {
     /// Takes down what a turn took. Returns the caller's next connection.
     pub(super) fn end(&mut self, caller: u64, began: Instant, now: Instant) -> Option<Waker> {
         let line = self.line(caller, now);
+        line.give_back(began);
         line.spent = (line.spent + now.saturating_duration_since(began)).min(SPENT_MAX);
         line.at = now;
         line.first()
@@ -148,7 +150,9 @@ impl Default for Lines {
 
 impl Line {
     fn give_back(&mut self, now: Instant) {
-        self.spent = self.spent.saturating_sub(now.saturating_duration_since(self.at) / GIVEN_BACK_IN);
+        if self.waiting.is_empty() {
+            self.spent = self.spent.saturating_sub(now.saturating_duration_since(self.at) / GIVEN_BACK_IN);
+        }
         self.at = now;
     }
 

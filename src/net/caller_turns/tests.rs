@@ -9,7 +9,7 @@ use tokio::time::{advance, sleep, sleep_until, timeout};
 use super::line::SLICE;
 use super::*;
 
-/// What a poll takes.
+/// What most polls take.
 const POLL: Duration = Duration::from_micros(20);
 const STORM: u64 = 1;
 const LONG: Duration = Duration::from_secs(3_600);
@@ -18,6 +18,8 @@ const TIMER: Duration = Duration::from_millis(1);
 
 /// A scene on a core: who was polled, and at what time from the beginning on.
 struct Scene {
+    /// What a poll takes.
+    poll: Duration,
     turns: Arc<CallerTurns>,
     began: Instant,
     notes: Arc<Mutex<Vec<(u64, Duration)>>>,
@@ -26,7 +28,8 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        Self { turns: CallerTurns::shared(), began: Instant::now(), notes: Arc::default(), all: JoinSet::new() }
+        let (turns, began) = (CallerTurns::shared(), Instant::now());
+        Self { poll: POLL, turns, began, notes: Arc::default(), all: JoinSet::new() }
     }
 
     /// A caller's connection, which has something to do for so many polls, one after the other.
@@ -38,11 +41,11 @@ impl Scene {
 
     fn begin(&self, connection: Connection, caller: u64, polls: usize) -> impl Future<Output = ()> + Send + use<> {
         let (mut turns, notes, began) = (self.turns.of(&connection), self.notes.clone(), self.began);
-        let mut left = polls;
+        let (mut left, poll) = (polls, self.poll);
         poll_fn(move |cx| {
             let turn = ready!(turns.poll_turn(cx));
             notes.lock().push((caller, began.elapsed()));
-            assert!(advance(POLL).now_or_never().is_none(), "time has passed, and then it lets others in");
+            assert!(advance(poll).now_or_never().is_none(), "time has passed, and then it lets others in");
             connection.found_known(Some(caller));
             drop(turn);
             left -= 1;
@@ -146,6 +149,27 @@ async fn a_storm_of_many_names_has_a_slice_for_each() {
     scene.end().await;
     let late = scene.polls_of(2)[0].checked_sub(10 * TIMER).expect("not before");
     assert!(late <= NAMES * (SLICE + POLL) + TIMER, "{late:?}, and all of them take {:?}", 30 * NAMES * POLL);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_of_few_names_and_long_polls_lets_others_in_behind_each() {
+    let mut scene = Scene { poll: Duration::from_millis(1), ..Scene::new() };
+    (0..6).for_each(|name| scene.spawn(100 + name, 30, 5));
+    scene.spawn_at(70 * TIMER, 2);
+    scene.end().await;
+    let late = scene.polls_of(2)[0].checked_sub(70 * TIMER).expect("not before");
+    assert!(late <= 6 * scene.poll + 2 * TIMER, "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_rarely_on_new_connections_waits_for_nobody() {
+    let scene = Scene::new();
+    let _other = scene.turns.of(&Connection::default());
+    for _ in 0..20 {
+        assert_eq!(scene.begin(Connection::default(), STORM, 1).now_or_never(), Some(()));
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(scene.connection(STORM, 1).now_or_never(), Some(()));
 }
 
 #[tokio::test(start_paused = true)]
