@@ -85,31 +85,20 @@ impl ConnectionTurns {
             return Poll::Ready(CallerTurn { core, connection, taken: None });
         }
         let now = Instant::now();
-        let turn = CallerTurn { core, connection, taken: Some((caller, now)) };
-        if caller == STRANGER {
-            return Poll::Ready(turn);
-        }
-        match core.change(|state| state.lines.enter(caller, now, &mut self.place, cx.waker())) {
-            Entered::Goes => Poll::Ready(turn),
-            Entered::Waits => {
-                turn.forget();
-                Poll::Pending
-            }
+        let entered = match caller {
+            STRANGER => Entered::Goes,
+            _ => core.change(|state| state.lines.enter(caller, now, &mut self.place, cx.waker())),
+        };
+        match entered {
+            Entered::Goes => Poll::Ready(CallerTurn { core, connection, taken: Some((caller, now)) }),
+            Entered::Waits => Poll::Pending,
             Entered::LetsOthersIn(back) => {
-                turn.forget();
                 // The runtime asks its driver what is ready and runs that. Then it wakes this.
                 let back = Waker::from(back);
                 let _ = pin!(yield_now()).poll(&mut Context::from_waker(&back));
                 Poll::Pending
             }
         }
-    }
-}
-
-impl CallerTurn<'_> {
-    /// Takes nothing down.
-    fn forget(mut self) {
-        self.taken = None;
     }
 }
 

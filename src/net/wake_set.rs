@@ -97,7 +97,7 @@ impl WakeSet {
 
     /// Begins a round of polls. From now on a wake-up only adds to the set, and `cx` is woken once the round is over.
     pub(super) fn begin_polling(&self, cx: &Context<'_>) {
-        self.task.register(cx.waker());
+        self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);
     }
 
