@@ -14,13 +14,15 @@ use super::record::{RecordedEncoding, Transport};
 use super::scene::Notes;
 use super::world::{OWN_GROUP, VerifiedResource, World};
 use crate::base::Tasks;
-use crate::probe::{ShortClient, ShortReply, Target};
+use crate::probe::{LinkError, PendingAnswer, ShortClient, ShortReply, Target};
 
 const JSON: &str = "application/json";
 const OWN: (&str, &str, &str) = ("samples", "sample", "Sample");
 /// A definition is served within seconds.
 const SERVED_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Some seconds, in which a server that is replaced is there again.
+const ASKED_MAX: u32 = 20;
 
 fn failed(what: &str, why: impl std::fmt::Display) -> VerifyError {
     VerifyError::Prepare(format!("{what}: {why}"))
@@ -132,7 +134,7 @@ pub(super) async fn rehearse(
         let fails = |why: String| {
             VerifyError::Prepare(format!("{}: {transport:?} does not work: {why} (see --transports)", subject.url()))
         };
-        let answer = connection.get(path, JSON).await.map_err(|error| fails(error.to_string()))?;
+        let answer = ask(&mut connection, path, JSON).await.map_err(|error| fails(error.to_string()))?;
         if !answer.status.is_success() {
             return Err(fails(answer.status.to_string()));
         }
@@ -141,8 +143,8 @@ pub(super) async fn rehearse(
     let mut connection = ClientConnection::new(subject, plain, tasks);
     let mut spoken = Vec::new();
     for encoding in encodings.drain(..) {
-        let mut answer =
-            connection.get(&list, accept(encoding, true, false)).await.map_err(|error| failed(&list, error))?;
+        let answer = ask(&mut connection, &list, accept(encoding, true, false)).await;
+        let mut answer = answer.map_err(|error| failed(&list, error))?;
         let content_type = answer.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let is_spoken = answer.status.is_success() && encoding_of(content_type, encoding) == Some(encoding);
         answer.body.read(0).await.map_err(|error| failed(&list, error))?;
@@ -157,6 +159,23 @@ pub(super) async fn rehearse(
         Ok(())
     } else {
         Err(failed(&list, "it is not served in JSON"))
+    }
+}
+
+/// Asks once more, for a while, whoever has no time or is not there: faults may have begun already.
+async fn ask(connection: &mut ClientConnection, path: &str, accept: &str) -> Result<PendingAnswer, LinkError> {
+    let mut left = ASKED_MAX;
+    loop {
+        left -= 1;
+        let answer = connection.get(path, accept).await;
+        let may_change = answer.as_ref().map_or(true, |answer| {
+            matches!(answer.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+        });
+        if left == 0 || !may_change {
+            return answer;
+        }
+        connection.give_up();
+        sleep(LOOK_AGAIN).await;
     }
 }
 

