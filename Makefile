@@ -251,12 +251,12 @@ neighbours: ## Refused requests, unread logs, guessed tokens: the watches of oth
 STEADY ?= 3600
 
 .PHONY: siege
-siege: ## What attackers cost others, in time and memory, on a release build (SECONDS=60 STEADY=3600; hours)
+siege: ## What attackers cost others, on a release build (SECONDS=60 STEADY=3600 ATTACK=storm; all take hours)
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
 	  SIEGE_OBJECTS=10000 SIEGE_SECONDS=$(SECONDS) SIEGE_RATIO=5 SIEGE_STUCK=1000 SIEGE_STEADY=$(STEADY) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 siege::
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 siege::$(ATTACK)
 
 INFORMERS ?=
 SECRETS ?= 300
