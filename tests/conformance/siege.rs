@@ -58,15 +58,20 @@ struct Field {
     pods: String,
     /// One object of it.
     pod: String,
+    _processors: Processors,
+}
+
+/// What this thread, and whatever it starts, runs on. Where figures are compared the first processor is the proxy's,
+/// and everybody else has all others. This thread has all of them again in the end.
+struct Processors {
+    last: usize,
 }
 
 impl Field {
     /// `None` without a test bed.
     async fn lay(config: &str) -> Option<Self> {
-        // What is started has the processors of who starts it: the first is the proxy's.
-        let last = thread::available_parallelism().map_or(0, |count| count.get() - 1);
-        let (proxys, others) = ("0".to_owned(), format!("{}-{last}", last.min(1)));
-        keep_to(&others);
+        let processors = Processors::all();
+        processors.for_others();
         let bed = bed::alone().await?;
         let count = usize::try_from(bed::number("SIEGE_OBJECTS", BULK_PODS as u64)).expect("a small number");
         let namespace = if count == BULK_PODS { "bulk" } else { "siege" };
@@ -75,15 +80,15 @@ impl Field {
             let load = bed.drive("load").args(["--namespace", namespace, "--pods", &count.to_string()]);
             load.args(["--size", "2500", "--workers", "8"]).start().finish().await;
         }
-        keep_to(&proxys);
+        Processors::for_proxy();
         let proxy = Plan::delegated(&bed).config(config).start(&bed).await;
-        keep_to(&others);
+        processors.for_others();
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
         let list = bed.direct().json(&format!("{pods}?limit=1")).await;
         let pod = format!("{pods}/{}", list["items"][0]["metadata"]["name"].as_str().expect("a name"));
         let whole = proxy.client().get(&format!("{pods}?resourceVersion=0")).await;
         assert!(whole.is_cached(), "{}", whole.text());
-        Some(Self { bed, proxy, pods, pod })
+        Some(Self { bed, proxy, pods, pod, _processors: processors })
     }
 
     /// Somebody else than the attackers.
@@ -170,10 +175,29 @@ impl Reader {
     }
 }
 
-/// Has this thread run on these processors where figures are compared.
-fn keep_to(processors: &str) {
-    if ratio_max() > 0.0 {
-        scheduled("taskset", &["--cpu-list", "--pid", processors]).expect("they are there");
+impl Processors {
+    fn all() -> Self {
+        Self { last: thread::available_parallelism().map_or(0, |count| count.get() - 1) }
+    }
+
+    fn for_proxy() {
+        Self::keep_to(0, 0);
+    }
+
+    fn for_others(&self) {
+        Self::keep_to(self.last.min(1), self.last);
+    }
+
+    fn keep_to(first: usize, last: usize) {
+        if ratio_max() > 0.0 {
+            scheduled("taskset", &["--cpu-list", "--pid", &format!("{first}-{last}")]).expect("they are there");
+        }
+    }
+}
+
+impl Drop for Processors {
+    fn drop(&mut self) {
+        Self::keep_to(0, self.last);
     }
 }
 

@@ -99,7 +99,7 @@ async fn bench(field: &Field, mallory: &Identity, arguments: Vec<String>) -> Ans
     let figures: Value = serde_json::from_slice(&fs::read(&figures).expect("figures")).expect("JSON");
     let (answers, figures) = (Answers::default(), &figures["outcomes"][0]["figures"]);
     for figure in ["requests_per_s", "deliveries_per_s"] {
-        if let Some(count) = figures[figure].as_f64() {
+        if let Some(count) = figures[figure].as_f64().filter(|count| *count > 0.0) {
             answers.put(format!("{count:.0} {figure}"));
         }
     }
