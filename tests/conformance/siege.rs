@@ -9,6 +9,7 @@
 //! where this user may), and a storm of one identity waits for everybody. An attack may have a *floor*: the cost of the
 //! same bytes without the expensive part of the attack. A p99 near that of the floor is no fault.
 
+mod bench;
 mod chains;
 mod handshakes;
 mod memory;

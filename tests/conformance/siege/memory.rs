@@ -1,6 +1,5 @@
 //! Memory that attackers make the proxy use.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,10 +10,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Plane, Process, Proxy, eventually, number, say, unique};
+use super::bench::Bench;
+use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Proxy, number, say, unique};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
+/// A thousand watches, each of which gets fifty events a second.
+const DELIVERIES: [&str; 6] = ["--watches", "1000", "--connections", "10", "--rate", "50"];
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Resident memory beside what the process takes by itself: the budget, and what an allocator needs to keep it.
 const SHARE_MAX: f64 = 1.25;
@@ -173,39 +175,6 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     drop(held);
 }
 
-/// A bench with a thousand watches, each of which gets fifty events a second.
-struct Deliveries {
-    bench: Process,
-    figures: PathBuf,
-    patience: Duration,
-}
-
-impl Deliveries {
-    /// Starts the watches, and returns when they are open and measured.
-    async fn start(bed: &Plane, proxy: &Proxy, seconds: u64) -> Self {
-        let mut command = bed::kube_fanout("bench");
-        let (figures, target) = (bed.file("steady.json"), proxy.target());
-        command.args(["--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
-        command.arg("--kubeconfig").arg(bed.kubeconfig()).args(["--write", bed.url()]);
-        command.args(["--watches", "1000", "--connections", "10", "--rate", "50"]);
-        command.args(["--seconds", &seconds.to_string(), "--json"]).arg(&figures);
-        let (said, create) = (bed.file("steady.err"), |path: &Path| std::fs::File::create(path).expect("a file"));
-        command.stdout(create(&bed.file("steady.out"))).stderr(create(&said));
-        let bench = Process::start("kube-fanout bench", &mut command);
-        eventually("its watches are open, and it measures", async || {
-            std::fs::read_to_string(&said).expect("a file").contains("measuring").then_some(())
-        })
-        .await;
-        Self { bench, figures, patience: PATIENCE + Duration::from_secs(seconds) }
-    }
-
-    /// Waits until all is delivered, and returns what was measured.
-    async fn finish(self) -> serde_json::Value {
-        assert!(self.bench.wait(self.patience).await.success(), "the bench missed nothing");
-        serde_json::from_slice(&std::fs::read(&self.figures).expect("figures")).expect("JSON")
-    }
-}
-
 /// Deliveries, with nobody who looks at metrics.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deliveries_leave_nothing_behind() {
@@ -213,9 +182,10 @@ async fn deliveries_leave_nothing_behind() {
     let mib = 256;
     let proxy = Arc::new(Plan::tls().config(&budget(mib)).without_admin().start(&bed).await);
     let seconds = number("SIEGE_STEADY", 8);
-    let deliveries = Deliveries::start(&bed, &proxy, seconds).await;
+    let bench = Bench::start(&bed, &proxy, &bed.kubeconfig(), seconds, &DELIVERIES);
+    bench.measures().await;
     let watcher = Watcher::of(&proxy);
-    let figures = deliveries.finish().await;
+    let figures = bench.finish().await;
     let seen = watcher.seen().await;
     let quarter = seen.looks.len() / 4;
     let median = |looks: &[u64]| {
@@ -224,7 +194,7 @@ async fn deliveries_leave_nothing_behind() {
         looks[looks.len() / 2] as f64 / f64::from(1 << 20)
     };
     let (early, late) = (median(&seen.looks[quarter..2 * quarter]), median(&seen.looks[3 * quarter..]));
-    let rate = figures["outcomes"][0]["figures"]["deliveries_per_s"].as_f64().expect("a figure");
+    let rate = figures["deliveries_per_s"].as_f64().expect("a figure");
     say(&format!(
         "{seconds} s of {rate:.0} deliveries a second: {early:.1} MiB in the second quarter, {late:.1} in the last"
     ));
@@ -244,13 +214,14 @@ async fn a_stall_leaves_nothing_behind() {
     const STALL: Duration = Duration::from_secs(4);
     let Some(bed) = bed::own("stall").await else { return };
     let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);
-    let deliveries = Deliveries::start(&bed, &proxy, 30).await;
+    let bench = Bench::start(&bed, &proxy, &bed.kubeconfig(), 30, &DELIVERIES);
+    bench.measures().await;
     // With the watches, which are no part of what a stall takes.
     let watcher = Watcher::of(&proxy);
     proxy.stop();
     sleep(STALL).await;
     proxy.go_on();
-    deliveries.finish().await;
+    bench.finish().await;
     let Seen { before, max, last, .. } = watcher.seen().await;
     let [before, max, last] = [before, max, last].map(|bytes| bytes as f64 / f64::from(1 << 20));
     say(&format!("a stall of {STALL:?}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last"));

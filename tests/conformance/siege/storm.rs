@@ -1,18 +1,15 @@
 //! One identity that asks for everything, as fast as it is answered.
 
-use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::bench::Bench;
 use super::{Answers, Field, attack, put, ratio_max, scheduled, seconds};
-use crate::bed::{self, Ask, Authority, Http, Identity, Process, Protocol, Target, write_kubeconfig};
-
-/// How long a bench may take besides: it opens its watches, and ends.
-const PATIENCE: Duration = Duration::from_secs(180);
+use crate::bed::{Ask, Authority, Http, Plane, Protocol, Target, write_kubeconfig};
 
 /// How many connections it has, each with a request under way; fewer where nothing is judged.
 fn connections() -> usize {
@@ -63,41 +60,20 @@ fn storm(target: &Target, paths: &[String], over: &AtomicBool, answers: &Answers
 }
 
 /// What a bench does, which asks for more than a client of these tests.
-fn benches(field: &Field) -> Vec<(&'static str, Vec<String>)> {
-    let storm = |of: &str, path: &str| {
-        let few = ["--connections", "64", "--in-flight", "4", "--objects", "1", "--path", path, "--storm", of];
-        few.map(str::to_owned).to_vec()
-    };
-    vec![
-        ("objects by a bench", storm("get", &format!("{}?resourceVersion=0", field.pod))),
-        ("what passes through by a bench", storm("get", "/api/v1/namespaces/default?storm={i}")),
-        ("events by a bench", ["--watches", "1000", "--rate", "40"].map(str::to_owned).to_vec()),
-    ]
-}
+const MANY_GETS: [&str; 9] = ["--storm", "get", "--connections", "64", "--in-flight", "4", "--objects", "1", "--path"];
+const MANY_EVENTS: [&str; 4] = ["--watches", "1000", "--rate", "40"];
 
-/// A bench with these credentials, until it is over by itself, which is later than the healthy one.
-async fn bench(field: &Field, mallory: &Identity, arguments: Vec<String>) -> Answers {
-    let (bed, target) = (&field.bed, field.proxy.target());
-    let (kubeconfig, figures) = (bed.file("storm.kubeconfig"), bed.file("storm.json"));
-    let certificate = mallory.certificate.as_ref().expect("it shows one");
-    let user = json!({"client-certificate": certificate, "client-key": certificate});
-    write_kubeconfig(&kubeconfig, bed.url(), &bed.ca(), &user);
-    let mut command = bed::kube_fanout("bench");
-    command.args(["--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
-    command.arg("--kubeconfig").arg(&kubeconfig).args(["--write", bed.url(), "--warmup", "0", "--seconds"]);
-    command.arg((seconds().as_secs() + 1).to_string()).args(arguments).arg("--json").arg(&figures);
-    let create = |end: &str| fs::File::create(bed.file(end)).expect("a file");
-    command.stdout(create("storm.out")).stderr(create("storm.err"));
-    // Processes have the priority of who starts them.
-    let begun = thread::spawn(move || {
+/// A bench of this caller's, until it is over by itself, which is later than the healthy one.
+async fn bench(field: &Field, kubeconfig: &Path, load: &[&str]) -> Answers {
+    let load = [&["--warmup", "0"], load].concat();
+    let (plane, proxy): (&Plane, _) = (&field.bed, &field.proxy);
+    let begin = || {
+        // Processes have the priority of who starts them.
         come_last();
-        Process::start("kube-fanout bench", &mut command)
-    });
-    let ended = begun.join().expect("it began").wait(seconds() + PATIENCE).await;
-    let said = || fs::read_to_string(bed.file("storm.err")).unwrap_or_default();
-    assert!(ended.success(), "the bench: {}", said());
-    let figures: Value = serde_json::from_slice(&fs::read(&figures).expect("figures")).expect("JSON");
-    let (answers, figures) = (Answers::default(), &figures["outcomes"][0]["figures"]);
+        Bench::start(plane, proxy, kubeconfig, seconds().as_secs() + 1, &load)
+    };
+    let begun = thread::scope(|scope| scope.spawn(begin).join()).expect("it began");
+    let (answers, figures) = (Answers::default(), begun.finish().await);
     for figure in ["requests_per_s", "deliveries_per_s"] {
         if let Some(count) = figures[figure].as_f64().filter(|count| *count > 0.0) {
             answers.put(format!("{count:.0} {figure}"));
@@ -121,7 +97,16 @@ async fn one_identity_at_full_storm_costs_others_little() {
         };
         field.besiege(&format!("a storm of {what}"), None, attack).await;
     }
-    for (what, arguments) in benches(&field) {
-        field.besiege(&format!("a storm of {what}"), None, |_| bench(&field, &mallory, arguments)).await;
+    let (kubeconfig, shown) = (field.bed.file("mallory.kubeconfig"), mallory.certificate.as_ref());
+    let user = json!({"client-certificate": shown, "client-key": shown});
+    write_kubeconfig(&kubeconfig, field.bed.url(), &field.bed.ca(), &user);
+    let object = format!("{}?resourceVersion=0", field.pod);
+    let gets = |path| [&MANY_GETS[..], &[path]].concat();
+    for (what, load) in [
+        ("objects", gets(&*object)),
+        ("what passes through", gets("/api/v1/namespaces/default?storm={i}")),
+        ("events", MANY_EVENTS.to_vec()),
+    ] {
+        field.besiege(&format!("a storm of {what} by a bench"), None, |_| bench(&field, &kubeconfig, &load)).await;
     }
 }
