@@ -15,8 +15,31 @@ ARGS ?=
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Three tiers. `quick` is the loop of somebody who writes code; `test` decides whether a change is right, by what
+# happened and never by how long it took; `nightly` measures, storms and searches.
+
+.PHONY: quick
+quick: check ## Format, lints, house rules, unit tests, a smoke of the whole proxy (8 minutes cold, 2 warm)
+	$(CARGO) test $(LOCKED) --lib --test direct --no-run
+	$(CARGO) test $(LOCKED) --lib -- --quiet
+	$(CARGO) test $(LOCKED) --test direct -- --quiet $(SMOKE)
+
+# What a client of the proxy does first: LIST, GET, WATCH, resume, pass-through, a drain.
+SMOKE := fanout:: forward:: initial:: lists:: resume:: shutdown::
+
+.PHONY: nightly
+nightly: ## Everything that measures, storms, kills or searches, with a summary; resumable (ARGS="--list", ARGS="--only siege")
+	@tests/nightly.py $(SEED:%=--seed %) $(ARGS)
+
+RUNS ?= 20
+
+.PHONY: flakes
+flakes: ## `make test` again and again beside busy loops: does any test fail by chance? (RUNS=20 ARGS="--quiet", "--alone")
+	@tests/kube/build.sh
+	@CARGO="$(CARGO)" tests/flakes.py --runs $(RUNS) $(ARGS)
+
 .PHONY: check
-check: fmt-check clippy tidy doc machete deny ## Format, lints, house rules, documentation, dependencies (see `make tools`)
+check: fmt-check clippy tidy ## Format, lints, house rules: what `make quick` begins with
 
 .PHONY: fmt
 fmt: ## Format the Rust sources
@@ -26,14 +49,18 @@ fmt: ## Format the Rust sources
 fmt-check:
 	$(CARGO) fmt --check
 
-# Features that are each had alone too. Continuous integration draws one.
-ALONE ?= demo bench verify inspect trial
+# The tests of the nightly tier are not part of --all-targets. Nodes run what the second line checks.
+NIGHTLY_TESTS := --test conformance-nightly --test direct-nightly
 
-# Everything; then the library and the binary as nodes run them, and with each feature alone.
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
-	for features in '' $(ALONE); do \
+	$(CARGO) clippy $(LOCKED) $(NIGHTLY_TESTS) -- -D warnings
+	$(CARGO) clippy $(LOCKED) --lib --bins --no-default-features -- -D warnings
+
+.PHONY: lints
+lints: ## Lints with each feature alone
+	for features in demo bench verify inspect trial; do \
 	  $(CARGO) clippy $(LOCKED) --lib --bins --no-default-features --features "$$features" -- -D warnings; \
 	done
 
@@ -48,7 +75,7 @@ tidy: ## The house rules (tests/tidy.rs), in seconds
 macos: ## Does it compile for macOS? Types only: nothing is linked or run (rustup's target; two minutes when cold)
 	@CARGO="$(CARGO)" tests/macos.sh $(LOCKED)
 
-# What `make check` runs besides cargo's own: from crates.io, in these versions, built without optimization into the
+# What reads the dependencies, and `make nightly` runs: from crates.io, in these versions, built without optimization into the
 # checkout, unless cargo has it already. CI installs what is missing; elsewhere it is skipped with a warning.
 TOOLS := cargo-machete@0.9.2 cargo-deny@0.20.2
 tools machete deny: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
@@ -65,7 +92,7 @@ done
 endef
 
 .PHONY: tools
-tools: ## Install cargo-machete and cargo-deny into target/tools, for `make check` (minutes)
+tools: ## Install cargo-machete and cargo-deny into target/tools (minutes)
 	@$(call install-tools,$(TOOLS))
 
 .PHONY: machete
@@ -85,15 +112,31 @@ deny: ## Licences, advisories and bans of dependencies (deny.toml)
 	else echo "SKIPPED: the advisory database cannot be reached"; fi
 
 .PHONY: test
-test: ## Every test, with a real control plane and its clients if they can be had
+test: ## Unit, direct and conformance tests, on a real control plane if it can be had (some 20 minutes cold)
 	@tests/run.sh $(LOCKED) $(ARGS)
 
 .PHONY: e2e
 e2e: ## Kubernetes' own specs, directly and through the proxy: the same ones pass (ten minutes; minutes more when cold)
 	@tests/e2e/run.sh $(ARGS)
 
-# What is drawn at random is drawn anew each time; SEED=n, which a run says first and when it fails, draws it again.
-SEED ?=
+# `make test` draws the same in every run. The targets below draw something new each time; SEED=n, which a run prints
+# first and when it fails, repeats it.
+ifeq ($(origin SEED),undefined)
+SEED := $(shell echo $$RANDOM)
+endif
+
+.PHONY: measured
+measured: ## The tests of the nightly tier in their short forms: what measures, storms or kills (half an hour)
+	@tests/kube/build.sh
+	$(foreach name,DIFFERENTIAL AUTHORIZATION HOSTILE NEIGHBOURING VERIFY FAULTS IMPERFECT FAILOVER,$(name)_SEED=$(SEED)) \
+	  $(CARGO) test $(LOCKED) $(NIGHTLY_TESTS) --no-fail-fast $(ARGS) -- --nocapture --test-threads 2
+
+CASES ?= 2048
+
+.PHONY: properties
+properties: ## Property tests on fresh cases (CASES=2048 SEED=n)
+	PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$(CASES) $(CARGO) test $(LOCKED) --lib $(ARGS)
+
 SEEDS ?= 5
 REQUESTS ?= 20000
 
@@ -141,7 +184,7 @@ upgrade: ## From the previous Kubernetes minor: no state of the old release, no 
 	@tests/kube/build.sh
 	@tests/kube/build.sh tests/kube target/testbed/kube-testbed-$(PREVIOUS) $(PREVIOUS).mod
 	KUBE_TESTBED_PREVIOUS=$(CURDIR)/target/testbed/kube-testbed-$(PREVIOUS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 upgrade::
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 upgrade::
 
 MINORS ?=
 
@@ -155,7 +198,7 @@ SECONDS ?= 60
 verify: ## Does the proxy keep its promises while the apiserver is killed? Judged by etcd (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=VERIFY_SEED=%) VERIFY_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verify::nothing_is_broken
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture verify::nothing_is_broken
 
 .PHONY: endurance
 endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS=3600 ARGS="--faults apiserver|proxy|both")
@@ -179,7 +222,7 @@ mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9
 faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the proxy (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture faults::no_promise
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture faults::no_promise
 
 RATE ?=
 
@@ -190,7 +233,7 @@ failover: ## Informers go among two tiers and the apiserver, all killed (INFORME
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
 	  $(SEED:%=FAILOVER_SEED=%) FAILOVER_SECONDS=$(SECONDS) FAILOVER_INFORMERS=$(or $(INFORMERS),1000) \
 	  $(RATE:%=FAILOVER_RATE=%) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture failover::informers
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture failover::informers
 
 LEAVES ?= 200
 
@@ -200,14 +243,14 @@ tree: ## Leaves behind two zones: what the apiserver sees, how late the last is,
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
 	  TREE_LEAVES=$(LEAVES) TREE_WRITES=200 TREE_SECONDS=$(SECONDS) TREE_IDLE_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 tree::
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 tree::
 
 AGE ?= 60
 
 .PHONY: rebalance
 rebalance: ## A third replica gets its share, then one drains: how soon, how many at once (AGE=60 WATCHES=200)
 	REBALANCE_AGE_SECONDS=$(AGE) $(WATCHES:%=REBALANCE_WATCHES=%) \
-	  $(CARGO) test $(LOCKED) --test direct $(ARGS) -- --nocapture rebalance::
+	  $(CARGO) test $(LOCKED) --test direct-nightly $(ARGS) -- --nocapture rebalance::
 
 NODES ?= 10
 
@@ -218,20 +261,21 @@ cluster: ## Controllers, scheduler, kubelets: through proxies as without? (NODES
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
 	  KUBE_CLUSTER=$(CURDIR)/target/testbed/kube-cluster CLUSTER_NODES=$(NODES) CLUSTER_ROUNDS=$(or $(ROUNDS),3) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 cluster:: install::a_node_gets
+	  $(CARGO) test $(LOCKED) --test conformance --test conformance-nightly $(ARGS) -- \
+	  --nocapture --test-threads 1 cluster:: install::a_node_gets
 
 .PHONY: imperfect
 imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=IMPERFECT_SEED=%) IMPERFECT_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 imperfect::
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 imperfect::
 
 .PHONY: gets
 gets: ## GETs without a version, directly and through a release build: cost, p99, none old (SECONDS=60 RATE=2000)
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout GETS_SECONDS=$(SECONDS) GETS_RATE=$(or $(RATE),2000) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture gets::many_gets
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture gets::many_gets
 
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
@@ -246,7 +290,7 @@ corpus: ## Write the corpus of the fuzz targets anew, from a real apiserver
 neighbours: ## Refused requests, unread logs, guessed tokens: the watches of others go on (SECONDS=60 UNREAD=400)
 	@tests/kube/build.sh
 	NEIGHBOURS_SECONDS=$(SECONDS) NEIGHBOURS_UNREAD=$(or $(UNREAD),400) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 neighbours::
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 neighbours::
 
 STEADY ?= 3600
 
@@ -256,7 +300,7 @@ siege: ## What attackers cost others, on a release build (SECONDS=60 STEADY=3600
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
 	  SIEGE_OBJECTS=10000 SIEGE_SECONDS=$(SECONDS) SIEGE_RATIO=5 SIEGE_STUCK=1000 SIEGE_STEADY=$(STEADY) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 siege::$(ATTACK)
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 siege::$(ATTACK)
 
 INFORMERS ?=
 SECRETS ?= 300
@@ -268,7 +312,7 @@ informers: ## Kubernetes' own load test, directly and through a release build: n
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
 	  INFORMERS="$(or $(INFORMERS),16 64)" INFORMERS_SECRETS=$(SECRETS) INFORMERS_ROUNDS=$(or $(ROUNDS),3) \
 	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture informers_of_large_secrets
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture informers_of_large_secrets
 
 .PHONY: h2spec
 h2spec: ## h2spec, strictly, against the HTTP/2 server: plain and behind TLS (Go; seconds once built)

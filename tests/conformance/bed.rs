@@ -7,6 +7,7 @@ pub mod ages;
 mod certificate;
 pub mod claims;
 mod drive;
+mod fill;
 mod frames;
 mod http;
 mod identity;
@@ -26,7 +27,6 @@ mod times;
 mod watch;
 
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -38,6 +38,7 @@ use tokio::time::{sleep, timeout};
 
 pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
+pub use fill::fill;
 pub use frames::{Frame, gunzip};
 pub use http::{Answer, Ask, Http, NO_PROOF, NoAnswer, Protocol, Target, version_of};
 pub use identity::{Account, Identity};
@@ -52,10 +53,9 @@ pub use sibling::{Sibling, is_ready, write_kubeconfig};
 pub use times::Times;
 pub use watch::{Ended, Event, Watch, outline};
 
-/// The longest wait, unless a test states another. Nothing takes that long unless it is broken, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
-/// How much later than promised something may be, because the two cores of a test machine do other things as well.
-pub const ALLOWANCE: Duration = Duration::from_secs(5);
+/// The longest wait, unless a test states another. It ends a hang and decides nothing else.
+pub const PATIENCE: Duration = Duration::from_secs(240);
+pub use crate::ALLOWANCE;
 /// The time between two looks at something that does not signal its changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -233,14 +233,22 @@ async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl Asy
 }
 
 /// An address that is free to listen on. Its port is below those that systems give to outgoing connections, so that a
-/// listener that was killed can be started on it again. No other test of this run is given it meanwhile.
+/// listener that was killed can start on it again. Until this process ends, a lock keeps the port from every other run
+/// of the tests on this machine.
 pub fn free_address() -> String {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let is_free = |port: &u16| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    let mut given = GIVEN.lock().expect("no panic");
+    static LOCKS: Mutex<Vec<std::fs::File>> = Mutex::new(Vec::new());
+    let user = rustix::process::getuid().as_raw();
+    let folder = std::env::temp_dir().join(format!("kube-fanout-test-ports-{user}"));
+    std::fs::create_dir_all(&folder).expect("a folder for locks");
+    let lock = |port: &u16| {
+        let file = std::fs::File::create(folder.join(port.to_string())).ok()?;
+        file.try_lock().ok()?;
+        std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).ok()?;
+        Some(file)
+    };
     let mut ports = std::iter::repeat_with(|| fastrand::u16(10_000..20_000));
-    let port = ports.find(|port| !given.contains(port) && is_free(port)).expect("some port is free");
-    given.insert(port);
+    let (port, file) = ports.find_map(|port| Some((port, lock(&port)?))).expect("some port is free");
+    LOCKS.lock().expect("no panic").push(file);
     format!("127.0.0.1:{port}")
 }
 

@@ -4,7 +4,9 @@
 //! compares with the same thing done without the proxy. Figures go to stderr, also for tests that pass. Without a test
 //! bed every test says so and passes; with CI=true it fails.
 
+#[allow(dead_code, unused_imports, reason = "the tests of nightly.rs use the rest of it")]
 mod bed;
+#[allow(dead_code, unused_imports, reason = "the tests of nightly.rs use the rest of it")]
 #[path = "../direct/direct/blocks.rs"]
 mod blocks;
 mod ledger;
@@ -14,26 +16,18 @@ mod records;
 mod audit;
 mod authorization;
 mod clients;
-mod cluster;
 mod compression;
 mod corpus;
 mod custom;
 mod custom_life;
 mod deploy;
 mod differential;
-mod elections;
 mod estimate;
 mod expired;
-mod failover;
 mod fanout;
-mod faults;
-mod floods;
-mod freshness;
 mod gaps;
-mod gets;
 mod guides;
 mod hostile;
-mod imperfect;
 mod impersonation;
 mod informers;
 mod install;
@@ -41,7 +35,6 @@ mod kubectl;
 mod kubelet;
 mod lists;
 mod neighbouring_names;
-mod neighbours;
 mod node_scope;
 mod own_rights;
 mod pods;
@@ -56,12 +49,11 @@ mod rewind;
 mod rows;
 mod scrapes;
 mod self_checks;
-mod siege;
 mod tables;
 mod transactions;
-mod tree;
-mod trial;
-mod upgrade;
-mod verify;
 mod watches;
 mod websocket;
+
+/// How much later than promised something may be. It ends a hang and decides nothing else: the processors of a test
+/// machine do other things as well. The nightly tier allows less.
+pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(60);

@@ -1,15 +1,14 @@
 //! Tests of the whole application from outside: it listens on real sockets, with clients in front of it and the demo
 //! upstream behind it.
 
+#[allow(dead_code, unused_imports, reason = "the tests of nightly.rs use the rest of it")]
 mod direct;
 
 mod admin;
 mod audit;
-mod bench;
 mod callers;
 mod canaries;
 mod chains;
-mod chaos;
 mod check;
 mod clock;
 mod close_codes;
@@ -33,7 +32,6 @@ mod foul_frames;
 mod front_proxy;
 mod gaps;
 mod gets;
-mod handshakes;
 mod held;
 mod hostile;
 mod http2;
@@ -43,7 +41,6 @@ mod inspect;
 mod install;
 mod lists;
 mod live;
-mod memory;
 mod metrics;
 mod missing_parts;
 mod monitoring;
@@ -59,7 +56,6 @@ mod process;
 mod quiet;
 mod readable;
 mod ready;
-mod rebalance;
 mod refusals;
 mod refused;
 mod reload;
@@ -92,3 +88,7 @@ mod upgrade;
 mod verify;
 mod workloads;
 mod zones;
+
+/// How much later than promised something may be. It ends a hang and decides nothing else: the processors of a test
+/// machine do other things as well. The nightly tier allows less.
+pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(60);

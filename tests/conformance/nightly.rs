@@ -1,0 +1,32 @@
+//! The nightly tier of the conformance tests: what measures, storms, kills for long or searches. `make measured` runs
+//! all of it in its short form; `make siege`, `make faults` and others run one module in its long form.
+//!
+//! These tests may decide by time. `main.rs` is the root of the others, which may not.
+
+#[allow(dead_code, unused_imports, reason = "the tests of main.rs use the rest of it")]
+mod bed;
+#[allow(dead_code, unused_imports, reason = "the tests of main.rs use the rest of it")]
+#[path = "../direct/direct/blocks.rs"]
+mod blocks;
+
+mod cluster;
+mod elections;
+mod failover;
+mod faults;
+mod floods;
+mod freshness;
+mod gets;
+mod hostile;
+mod imperfect;
+mod informers_of_secrets;
+mod neighbours;
+mod representations;
+mod restarts;
+mod siege;
+mod tree;
+mod trial;
+mod upgrade;
+mod verify;
+
+/// How much later than promised something may be, because the processors of a test machine do other things as well.
+pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(5);

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Runs the tests of `make test` again and again, to find those that can fail by chance: `make flakes RUNS=20`.
+
+Every run is made beside busy loops that take all processors (--quiet: without them). --alone runs each test once in a
+process of its own. Each failure is printed with its output and kept in target/flakes. A test that fails once has failed:
+nothing is retried. Exits with 1 if anything failed."""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KEPT = ROOT / "target" / "flakes"
+# Ends a hang, and nothing else: the slowest program takes minutes beside busy loops.
+HANG_SECONDS = 3600
+
+
+def programs(cargo_arguments):
+    """Builds the tests and returns (name, path) of each program."""
+    command = [os.environ.get("CARGO", "cargo"), "test", "--no-run", "--message-format=json-render-diagnostics",
+               *cargo_arguments]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode != 0:
+        sys.exit("the tests do not build")
+    found = []
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
+            target = message["target"]
+            found.append(("lib" if "lib" in target["kind"] else target["name"], message["executable"]))
+    return found
+
+
+def tests_of(path):
+    listed = subprocess.run([path, "--list", "--format", "terse"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line[: -len(": test")] for line in listed.stdout.splitlines() if line.endswith(": test")]
+
+
+def run(path, arguments):
+    """Runs a test program once, and returns whether it passed, its output, and the tests that failed."""
+    try:
+        ran = subprocess.run([path, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             errors="replace", timeout=HANG_SECONDS, check=False)
+        output, code = ran.stdout, ran.returncode
+    except subprocess.TimeoutExpired as expired:
+        output = (expired.stdout or b"").decode(errors="replace") + f"\nhung: ended after {HANG_SECONDS} s\n"
+        code = 124
+    failed = sorted(set(re.findall(r"^    (\S+)$", output.rpartition("\nfailures:\n")[2], re.M))) if code else []
+    return code == 0, output, failed
+
+
+def output_of(test, output):
+    """What a test printed, as the test program shows it at its end; all of it where that cannot be found."""
+    found = re.search(rf"^---- {re.escape(test)} stdout ----\n(.*?)(?=^---- |\nfailures:\n)", output, re.M | re.S)
+    return found.group(1) if found else output[-4000:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--runs", type=int, default=20, help="how many times all of them run (default: 20)")
+    parser.add_argument("--quiet", action="store_true", help="without busy loops")
+    parser.add_argument("--alone", action="store_true", help="also run each test once in a process of its own")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PROGRAM", help="lib, direct, conformance, …")
+    parser.add_argument("--filter", nargs="*", default=[], metavar="NAME", help="only tests whose names contain this")
+    parser.add_argument("cargo", nargs="*", help="arguments for cargo, after --")
+    arguments = parser.parse_args()
+    chosen = [(name, path) for name, path in programs(arguments.cargo) if not arguments.only or name in arguments.only]
+    if not chosen:
+        parser.error(f"no test program is named {', '.join(arguments.only)}")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    cores = os.cpu_count() or 2
+    os.environ.setdefault("RUST_TEST_THREADS", str(2 * cores))
+    loops = [] if arguments.quiet else [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(cores)]
+    failures = []
+
+    def note(what, name, output, failed):
+        log = KEPT / f"{what.replace(' ', '-')}-{name}.log"
+        log.write_text(output)
+        for test in failed or ["(the program itself)"]:
+            failures.append(f"{what}: {name} {test}, see {log.relative_to(ROOT)}")
+            print(f"\n==== FAILED, {what}: {name} {test}\n{output_of(test, output)}", flush=True)
+
+    try:
+        for nth in range(1, arguments.runs + 1):
+            for name, path in chosen:
+                began = time.monotonic()
+                passed, output, failed = run(path, arguments.filter)
+                result = re.search(r"^test result: (.*?) finished in", output, re.M)
+                words = result.group(1) if result else "no result"
+                print(f"run {nth} of {arguments.runs}: {name}: {words} {time.monotonic() - began:.0f} s", flush=True)
+                if not passed:
+                    note(f"run {nth}", name, output, failed)
+        if arguments.alone:
+            for name, path in chosen:
+                tests = [t for t in tests_of(path) if not arguments.filter or any(f in t for f in arguments.filter)]
+                print(f"alone: {name}: {len(tests)} tests", flush=True)
+                for test in tests:
+                    passed, output, failed = run(path, ["--exact", test])
+                    if not passed:
+                        note(f"alone {test.replace('::', '.')}", name, output, failed)
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    print(f"\n{len(failures)} failures in {arguments.runs} runs"
+          + ("" if arguments.quiet else f" beside {cores} busy loops"))
+    print("".join(f"  {failure}\n" for failure in failures), end="")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
