@@ -32,7 +32,10 @@ mod user;
 mod version;
 mod written_at;
 
-pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, asks_for, negotiate, pretty, router_accepts};
+pub use accept::{
+    Choice, Conversion, MediaType, MetaVersion, Offers, asks_for, check_accept_length, discovery_accept, negotiate,
+    pretty, router_accepts,
+};
 pub use access::{Access, AccessTarget, ResourceTarget};
 pub use attributes::Attributes;
 pub use continue_token::{ContinueAt, ContinueError, ContinueToken, PageStore};

@@ -71,9 +71,10 @@ impl BrowserGuard {
     /// # Errors It names another host, or comes from such a page.
     pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
         let (named, header) = named(target, headers);
-        let text = named.or(header).unwrap_or_default();
-        let authority = Authority::parse(text).filter(|authority| self.hosts.has(&authority.host));
-        if authority.is_none() {
+        // Every browser names a host. A request without one comes from a program, such as HAProxy's check in HTTP/1.0.
+        if let Some(text) = named.or(header)
+            && Authority::parse(text).is_none_or(|authority| !self.hosts.has(&authority.host))
+        {
             return Err(Foreign::Host(shown(text)));
         }
         self.check_page(target, headers)

@@ -1,11 +1,14 @@
 //! Content negotiation: what the apiserver would choose to write for an Accept header (R-ACCEPT-1 to R-ACCEPT-5).
 
 mod clauses;
+mod discovery;
 #[cfg(test)]
 mod tests;
 
-use super::Query;
-use clauses::{Clause, clauses};
+use super::{Query, Status};
+use clauses::{ACCEPT_BYTES_MAX, CLAUSES_MAX, Clause, clauses, is_too_long};
+
+pub use discovery::discovery_accept;
 
 /// An encoding that the apiserver writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,6 +131,19 @@ impl Choice {
             Self::NotAcceptable | Self::NotStreamable => None,
         }
     }
+}
+
+/// Checks that an Accept header is short enough to be read. The apiserver has no such limit, and sorts the clauses of
+/// any header before it knows the caller.
+///
+/// # Errors
+/// The header has more than 4 KiB or 64 clauses: a 400.
+pub fn check_accept_length(accept: &str) -> Result<(), Status> {
+    if is_too_long(accept) {
+        let why = format!("the Accept header is too long: at most {ACCEPT_BYTES_MAX} bytes and {CLAUSES_MAX} clauses");
+        return Err(Status::bad_request(why));
+    }
+    Ok(())
 }
 
 /// Layer (b) of the apiserver's negotiation, the one inside the handler. `accept` is the first Accept header's value;

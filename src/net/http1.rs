@@ -1,15 +1,19 @@
+mod target;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::UPGRADE;
+use http::{Method, Request, Response};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use self::target::{CheckedIo, Looks};
 use super::conversation::{Conversation, Failure};
 use super::request_body::RequestBody;
 use super::requests::Requests;
@@ -24,13 +28,16 @@ where
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    connection: Pin<Box<UpgradeableConnection<TokioIo<I>, Asked<S>>>>,
+    connection: Pin<Box<UpgradeableConnection<TokioIo<CheckedIo<I>>, Asked<S>>>>,
     wake_set: Arc<WakeSet>,
     codec: Waker,
 }
 
 /// Requests, as hyper asks for them.
-struct Asked<S>(Requests<S>);
+struct Asked<S> {
+    requests: Requests<S>,
+    looks: Looks,
+}
 
 /// The connection ends after what runs on it, and no further request is taken.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +60,10 @@ where
             .max_buf_size(limits.header_bytes_max as usize)
             // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
             .half_close(false);
-        let connection = Box::pin(builder.serve_connection(TokioIo::new(io), Asked(requests)).with_upgrades());
+        let looks = Looks::default();
+        let io = CheckedIo::new(io, requests.peer.connection.clone(), looks.clone());
+        let asked = Asked { requests, looks };
+        let connection = Box::pin(builder.serve_connection(TokioIo::new(io), asked).with_upgrades());
         let wake_set = WakeSet::shared();
         Self { connection, codec: wake_set.waker(WakePart::Codec), wake_set }
     }
@@ -70,7 +80,8 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, NotTaken>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let answering = self.0.http1(request.map(RequestBody::from));
+        self.looks.taken(request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
+        let answering = self.requests.http1(request.map(RequestBody::from));
         Box::pin(async move { Ok(answering.ok_or(NotTaken)?.await) })
     }
 }

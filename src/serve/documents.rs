@@ -25,7 +25,7 @@ use super::remembered::{AskedAt, Remembered};
 use super::response_context::{AUDIT_ID, new_audit_id, put_served};
 use crate::base::Ready;
 use crate::feeds::Feeds;
-use crate::kube::{Offers, Query, RequestInfo, pretty};
+use crate::kube::{Offers, Query, RequestInfo, discovery_accept, pretty};
 use crate::upstream::{Build, Catalog, Client, Error, SharedDocument, is_impersonation, strip_hop_by_hop};
 
 /// Which document is asked for.
@@ -41,7 +41,8 @@ enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     path: String,
-    accept: Option<HeaderValue>,
+    /// In its one spelling, so that no caller makes more keys than there are documents.
+    accept: HeaderValue,
 }
 
 #[derive(Debug, Clone)]
@@ -69,7 +70,6 @@ const KEPT_MAX: Duration = Duration::from_secs(60);
 const KEPT_BYTES_MAX: u64 = 64 << 20;
 /// How long a request waits for a question. Then it is passed through.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-const ACCEPT_BYTES_MAX: usize = 512;
 const SNIFFED: HeaderName = http::header::X_CONTENT_TYPE_OPTIONS;
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
@@ -94,7 +94,6 @@ impl ServerDocuments {
         let asks_otherwise = *http.method() != Method::GET
             || http.headers().keys().any(is_impersonation)
             || http.headers().get_all(ACCEPT).iter().count() > 1
-            || context.accept.as_ref().is_some_and(|accept| accept.len() > ACCEPT_BYTES_MAX)
             || pretty(query, context.user_agent.as_deref(), context.accept.as_deref(), Offers::BUILTIN);
         if asks_otherwise || !is_plain(query) {
             return None;
@@ -105,8 +104,8 @@ impl ServerDocuments {
     /// The answer to who may have it; `None` if upstream has to give it. `hops` names those who ask, and us.
     pub(super) async fn answer(&self, request: &ReadRequest, hops: &HeaderValue) -> Option<Response<ReplyBody>> {
         let kind = self.kind(request)?;
-        let headers = request.http.headers();
-        let key = Key { path: request.info.path.clone(), accept: headers.get(ACCEPT).cloned() };
+        let accept = HeaderValue::try_from(discovery_accept(request.context.accept.as_deref())?).ok()?;
+        let key = Key { path: request.info.path.clone(), accept };
         let (asked_before, ask) = (Instant::now(), |last| self.ask(&key, hops, last));
         let asking = self.kept.get(&key, request.received, |kept| self.will_do(kind, kept), ask);
         let kept = match timeout(ANSWER_MAX, asking).await {
@@ -139,7 +138,7 @@ impl ServerDocuments {
     async fn ask(&self, key: &Key, hops: &HeaderValue, last: Option<Kept>) -> Result<Kept, Error> {
         let asked = Instant::now();
         let known = last.as_ref().and_then(|last| last.document.headers.get(ETAG));
-        match (self.client.document(&key.path, key.accept.as_ref(), hops.clone(), known).await?, last) {
+        match (self.client.document(&key.path, Some(&key.accept), hops.clone(), known).await?, last) {
             (Some(mut document), _) => {
                 strip_hop_by_hop(&mut document.headers);
                 for name in [AUDIT_ID, DATE, CONTENT_LENGTH] {

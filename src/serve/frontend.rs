@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::USER_AGENT;
+use http::header::{ACCEPT, EXPECT, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Version};
 use tokio::time::{Instant, timeout};
 
@@ -17,7 +17,7 @@ use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
 use super::reader::Reader;
 use super::refusals::{forbid, turned_away};
-use super::response_context::{AUDIT_ID, REASON, ResponseContext, malformed, new_audit_id};
+use super::response_context::{AUDIT_ID, REASON, ResponseContext, expectation_failed, malformed, new_audit_id};
 use super::reviews::ReviewDesk;
 use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, route};
 use super::serve_config::ServeConfig;
@@ -27,7 +27,9 @@ use super::statuses::unavailable;
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
-use crate::kube::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
+use crate::kube::{
+    Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, check_accept_length, reaches_inside,
+};
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
@@ -131,8 +133,7 @@ impl Frontend {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut context));
-        let refused = self.admit(&peer, &request, &context).err().map(|refusal| *refusal);
-        if let Some(response) = refused.or_else(|| self.health(&request, &info, &context)) {
+        if let Some(response) = self.unauthenticated(&peer, &request, &info, &context) {
             context.record = record.map(Arc::new);
             return finish(recorded(&context, response));
         }
@@ -188,6 +189,21 @@ impl Frontend {
         finish(response)
     }
 
+    /// The answer to a request whose caller does not matter: a refusal, or a proxy's question about health. It ends the
+    /// connection unless a known caller has used that, so that each such answer costs its sender a handshake.
+    fn unauthenticated(
+        &self,
+        peer: &Peer,
+        request: &Request<RequestBody>,
+        info: &Result<RequestInfo, RequestInfoError>,
+        context: &ResponseContext,
+    ) -> Option<Response<ReplyBody>> {
+        let refused = self.admit(peer, request, context).err().map(|refusal| *refusal);
+        let response = refused.or_else(|| self.health(request, info, context))?;
+        peer.connection.turn_away();
+        Some(response)
+    }
+
     /// The answer to a proxy that asks how its upstream is.
     fn health(
         &self,
@@ -232,9 +248,12 @@ impl Frontend {
         context: &ResponseContext,
     ) -> Result<(), Box<Response<ReplyBody>>> {
         self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
+        let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+        check_accept_length(accept).map_err(|status| Box::new(context.status(&status)))?;
+        if expects_the_impossible(request) {
+            return Err(Box::new(expectation_failed()));
+        }
         if let Err(ambiguous) = inspect(request.headers()) {
-            // What follows on the connection can be read in two ways as well, but for HTTP/2, which frames it.
-            peer.connection.turn_away();
             return Err(Box::new(context.status(&Status::bad_request(ambiguous.to_string()))));
         }
         if !self.is_open_to_all(peer) {
@@ -416,6 +435,14 @@ impl Frontend {
             Unready::Refuse(status) => request.context.status(&status),
         }
     }
+}
+
+/// Whether an HTTP/1 request expects something that no server can do: `100-continue` is the only expectation that there
+/// is (RFC 9110 §10.1.1). Go's server looks at this before any handler, and for HTTP/1 alone.
+fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
+    let expected = request.headers().get(EXPECT).map(|expected| expected.to_str().unwrap_or("?")).unwrap_or_default();
+    let is_met = |expectation: &str| expectation.trim().eq_ignore_ascii_case("100-continue");
+    request.version() < Version::HTTP_2 && !expected.is_empty() && !expected.split(',').any(is_met)
 }
 
 /// Records the answer and returns it; another one if it must be recorded and cannot be.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
-    VARY,
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue,
+    RETRY_AFTER, VARY,
 };
 use http::{HeaderMap, Response, StatusCode, Version};
 
@@ -14,7 +14,7 @@ use super::body::ReplyBody;
 use super::bounded_body::{List, ListEncoding};
 use super::readable::{Extent, READABLE};
 use crate::base::Cut;
-use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
+use crate::kube::{MediaType, Offers, Query, Status, check_accept_length, negotiate, pretty};
 use crate::listing::{GzipList, ListBody, gzip};
 use crate::upstream::{BUILD, Build, HOPS, SERVED};
 use crate::wire::Encoding;
@@ -56,7 +56,8 @@ impl ResponseContext {
     pub(super) fn of(headers: &HeaderMap, query: Arc<Query>) -> Self {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         Self {
-            accept: text(http::header::ACCEPT).map(str::to_owned),
+            // A header that is too long is refused by the frontend, and does not decide what that refusal looks like.
+            accept: text(ACCEPT).filter(|accept| check_accept_length(accept).is_ok()).map(str::to_owned),
             user_agent: text(http::header::USER_AGENT).map(str::to_owned),
             audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
             record: None,
@@ -152,6 +153,14 @@ pub(super) fn malformed(version: Version) -> Response<ReplyBody> {
     if version < Version::HTTP_2 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    response
+}
+
+/// The answer of Go's server to an expectation that it does not know.
+pub(super) fn expectation_failed() -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::empty());
+    *response.status_mut() = StatusCode::EXPECTATION_FAILED;
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 

@@ -53,7 +53,7 @@ async fn nothing_behind_a_body_of_two_lengths_is_a_request() {
 #[tokio::test]
 async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
     let (upstream, app) = recording().await;
-    for protocol in ["websocket", "SPDY/3.1", "h2c", "other"] {
+    for protocol in ["websocket", "SPDY/3.1", "h2c, other", "other"] {
         for path in ["/version", "/api/v1/namespaces/default/pods/p/portforward"] {
             let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\n");
             let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n{HIDDEN}")).await;
@@ -61,6 +61,68 @@ async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
             assert!(heard.contains("connection: close"), "{protocol}: {heard}");
         }
     }
+}
+
+/// The JDK's client offers `h2c` with each request, and goes on in HTTP/1.1 on the same connection.
+#[tokio::test]
+async fn connection_that_offers_h2c_stays_open() {
+    let (upstream, app) = recording().await;
+    let offers = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n";
+    let last = "GET /last HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let heard = say(&app, &format!("GET /version HTTP/1.1\r\nhost: localhost\r\n{offers}\r\n{last}")).await;
+    assert_eq!(heard.matches("http/1.1 200").count(), 2, "{heard}");
+    assert_eq!(upstream.seen("/last").len(), 1);
+}
+
+/// No caller is known for these answers, so each costs its sender a connection.
+#[tokio::test]
+async fn answer_before_authentication_ends_its_connection() {
+    let (upstream, app) = recording().await;
+    let hops = vec!["a"; 16].join(", ");
+    let long = vec!["*"; 65].join(",");
+    for (path, header, code) in [
+        ("/version", format!("kube-fanout-hops: {hops}"), 508),
+        ("/livez", "kube-fanout-hops: a".to_owned(), 200),
+        ("/version", format!("accept: {long}"), 400),
+        ("/version", "expect: 200-ok".to_owned(), 417),
+        ("/version", "sec-fetch-site: cross-site".to_owned(), 403),
+    ] {
+        let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
+        assert!(heard.starts_with(&format!("http/1.1 {code}")) && heard.contains("connection: close"), "{heard}");
+    }
+    assert!(upstream.seen("/hidden").is_empty() && upstream.seen("/version").is_empty());
+}
+
+/// The part behind it is no part of a URL, and what is before it is another one: a whole collection.
+#[tokio::test]
+async fn target_with_a_number_sign_is_refused() {
+    let (upstream, app) = recording().await;
+    let first = "GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let collection = "/api/v1/namespaces/default/configmaps";
+    let delete = format!("DELETE {collection}#/a HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    assert!(say(&app, &delete).await.starts_with("http/1.1 400"));
+    let mut io = app.connect().await.expect("a connection");
+    io.write_all(first.as_bytes()).await.expect("it is sent");
+    let mut heard = vec![0; 16 << 10];
+    let mut length = 0;
+    // The answer is the path, so it is whole when that has come.
+    while !heard[..length].ends_with(b"/version") {
+        length += within("an answer", io.read(&mut heard[length..])).await.expect("the connection stays open");
+    }
+    io.write_all(delete.as_bytes()).await.expect("it is sent");
+    let mut heard = Vec::new();
+    let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
+    assert!(heard.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&heard));
+    assert!(upstream.seen(collection).is_empty());
+}
+
+/// Load balancers check with HTTP/1.0 and without a Host header, which no browser does.
+#[tokio::test]
+async fn request_without_host_is_answered() {
+    let (upstream, app) = recording().await;
+    let heard = say(&app, "GET /version HTTP/1.0\r\n\r\n").await;
+    assert!(heard.starts_with("http/1.0 200"), "{heard}");
+    assert_eq!(upstream.seen("/version").len(), 1);
 }
 
 #[tokio::test]

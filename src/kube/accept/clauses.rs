@@ -3,6 +3,11 @@
 //! Its parser, munnerz/goautoneg, is not RFC 9110: it splits at every comma, trims only spaces, drops what it does not
 //! understand, and sorts with a comparison that is no order. All of it decides which bytes a client gets.
 
+/// The longest Accept header that is read. Clients send up to some 300 bytes, browsers too.
+pub(super) const ACCEPT_BYTES_MAX: usize = 4 << 10;
+/// The most clauses of one. The sort compares each with each in the worst case.
+pub(super) const CLAUSES_MAX: usize = 64;
+
 /// One media range with its parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Clause<'a> {
@@ -23,6 +28,16 @@ impl Clause<'_> {
         }
     }
 
+    /// Whether its media range is this one, and not one that covers it.
+    pub(super) fn is_exactly(&self, range: &str) -> bool {
+        range.split_once('/') == Some((self.main, self.sub))
+    }
+
+    /// Whether it has parameters besides these. The quality is none of them.
+    pub(super) fn has_others(&self, known: &[&str]) -> bool {
+        self.parameters.iter().any(|(name, _)| !known.contains(name))
+    }
+
     /// The last value given for `name`.
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().rev().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
@@ -35,8 +50,12 @@ impl Clause<'_> {
     }
 }
 
-/// All well-formed clauses, best first.
+/// All well-formed clauses, best first; none of a header that is too long, whoever asks
+/// ([`super::check_accept_length`]).
 pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
+    if is_too_long(accept) {
+        return Vec::new();
+    }
     let mut clauses: Vec<Clause<'_>> = accept.split(',').filter_map(clause).collect();
     // Go's sort is this insertion sort up to twelve elements. Beyond, its order under such a comparison is an accident
     // of its implementation; no client sends that many.
@@ -49,6 +68,11 @@ pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
         }
     }
     clauses
+}
+
+/// Whether reading the header could cost more than [`ACCEPT_BYTES_MAX`] and [`CLAUSES_MAX`] allow.
+pub(super) fn is_too_long(accept: &str) -> bool {
+    accept.len() > ACCEPT_BYTES_MAX || accept.bytes().filter(|byte| *byte == b',').count() >= CLAUSES_MAX
 }
 
 fn clause(text: &str) -> Option<Clause<'_>> {

@@ -9,6 +9,25 @@ fn converted(media: MediaType, target: Conversion, version: MetaVersion) -> Choi
     Choice::Converted { media, target, version }
 }
 
+/// The sort compares each clause with each in the worst case, so its input is bounded.
+#[test]
+fn accept_header_beyond_its_limits_is_refused_before_it_is_sorted() {
+    let clauses = |count: usize| vec!["*"; count].join(",");
+    let long = |bytes: usize| format!("application/json;{}", "a".repeat(bytes - "application/json;".len()));
+    for (accept, is_read) in [
+        (clauses(64), true),
+        (clauses(65), false),
+        (long(4 << 10), true),
+        (long((4 << 10) + 1), false),
+        (format!("{}{}", "*,".repeat(15_000), "/b,".repeat(10_000)), false),
+    ] {
+        assert_eq!(check_accept_length(&accept).is_ok(), is_read, "{} bytes", accept.len());
+        assert_eq!(super::clauses::clauses(&accept).is_empty(), !is_read, "{} bytes", accept.len());
+    }
+    let refused = check_accept_length(&clauses(65)).expect_err("it is too long");
+    assert_eq!((refused.code, refused.reason.as_str()), (400, "BadRequest"));
+}
+
 #[test]
 fn the_best_clause_that_fits_wins() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
