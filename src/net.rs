@@ -15,6 +15,7 @@ mod conversation;
 mod crowd;
 mod failures;
 mod handshakes;
+mod head_budget;
 mod http1;
 mod http2;
 mod inherited;

@@ -82,6 +82,12 @@ impl Connection {
         }
     }
 
+    /// Whether requests on it are taken one at a time: nobody is known to have asked on it yet, and it still takes
+    /// requests. One that is closing refuses them, which costs nothing.
+    pub(super) fn is_of_stranger(&self) -> bool {
+        !self.0.is_of_somebody.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
+    }
+
     /// Who has asked on it last and was known.
     pub(super) fn caller(&self) -> u64 {
         self.0.caller.load(Ordering::Relaxed)
@@ -281,6 +287,15 @@ mod tests {
             connection.turn_away();
             assert_eq!(connection.is(ConnectionState::Closing), closes, "{is_multiplexed} {is_of_somebody}");
         }
+    }
+
+    #[test]
+    fn connection_is_of_stranger_until_a_caller_is_known_or_it_closes() {
+        let (known, closing) = (Connection::default(), Connection::default());
+        assert!(known.is_of_stranger() && closing.is_of_stranger());
+        known.found_known(None);
+        closing.turn_away();
+        assert!(!known.is_of_stranger() && !closing.is_of_stranger());
     }
 
     #[test]

@@ -111,9 +111,10 @@ impl Inbox {
         wake_taker(arrived);
     }
 
-    /// How many bytes were taken since the last call.
-    pub(super) fn take_taken(&self) -> usize {
-        take(&mut self.arrived.lock().taken)
+    /// How many bytes were taken since the last call, and whether the body is dropped: then nobody takes any more.
+    pub(super) fn take_taken(&self) -> (usize, bool) {
+        let mut arrived = self.arrived.lock();
+        (take(&mut arrived.taken), arrived.is_dropped)
     }
 
     /// How many bytes the client has sent of which it was not told that they were taken.
@@ -247,9 +248,9 @@ mod tests {
         assert_eq!(next(&mut body), Poll::Pending);
         inbox.put(b"one").expect("no length was said");
         inbox.put(b"").expect("no length was said");
-        assert_eq!((inbox.take_taken(), inbox.untold()), (0, 3));
+        assert_eq!((inbox.take_taken(), inbox.untold()), ((0, false), 3));
         assert_eq!(next(&mut body), Poll::Ready(Some(Ok(Bytes::from_static(b"one")))));
-        assert_eq!((inbox.untold(), inbox.take_taken(), inbox.take_taken()), (3, 3, 0));
+        assert_eq!((inbox.untold(), inbox.take_taken(), inbox.take_taken()), (3, (3, false), (0, false)));
         inbox.end(None).expect("no length was said");
         assert!(body.is_end_stream());
         assert_eq!(next(&mut body), Poll::Ready(None));
@@ -286,8 +287,8 @@ mod tests {
         let (inbox, body) = Inbox::new(None, Waker::from(Arc::new(Count(woken.clone()))));
         inbox.put(b"one").expect("no length was said");
         drop(body);
-        assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), (3, 1));
+        assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), ((3, true), 1));
         inbox.put(b"two").expect("no length was said");
-        assert_eq!((inbox.take_taken(), inbox.untold(), woken.load(Ordering::SeqCst)), (3, 0, 2));
+        assert_eq!((inbox.take_taken(), inbox.untold(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
     }
 }

@@ -12,6 +12,7 @@ use super::connection::ConnectionState;
 use super::conversation::{Conversation, Failure, First, until};
 use super::crowd::ConnectionSource;
 use super::handshakes::Handshakes;
+use super::head_budget::{ConnectionHeads, HeadBudget};
 use super::http1::Http1;
 use super::http2::Http2;
 use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
@@ -30,6 +31,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and serves requests on them. When a drain starts, open connections are told one by one, and new
 /// ones are served as well. The listener ends last, and connections then finish what they do.
+///
+/// `handle` says when it knows the caller (`Connection::found_known`), which it must before it waits for a body. Until
+/// then it gets the requests of an HTTP/2 connection one at a time, and nothing of what follows a request that waits.
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
@@ -46,10 +50,10 @@ pub async fn serve<S, F, B>(
     let limits = limits.into();
     let places = Places::within_descriptors(limits.clone());
     let (handshakes, turns) = (Arc::new(Handshakes::new(limits.get().handshake_max)), CallerTurns::shared());
-    let watch = drain.clone();
+    let (heads, watch) = (Arc::<HeadBudget>::default(), drain.clone());
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.get(), watch.clone(), handle.clone());
-        let (tls, turns) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone());
+        let (tls, turns, heads) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone(), heads.connection());
         tasks.spread("connection", async move {
             let stream = match stream.settle() {
                 Ok(stream) => stream,
@@ -58,7 +62,7 @@ pub async fn serve<S, F, B>(
             let _open = OpenConnection::new();
             let turns = turns.of(&this);
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
-            if let Err(error) = connection(stream, peer, (tls, turns), &limits, drain, handle).await {
+            if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
             }
             drop(place);
@@ -112,7 +116,7 @@ async fn pause_after(error: &io::Error) {
 async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
-    (tls, turns): (Option<(Tls, Arc<Handshakes>)>, ConnectionTurns),
+    (tls, turns, heads): (Option<(Tls, Arc<Handshakes>)>, ConnectionTurns, Arc<ConnectionHeads>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
@@ -124,7 +128,7 @@ where
     B::Error: Into<Failure>,
 {
     let Some((tls, handshakes)) = tls else {
-        return http(stream, peer, turns, limits, drain, handle).await;
+        return http(stream, peer, (turns, heads), limits, drain, handle).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
     let shaking = handshakes.shake(source, tls.acceptor().accept(stream));
@@ -139,13 +143,13 @@ where
     };
     let shown = stream.get_ref().1.peer_certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-    http(stream, peer, turns, limits, drain, handle).await
+    http(stream, peer, (turns, heads), limits, drain, handle).await
 }
 
 async fn http<I, S, F, B>(
     io: I,
     peer: Peer,
-    turns: ConnectionTurns,
+    (turns, heads): (ConnectionTurns, Arc<ConnectionHeads>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
@@ -178,7 +182,8 @@ where
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         Spoken::Http2(io) => {
-            let mut conversation = Http2::new(io, limits.into(), move |request| requests.http2(request));
+            let known = (this.clone(), heads);
+            let mut conversation = Http2::new(io, limits.into(), known, move |request| requests.http2(request));
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
     }

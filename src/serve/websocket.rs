@@ -1,5 +1,7 @@
 //! Watches over WebSocket, as the apiserver serves them (R-WS-1, R-WS-2).
 
+mod inbound_budget;
+
 use std::future::poll_fn;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
+use self::inbound_budget::{InboundBudget, TooMuch};
 use super::body::ReplyBody;
 use super::session::WatchSession;
 use super::watch::BATCH_BYTES;
@@ -134,12 +137,17 @@ fn is_request_uri(text: &str) -> bool {
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// How long a client may take to read our close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// How much of what a client has still sent is read and discarded then, so that the socket is not reset.
+const DISCARDED_BYTES_MAX: usize = 4 << 20;
+/// How much is read at a time. The library reserves it for as long as the connection lasts.
+const READ_BYTES: usize = 4 << 10;
 
 /// How messages of clients are read, and ours written.
 pub fn limits() -> WebSocketConfig {
     WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES_MAX))
         .max_frame_size(Some(MESSAGE_BYTES_MAX))
+        .read_buffer_size(READ_BYTES)
         .write_buffer_size(0)
         .max_write_buffer_size(usize::MAX)
 }
@@ -157,7 +165,8 @@ pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSe
 
 async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession) {
     let Ok(upgraded) = upgrade.await else { return };
-    let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(limits())).await;
+    let io = InboundBudget::new(TokioIo::new(upgraded));
+    let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
     let mut batch = Vec::new();
     let code = loop {
         batch.clear();
@@ -177,7 +186,10 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
             },
             more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
                 None => break Some(CloseCode::Normal),
-                Some(()) => if send(&mut socket, encoding, &batch).await.is_err() { return },
+                Some(()) => {
+                    socket.get_mut().note_sent(batch.len());
+                    if send(&mut socket, encoding, &batch).await.is_err() { return }
+                }
             },
         }
     };
@@ -188,12 +200,12 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
             Some(code) => socket.close(Some(CloseFrame { code, reason: Utf8Bytes::default() })).await,
             None => socket.flush().await,
         };
-        let io = socket.get_mut();
+        let io = socket.get_mut().io();
         let _ = io.shutdown().await;
         // What is closed while something of it is unread is reset, and what was said last may be lost with it.
         if code.is_some_and(|code| code != CloseCode::Normal) {
-            let mut unread = [0; 4 << 10];
-            while matches!(io.read(&mut unread).await, Ok(1..)) {}
+            let mut unread = io.take(DISCARDED_BYTES_MAX as u64);
+            let _ = tokio::io::copy(&mut unread, &mut tokio::io::sink()).await;
         }
     })
     .await;
@@ -208,6 +220,7 @@ fn code_for(error: &Failure) -> Option<CloseCode> {
         Failure::Protocol(_) => Some(CloseCode::Protocol),
         Failure::Capacity(_) => Some(CloseCode::Size),
         Failure::Utf8(_) => Some(CloseCode::Invalid),
+        Failure::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<TooMuch>()) => Some(CloseCode::Policy),
         _ => None,
     }
 }

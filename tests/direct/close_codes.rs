@@ -82,6 +82,19 @@ async fn whoever_says_what_is_no_message_is_told_why_by_the_code_that_belongs_to
         let _ = io.write_all(&frames).await;
         assert_eq!(rest(&mut io).await.map_err(|error| error.kind()), Ok(close(code)), "{what}");
     }
+    let chatter = [
+        ("pings", frame(FINAL | PING, &[]).repeat(100_000)),
+        ("words", frame(FINAL | TEXT, &[]).repeat(100_000)),
+        ("a message of empty pieces", [frame(TEXT, b"x"), frame(CONTINUED, &[]).repeat(100_000)].concat()),
+    ];
+    for (what, said) in chatter {
+        let io = watch(&app, up.revision()).await;
+        let (mut reader, mut writer) = tokio::io::split(io);
+        let saying = async { drop(writer.write_all(&said).await) };
+        let mut answered = Vec::new();
+        let (read, ()) = tokio::join!(within(what, reader.read_to_end(&mut answered)), saying);
+        assert!(read.is_ok() && answered.ends_with(&close(1008)), "{what}: {read:?}");
+    }
     for (what, said, answered) in [
         ("a close is answered", frame(FINAL | CLOSE, &1000_u16.to_be_bytes()), close(1000)),
         ("with its own code", frame(FINAL | CLOSE, &1001_u16.to_be_bytes()), close(1001)),

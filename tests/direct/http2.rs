@@ -10,6 +10,7 @@ pub mod hpack;
 mod preface;
 mod requests;
 mod rows;
+mod strangers;
 mod streams;
 mod windows;
 mod wire;

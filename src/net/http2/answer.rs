@@ -64,7 +64,7 @@ mod tests {
         put(&mut block, status, &mut fields, length);
         let mut read = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Decoder::new().read(&block, 1_000, |name, value| read.push((text(name), text(value)))).expect("right");
+        Decoder::new().read(&block, 1_000, |name, value| read.push((text(name), text(value.bytes())))).expect("right");
         read
     }
 

@@ -12,20 +12,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::exchange::{Exchange, Streams};
+use super::exchange::{Exchange, Phase, Streams};
 use super::fault::{Broken, Fault, Reason};
 use super::frame::HIGHEST;
 use super::hpack::Decoder;
-use super::input::Input;
+use super::input::{FrameReceiver, Heard, Input};
 use super::output::Output;
 use super::patience::{Beat, Heartbeat, LatelyReset, Patience};
 use super::windows::{ReceiveWindow, SendLimits};
 use crate::base::Cut;
-use crate::net::ConnectionLimits;
 use crate::net::conversation::{Conversation, Failure};
+use crate::net::head_budget::ConnectionHeads;
 use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
 use crate::net::wake_set::{WakePart, WakeSet};
+use crate::net::{Connection, ConnectionLimits};
 
 /// The server's end of a connection of HTTP/2, and all of its streams, as one task: an event that concerns a hundred
 /// streams wakes one task, and what they write goes out in a few large writes.
@@ -68,6 +69,12 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) last_stream: u32,
     pub(super) lately_reset: LatelyReset,
     pub(super) patience: Patience,
+    /// Says whether somebody known has asked on the connection.
+    connection: Connection,
+    /// Charges the heads of requests.
+    pub(super) heads: Arc<ConnectionHeads>,
+    /// The bytes of the heads of answers that wait for room in the output.
+    pub(super) waiting_head_bytes: usize,
     heartbeat: Heartbeat,
     /// The next look at the heartbeat, and at streams with limited time.
     clock: Pin<Box<Sleep>>,
@@ -90,6 +97,8 @@ struct Over {
 pub(in crate::net) struct Http2Limits {
     pub(in crate::net) streams_max: usize,
     pub(in crate::net) header_bytes_max: usize,
+    /// How long a header block may be unfinished.
+    pub(in crate::net) header_max: Duration,
     /// How long a client may be silent before it is pinged. It is gone if it does not answer for as long again.
     pub(in crate::net) ping_after: Duration,
 }
@@ -138,7 +147,12 @@ where
     B: ParkableBody + Unpin,
 {
     /// A connection whose preface has been read.
-    pub(in crate::net) fn new(io: I, limits: Http2Limits, service: S) -> Self {
+    pub(in crate::net) fn new(
+        io: I,
+        limits: Http2Limits,
+        (connection, heads): (Connection, Arc<ConnectionHeads>),
+        service: S,
+    ) -> Self {
         let wake_set = WakeSet::shared();
         wake_set.put(WakePart::Clock);
         let (writer, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
@@ -160,6 +174,9 @@ where
             last_stream: 0,
             lately_reset: LatelyReset::default(),
             patience: Patience::new(),
+            connection,
+            heads,
+            waiting_head_bytes: 0,
             farewell: Farewell::Unsaid,
             is_client_leaving: false,
             is_deaf: false,
@@ -203,6 +220,10 @@ where
         woken.drain(..).for_each(|key| self.poll_stream(key, is_alone));
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
+        if self.over.is_none() && self.input.waits() && self.takes_requests() {
+            self.wake_set.put(WakePart::Reader);
+            self.wake_set.put(WakePart::Codec);
+        }
     }
 
     /// Writes out what there is. If the client does not read, the rest goes out when it does.
@@ -261,22 +282,40 @@ where
 
     /// Lets those try again who waited for room, as far as there is some.
     pub(super) fn wake_waiting(&mut self) {
-        if self.send.window <= 0 || self.waiting.is_empty() {
+        let is_open = self.send.window > 0;
+        if self.waiting.is_empty() || !(is_open || self.waiting_head_bytes > 0) {
             return;
         }
         for key in take(&mut self.waiting) {
-            if let Some(stream) = self.streams.get_mut(key) {
-                stream.is_waiting = false;
-                stream.wake();
+            match self.streams.get_mut(key) {
+                // A head needs no window.
+                Some(stream) if is_open || matches!(stream.phase, Phase::Answered(_)) => {
+                    stream.is_waiting = false;
+                    stream.wake();
+                }
+                Some(_) => self.waiting.push_back(key),
+                None => {}
             }
         }
     }
 
+    /// Whether a further request may begin: one at a time as long as nobody is known on the connection. A hundred
+    /// guesses in one write are not a hundred reviews.
+    fn takes_requests(&self) -> bool {
+        self.streams.is_empty() || !self.connection.is_of_stranger()
+    }
+
     fn read(&mut self) {
+        if self.input.waits() {
+            if !self.takes_requests() {
+                return;
+            }
+            self.hear(&[]);
+        }
         let mut buffer = READ.take();
         buffer.resize(READ_BYTES, 0);
         let mut left = READS_MAX;
-        while self.over.is_none() {
+        while self.over.is_none() && !self.input.waits() {
             if self.output.is_stuck() {
                 self.is_deaf = true;
                 break;
@@ -306,14 +345,13 @@ where
 
     fn hear(&mut self, bytes: &[u8]) {
         let mut input = take(&mut self.input);
-        let heard = input.hear(bytes, |heard| match heard.and_then(|heard| self.receive(heard)) {
-            Err(Fault::Stream(stream, reason)) => self.reset_for(stream, reason),
-            received => received,
-        });
+        let heard = input.hear(bytes, self);
         self.input = input;
         if let Err(Fault::Connection(reason, what)) = heard {
             self.output.put_goaway(self.last_stream, reason);
             self.end(Err(Broken::Rule(what)));
+        } else if let Some(since) = self.input.unfinished_since() {
+            self.look_until(since + self.limits.header_max);
         }
     }
 
@@ -333,6 +371,14 @@ where
                 Beat::Dead => return self.end(Err(Broken::Dead)),
             }
             let mut next = self.heartbeat.next();
+            if let Some(since) = self.input.unfinished_since() {
+                let until = since + self.limits.header_max;
+                if until <= now {
+                    self.output.put_goaway(self.last_stream, Reason::EnhanceYourCalm);
+                    return self.end(Err(Broken::Rule("a header block was not finished in time")));
+                }
+                next = next.min(until);
+            }
             for stream in self.streams.all() {
                 match stream.until {
                     Some(at) if at <= now => stream.cut.limit().iter().for_each(|(_, why)| stream.cut.cut(why)),
@@ -349,6 +395,25 @@ where
         if at < self.clock.deadline() {
             self.clock.as_mut().reset(at);
             self.look_at_clock();
+        }
+    }
+}
+
+impl<I, S, F, B> FrameReceiver for Http2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
+    F: Future<Output = Response<B>> + Unpin,
+    B: ParkableBody + Unpin,
+{
+    fn may_begin(&self, stream: u32) -> bool {
+        stream <= self.highest_stream || self.takes_requests()
+    }
+
+    fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault> {
+        match heard.and_then(|heard| self.receive_frame(heard)) {
+            Err(Fault::Stream(stream, reason)) => self.reset_for(stream, reason),
+            received => received,
         }
     }
 }
@@ -385,6 +450,7 @@ impl From<&ConnectionLimits> for Http2Limits {
         Self {
             streams_max: limits.streams_max as usize,
             header_bytes_max: limits.header_bytes_max as usize,
+            header_max: limits.header_max,
             ping_after: limits.ping_after,
         }
     }

@@ -2,11 +2,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::task::ArcWake as _;
+use http::Response;
 use slab::Slab;
 use tokio::time::Instant;
 
 use super::windows::grow;
 use crate::base::Cut;
+use crate::net::head_budget::HeadCharge;
 use crate::net::request_body::Inbox;
 use crate::net::wake_set::StreamWaker;
 
@@ -34,7 +36,13 @@ pub(super) struct Exchange<F, B> {
 }
 
 pub(super) enum Phase<F, B> {
-    Asked(F),
+    Asked {
+        answering: F,
+        /// The request's head is charged until there is an answer.
+        _head: HeadCharge,
+    },
+    /// The head of the answer waits for room in the output.
+    Answered(Option<Box<Response<B>>>),
     Answering(B),
 }
 
@@ -51,6 +59,8 @@ pub(super) struct Upload {
     pub(super) untold: usize,
     /// Whether all of it is there.
     pub(super) has_ended: bool,
+    /// Charges the trailers, if there are any.
+    pub(super) trailers: Option<HeadCharge>,
 }
 
 impl Drop for Upload {
@@ -88,6 +98,11 @@ impl<F, B> Exchange<F, B> {
     /// Whether the client may still send something of its request.
     pub(super) fn is_open_for_more(&self) -> bool {
         self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
+    }
+
+    /// How many bytes of its request the client may still send.
+    pub(super) fn upload_window(&self) -> usize {
+        self.upload.as_ref().filter(|upload| !upload.has_ended).map_or(0, |upload| upload.window)
     }
 }
 

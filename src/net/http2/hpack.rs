@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
 
 use super::huffman;
@@ -18,14 +19,27 @@ pub(super) const FIELD_BYTES: usize = 32;
 #[derive(Debug)]
 pub(super) struct Decoder {
     /// The newest field comes first.
-    table: VecDeque<Field>,
+    table: VecDeque<Entry>,
     table_bytes: usize,
     /// What the client has chosen.
     chosen_bytes_max: usize,
 }
 
-/// A name and a value.
-type Field = (Box<[u8]>, Box<[u8]>);
+/// A field of the table.
+#[derive(Debug)]
+struct Entry {
+    name: Box<[u8]>,
+    value: Bytes,
+}
+
+/// The value of a field.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum FieldValue<'a> {
+    /// A value of the connection's table. All requests that refer to it share its bytes: a client sends one byte to
+    /// refer to 4 KiB.
+    Shared(&'a Bytes),
+    Own(&'a [u8]),
+}
 
 /// Why a block was not read to its end. Nothing behind it can be, either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,11 +63,11 @@ impl Decoder {
         &mut self,
         block: &[u8],
         bytes_max: usize,
-        mut field: impl FnMut(&[u8], &[u8]),
+        mut field: impl FnMut(&[u8], FieldValue<'_>),
     ) -> Result<(), UnreadBlock> {
         let mut left = bytes_max;
-        let mut field = |name: &[u8], value: &[u8]| {
-            left = left.checked_sub(name.len() + value.len() + FIELD_BYTES).ok_or(UnreadBlock::TooLarge)?;
+        let mut field = |name: &[u8], value: FieldValue<'_>| {
+            left = left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(UnreadBlock::TooLarge)?;
             field(name, value);
             Ok(())
         };
@@ -87,39 +101,60 @@ impl Decoder {
             }
             value.clear();
             rest.string(&mut value)?;
-            field(&name, &value)?;
             if is_kept {
-                self.keep(&name, &value);
+                let value = Bytes::copy_from_slice(&value);
+                field(&name, FieldValue::Shared(&value))?;
+                self.keep(&name, value);
+            } else {
+                field(&name, FieldValue::Own(&value))?;
             }
         }
         Ok(())
     }
 
-    fn at(&self, place: usize) -> Option<(&[u8], &[u8])> {
+    fn at(&self, place: usize) -> Option<(&[u8], FieldValue<'_>)> {
         let place = place.checked_sub(1)?;
         if let Some((name, value)) = STATIC_TABLE.get(place) {
-            return Some((name.as_bytes(), value.as_bytes()));
+            return Some((name.as_bytes(), FieldValue::Own(value.as_bytes())));
         }
-        self.table.get(place - STATIC_TABLE.len()).map(|(name, value)| (&**name, &**value))
+        let Entry { name, value } = self.table.get(place - STATIC_TABLE.len())?;
+        Some((name, FieldValue::Shared(value)))
     }
 
-    fn keep(&mut self, name: &[u8], value: &[u8]) {
+    fn keep(&mut self, name: &[u8], value: Bytes) {
         let bytes = name.len() + value.len() + FIELD_BYTES;
         self.make_room(bytes);
         // One that is larger than the table has emptied it.
         if bytes <= self.chosen_bytes_max {
-            self.table.push_front((name.into(), value.into()));
+            self.table.push_front(Entry { name: name.into(), value });
             self.table_bytes += bytes;
         }
     }
 
     fn make_room(&mut self, bytes: usize) {
         while self.table_bytes + bytes > self.chosen_bytes_max {
-            let Some((name, value)) = self.table.pop_back() else { break };
+            let Some(Entry { name, value }) = self.table.pop_back() else { break };
             self.table_bytes -= name.len() + value.len() + FIELD_BYTES;
         }
         if self.table.is_empty() {
             self.table = VecDeque::new();
+        }
+    }
+}
+
+impl FieldValue<'_> {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Shared(value) => value,
+            Self::Own(value) => value,
+        }
+    }
+
+    /// The value as a part of a request. A shared one is not copied.
+    pub(super) fn to_shared(self) -> Bytes {
+        match self {
+            Self::Shared(value) => value.clone(),
+            Self::Own(value) => Bytes::copy_from_slice(value),
         }
     }
 }
@@ -246,7 +281,7 @@ mod tests {
     fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, UnreadBlock> {
         let mut fields = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value))))?;
+        decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value.bytes()))))?;
         Ok(fields)
     }
 
@@ -356,6 +391,20 @@ mod tests {
             expected.extend(fields.iter().map(|(name, value)| format!("{name}: {}", value.to_str().expect("text"))));
             assert_eq!(read(&mut Decoder::new(), &block), Ok(expected));
         }
+    }
+
+    #[test]
+    fn indexed_value_is_shared_and_outlives_its_entry() {
+        let (mut decoder, mut values) = (Decoder::new(), Vec::new());
+        let mut block = vec![0x40];
+        put_string(&mut block, b"x");
+        put_string(&mut block, &[b'v'; 1_000]);
+        for block in [&block[..], &[0xbe], &[0xbe, 0xbe], &[0x20]] {
+            let read = decoder.read(block, 8_000, |_, value| values.push(value.to_shared()));
+            read.expect("valid blocks");
+        }
+        assert_eq!((values.len(), decoder.table_bytes), (4, 0));
+        assert!(values.iter().all(|value| value.as_ptr() == values[0].as_ptr() && value[..] == [b'v'; 1_000]));
     }
 
     /// Whatever a client sends is read or refused, and what it makes us keep has a bound.

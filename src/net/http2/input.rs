@@ -1,7 +1,9 @@
 use std::mem::take;
 
+use tokio::time::Instant;
+
 use super::fault::{Fault, Reason};
-use super::frame::{Frame, FrameHead, HEAD_BYTES, PAYLOAD_BYTES_MAX};
+use super::frame::{Frame, FrameHead, FrameKind, HEAD_BYTES, PAYLOAD_BYTES_MAX};
 
 /// What has come from a client and is no whole frame yet, or no whole header block.
 #[derive(Debug, Default)]
@@ -9,6 +11,20 @@ pub(super) struct Input {
     partial: Vec<u8>,
     block: Option<Block>,
     block_bytes_max: usize,
+    /// Whether `partial` begins with a request that may not begin yet.
+    waits: bool,
+    /// Since when a header block has been unfinished.
+    unfinished_since: Option<Instant>,
+}
+
+/// The receiver of what a client sends.
+pub(super) trait FrameReceiver {
+    /// Whether the request or the trailers of that stream may begin now. If not, it waits undecoded, with everything
+    /// after it.
+    fn may_begin(&self, stream: u32) -> bool;
+
+    /// Receives the next frame. Faults of streams are the receiver's to settle: it gets what comes after them.
+    fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault>;
 }
 
 /// What a client says, frame by frame, but for header blocks, which are whole.
@@ -37,16 +53,22 @@ const BLOCK_FRAMES_MAX: usize = 64;
 
 impl Input {
     pub(super) fn new(block_bytes_max: usize) -> Self {
-        Self { partial: Vec::new(), block: None, block_bytes_max }
+        Self { block_bytes_max, ..Self::default() }
     }
 
-    /// Takes what has come, and hands on what is whole. Faults of streams are for `receive` to settle, which is asked
-    /// again with what comes behind them.
-    pub(super) fn hear(
-        &mut self,
-        bytes: &[u8],
-        mut receive: impl FnMut(Result<Heard<'_>, Fault>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+    /// Whether a request waits until it may begin. Then nothing more is to be read.
+    pub(super) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Since when the client has owed the rest of a header block.
+    pub(super) fn unfinished_since(&self) -> Option<Instant> {
+        self.unfinished_since
+    }
+
+    /// Takes what has come, and hands on what is whole.
+    pub(super) fn hear(&mut self, bytes: &[u8], receiver: &mut impl FrameReceiver) -> Result<(), Fault> {
+        self.waits = false;
         let mut joined = take(&mut self.partial);
         let all = if joined.is_empty() {
             bytes
@@ -60,9 +82,14 @@ impl Input {
                 return Err(Fault::Connection(Reason::FrameSize, "a frame is too large"));
             }
             let Some((frame, more)) = rest.split_at_checked(HEAD_BYTES + head.length) else { break };
+            if head.kind == FrameKind::Headers && self.block.is_none() && !receiver.may_begin(head.stream) {
+                self.waits = true;
+                break;
+            }
             rest = more;
-            self.hear_frame(Frame::read(head, &frame[HEAD_BYTES..]), &mut receive)?;
+            self.hear_frame(Frame::read(head, &frame[HEAD_BYTES..]), receiver)?;
         }
+        self.note_unfinished(rest);
         if joined.is_empty() {
             self.partial = rest.to_vec();
         } else {
@@ -74,29 +101,39 @@ impl Input {
         Ok(())
     }
 
-    fn hear_frame(
-        &mut self,
-        frame: Result<Frame<'_>, Fault>,
-        receive: &mut impl FnMut(Result<Heard<'_>, Fault>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+    /// Notes whether the client has begun a header block and not finished it. `rest` is no whole frame, unless it
+    /// waits.
+    fn note_unfinished(&mut self, rest: &[u8]) {
+        let begins = FrameHead::read(rest)
+            .is_some_and(|head| matches!(head.kind, FrameKind::Headers | FrameKind::Continuation) && !self.waits);
+        if self.block.is_none() && !begins {
+            self.unfinished_since = None;
+        } else if self.unfinished_since.is_none() {
+            self.unfinished_since = Some(Instant::now());
+        }
+    }
+
+    fn hear_frame(&mut self, frame: Result<Frame<'_>, Fault>, receiver: &mut impl FrameReceiver) -> Result<(), Fault> {
         match (self.block.take(), frame) {
             (Some(mut block), Ok(Frame::Continuation { stream, block: more, is_whole })) if stream == block.stream => {
                 block.bytes.extend_from_slice(more);
                 block.frames += 1;
                 if is_whole {
-                    return receive(Ok(Heard::Fields { stream, block: &block.bytes, ends: block.ends }));
+                    self.unfinished_since = None;
+                    return receiver.receive(Ok(Heard::Fields { stream, block: &block.bytes, ends: block.ends }));
                 }
                 self.keep(block)
             }
             (Some(_), _) => Err(Fault::protocol("another frame amid a header block")),
             (None, Ok(Frame::Continuation { .. })) => Err(Fault::protocol("nothing is continued")),
             (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
-                receive(Ok(Heard::Fields { stream, block, ends }))
+                self.unfinished_since = None;
+                receiver.receive(Ok(Heard::Fields { stream, block, ends }))
             }
             (None, Ok(Frame::Headers { stream, block, ends, is_whole: false })) => {
                 self.keep(Block { stream, bytes: block.to_vec(), ends, frames: 1 })
             }
-            (None, frame) => receive(frame.map(Heard::Other)),
+            (None, frame) => receiver.receive(frame.map(Heard::Other)),
         }
     }
 
@@ -119,17 +156,50 @@ mod tests {
         [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
     }
 
+    /// Notes what it receives, and has room for so many requests.
+    struct Notes(Vec<String>, usize);
+
+    impl FrameReceiver for Notes {
+        fn may_begin(&self, _: u32) -> bool {
+            self.1 > 0
+        }
+
+        fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault> {
+            self.1 -= usize::from(matches!(heard, Ok(Heard::Fields { .. })));
+            self.0.push(format!("{:?}", heard?));
+            Ok(())
+        }
+    }
+
     /// What is heard of these bytes when they come in pieces of that size.
     fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Fault> {
-        let (mut input, mut heard) = (Input::new(100), Vec::new());
+        let (mut input, mut notes) = (Input::new(100), Notes(Vec::new(), usize::MAX));
         for piece in bytes.chunks(piece) {
-            input.hear(piece, |frame| {
-                heard.push(format!("{:?}", frame?));
-                Ok(())
-            })?;
+            input.hear(piece, &mut notes)?;
         }
         assert_eq!((input.partial.capacity(), input.block.is_none()), (0, true), "nothing is kept");
-        Ok(heard)
+        Ok(notes.0)
+    }
+
+    #[test]
+    fn request_that_may_not_begin_waits_with_everything_after_it() {
+        let [first, second] = [1, 3].map(|stream| frame(FrameKind::Headers, END_STREAM, stream, b"ab"));
+        let rest = frame(FrameKind::Continuation, END_HEADERS, 1, b"cd");
+        let [ping, last] = [(FrameKind::Ping, 0), (FrameKind::Continuation, 3)]
+            .map(|(kind, stream)| frame(kind, END_HEADERS, stream, &[0; 8]));
+        let bytes = [first, rest, second, last, ping].concat();
+        for piece in 1..=bytes.len() {
+            let (mut input, mut notes) = (Input::new(100), Notes(Vec::new(), 1));
+            let mut pieces = bytes.chunks(piece);
+            while !input.waits() {
+                input.hear(pieces.next().expect("it waits before the end"), &mut notes).expect("valid frames");
+            }
+            assert_eq!((notes.0.len(), input.unfinished_since()), (1, None), "{piece}");
+            notes.1 = 1;
+            input.hear(&[], &mut notes).expect("valid frames");
+            pieces.for_each(|piece| input.hear(piece, &mut notes).expect("valid frames"));
+            assert_eq!((notes.0.len(), input.partial.capacity(), input.waits()), (3, 0, false), "{piece}");
+        }
     }
 
     #[test]

@@ -4,23 +4,51 @@ use tokio::time::{Duration, Instant};
 
 use super::fault::{Fault, Reason};
 
-/// What a client may do that brings nothing: pings, settings, priorities, empty frames, requests that it takes back
-/// before they are answered. Each costs us about as much as it costs the client, but they leave no trace in any other
-/// limit.
+/// The budget for frames that bring nothing: pings, settings, priorities, empty frames, windows that grow before they
+/// are used, data of streams that are over, requests that the client cancels before they are answered. Each costs the
+/// server about as much as the client, but no other limit counts them.
 #[derive(Debug)]
 pub(super) struct Patience {
     spent: u32,
     since: Instant,
+    /// How many WINDOW_UPDATE frames the client may send for what was sent to it.
+    window_updates: usize,
 }
 
 /// How much of it may come at once: a client that gives up may take back all that it has asked.
 const AT_ONCE_MAX: u32 = 1_000;
 /// How much of it is forgotten in a second.
 const FORGOTTEN_PER_SECOND: u64 = 200;
+/// How many WINDOW_UPDATE frames each byte of data allows: one for the stream and one for the connection, as a client
+/// sends that reads byte by byte. A stream that begins allows as many, because some clients widen each.
+const WINDOW_UPDATES_PER_BYTE: usize = 2;
+/// How many of them may be saved up. A client that reads 4 KiB at a time never has as many outstanding.
+const WINDOW_UPDATES_MAX: usize = 1 << 20;
 
 impl Patience {
     pub(super) fn new() -> Self {
-        Self { spent: 0, since: Instant::now() }
+        Self { spent: 0, since: Instant::now(), window_updates: 0 }
+    }
+
+    /// Notes that a stream has begun, which allows as much as a byte.
+    pub(super) fn note_stream(&mut self) {
+        self.note_sent(1);
+    }
+
+    /// Notes that data was sent: the client gives back its windows for that.
+    pub(super) fn note_sent(&mut self, bytes: usize) {
+        self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
+    }
+
+    /// Charges a WINDOW_UPDATE frame, unless data was sent that accounts for it.
+    pub(super) fn spend_on_window(&mut self) -> Result<(), Fault> {
+        match self.window_updates.checked_sub(1) {
+            Some(left) => {
+                self.window_updates = left;
+                Ok(())
+            }
+            None => self.spend(),
+        }
     }
 
     pub(super) fn spend(&mut self) -> Result<(), Fault> {
@@ -42,28 +70,49 @@ impl Patience {
     }
 }
 
-/// The streams that we have reset lately: what their client sent before it heard of that is no fault of its.
+/// The streams that the server has reset most recently. What the client sent on them before it received the reset is
+/// legitimate.
 #[derive(Debug, Default)]
-pub(super) struct LatelyReset(VecDeque<u32>);
+pub(super) struct LatelyReset(VecDeque<ResetStream>);
+
+#[derive(Debug)]
+struct ResetStream {
+    id: u32,
+    /// How many bytes of data the client could still send when the stream was reset.
+    window: usize,
+}
 
 /// More than a connection has streams at a time, at its default.
 const REMEMBERED_MAX: usize = 256;
 
 impl LatelyReset {
-    pub(super) fn note(&mut self, stream: u32) {
+    /// Notes a stream on which the client had that window left.
+    pub(super) fn note(&mut self, id: u32, window: usize) {
         if self.0.len() == REMEMBERED_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(stream);
+        self.0.push_back(ResetStream { id, window });
+    }
+
+    /// Takes data from the window of a stream. Returns whether the client may have sent it before it received the
+    /// reset, or `None` if the stream is none of these.
+    pub(super) fn take(&mut self, id: u32, bytes: usize, ends: bool) -> Option<bool> {
+        let reset = self.0.iter_mut().find(|reset| reset.id == id)?;
+        let left = reset.window.checked_sub(bytes).filter(|_| bytes > 0 || ends);
+        reset.window = left.unwrap_or(reset.window);
+        if ends {
+            self.forget(id);
+        }
+        Some(left.is_some())
     }
 
     /// The client has heard of it.
     pub(super) fn forget(&mut self, stream: u32) {
-        self.0.retain(|reset| *reset != stream);
+        self.0.retain(|reset| reset.id != stream);
     }
 
     pub(super) fn has(&self, stream: u32) -> bool {
-        self.0.contains(&stream)
+        self.0.iter().any(|reset| reset.id == stream)
     }
 }
 
@@ -128,6 +177,33 @@ mod tests {
         assert!(!spend(&mut patience, 3));
     }
 
+    #[test]
+    fn window_updates_are_free_for_what_was_sent() {
+        let mut patience = Patience::new();
+        let free = |patience: &mut Patience| {
+            let before = patience.spent;
+            std::iter::repeat_with(|| patience.spend_on_window().is_ok() && patience.spent == before)
+                .take_while(|is_free| *is_free)
+                .count()
+        };
+        assert_eq!(free(&mut patience), 0, "nothing was sent");
+        patience.note_sent(10);
+        assert_eq!(free(&mut patience), 20);
+        (0..3).for_each(|_| patience.note_sent(WINDOW_UPDATES_MAX));
+        assert_eq!(free(&mut patience), WINDOW_UPDATES_MAX);
+    }
+
+    #[test]
+    fn data_of_a_reset_stream_is_legitimate_up_to_its_window() {
+        let mut reset = LatelyReset::default();
+        reset.note(1, 100);
+        reset.note(3, 100);
+        let taken = [(60, false), (40, false), (1, false), (0, false), (0, true), (0, true)]
+            .map(|(bytes, ends)| reset.take(1, bytes, ends));
+        assert_eq!(taken, [Some(true), Some(true), Some(false), Some(false), Some(true), None]);
+        assert_eq!([reset.take(3, 101, false), reset.take(3, 1, false)], [Some(false), Some(true)]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_silent_client_is_pinged_and_then_dead() {
         let after = Duration::from_secs(30);
@@ -148,7 +224,7 @@ mod tests {
     #[test]
     fn so_many_streams_are_remembered() {
         let mut reset = LatelyReset::default();
-        (0..=u32::try_from(REMEMBERED_MAX).expect("few")).for_each(|stream| reset.note(stream));
+        (0..=u32::try_from(REMEMBERED_MAX).expect("few")).for_each(|stream| reset.note(stream, 0));
         assert!(!reset.has(0) && reset.has(1) && reset.has(256));
         assert_eq!(reset.0.len(), REMEMBERED_MAX);
         reset.forget(256);

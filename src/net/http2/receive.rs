@@ -18,6 +18,7 @@ use super::input::Heard;
 use super::request_head::{NoRequest, RequestHead};
 use super::windows::{UPLOAD_BYTES_MAX, grow};
 use crate::base::Cut;
+use crate::net::head_budget::HeadCharge;
 use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::{Inbox, RequestBody, WrongLength};
 use crate::net::wake_set::StreamWaker;
@@ -34,7 +35,7 @@ where
     F: Future<Output = Response<B>> + Unpin,
     B: ParkableBody + Unpin,
 {
-    pub(super) fn receive(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
+    pub(super) fn receive_frame(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
         if !self.has_settings {
             let Heard::Other(Frame::Settings(_)) = heard else {
                 return Err(Fault::protocol("settings come first"));
@@ -71,8 +72,9 @@ where
             UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "a header block that cannot be read"),
             UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "more fields than are looked at"),
         })?;
+        let bytes = head.bytes();
         if let Some(exchange) = self.streams.with_id(stream) {
-            return exchange.receive_trailers(head, ends);
+            return exchange.receive_trailers(head, ends, self.heads.charge(bytes));
         }
         if stream.is_multiple_of(2) {
             return Err(Fault::protocol("a stream of the server"));
@@ -86,23 +88,26 @@ where
         self.highest_stream = stream;
         if self.farewell == Farewell::Said {
             // It is told that this one is not answered, and sends what belongs to it meanwhile.
-            self.lately_reset.note(stream);
+            self.lately_reset.note(stream, body_window(ends));
             return self.patience.spend();
         }
         self.last_stream = stream;
         if self.streams.len() >= self.limits.streams_max {
-            return Err(Fault::Stream(stream, Reason::Refused));
+            return self.refuse(stream, Reason::Refused, ends);
         }
         match head.into_request(ends) {
-            Ok((request, length)) => self.begin(stream, request, length, ends),
-            Err(NoRequest::Malformed) => return Err(Fault::Stream(stream, Reason::Protocol)),
+            Ok((request, length)) => match self.heads.charge(bytes) {
+                Some(charge) => self.begin(stream, request, (length, ends), charge),
+                None => return self.refuse(stream, Reason::Refused, ends),
+            },
+            Err(NoRequest::Malformed) => return self.refuse(stream, Reason::Protocol, ends),
             Err(NoRequest::TooLarge) => {
                 let mut block = self.begun_block();
                 answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
                 self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
                 if !ends {
                     self.output.put_reset(stream, Reason::No);
-                    self.lately_reset.note(stream);
+                    self.lately_reset.note(stream, body_window(ends));
                 }
                 return self.patience.spend();
             }
@@ -110,26 +115,34 @@ where
         Ok(())
     }
 
-    fn begin(&mut self, id: u32, request: Request<()>, length: Option<u64>, ends: bool) {
+    /// Resets a stream that does not begin. What the client sends of its body meanwhile is discarded.
+    fn refuse(&mut self, id: u32, reason: Reason, ends: bool) -> Result<(), Fault> {
+        self.output.put_reset(id, reason);
+        self.lately_reset.note(id, body_window(ends));
+        self.patience.spend()
+    }
+
+    fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: HeadCharge) {
+        self.patience.note_stream();
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
             (None, RequestBody::empty())
         } else {
             let (inbox, body) = Inbox::new(length, task::waker(waker.clone()));
-            let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false };
+            let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = (self.service)(request.map(|()| body)) else {
             // The client may send it again elsewhere: nobody has looked at it (RFC 9113 §8.7).
             self.output.put_reset(id, Reason::Refused);
-            self.lately_reset.note(id);
+            self.lately_reset.note(id, body_window(ends));
             return;
         };
         // Registered once, for the waker stays the same. A stream that is cut already is looked at in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Exchange {
             id,
-            phase: Phase::Asked(future),
+            phase: Phase::Asked { answering: future, _head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
@@ -149,10 +162,11 @@ where
         let Some(stream) = self.streams.with_id(id) else {
             self.receive.give_back(flow, &mut self.output);
             self.has_begun(id)?;
-            if self.lately_reset.has(id) {
-                return Ok(());
-            }
-            return Err(Fault::Stream(id, Reason::StreamClosed));
+            return match self.lately_reset.take(id, flow, ends) {
+                Some(true) => Ok(()),
+                Some(false) => self.patience.spend(),
+                None => Err(Fault::Stream(id, Reason::StreamClosed)),
+            };
         };
         let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
             self.receive.give_back(flow, &mut self.output);
@@ -178,6 +192,7 @@ where
     }
 
     fn receive_window(&mut self, id: u32, increment: i64) -> Result<(), Fault> {
+        self.patience.spend_on_window()?;
         if id == 0 {
             let grown = grow(&mut self.send.window, increment);
             self.wake_waiting();
@@ -197,7 +212,7 @@ where
             self.lately_reset.forget(id);
             return self.patience.spend();
         };
-        let is_answered = self.streams.get(key).is_some_and(|stream| matches!(stream.phase, Phase::Answering(_)));
+        let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Asked { .. }));
         self.remove(key);
         // To take back what was not answered costs the client nothing.
         if is_answered { Ok(()) } else { self.patience.spend() }
@@ -221,13 +236,19 @@ where
     }
 }
 
+/// What a client may send of the body of a request before it knows that nobody takes it.
+fn body_window(ends: bool) -> usize {
+    if ends { 0 } else { UPLOAD_BYTES_MAX }
+}
+
 impl<F, B> Exchange<F, B> {
-    fn receive_trailers(&mut self, head: RequestHead, ends: bool) -> Result<(), Fault> {
+    fn receive_trailers(&mut self, head: RequestHead, ends: bool, charge: Option<HeadCharge>) -> Result<(), Fault> {
         let id = self.id;
         let Some(upload) = self.upload.as_mut().filter(|upload| !upload.has_ended) else {
             return Err(Fault::Stream(id, Reason::StreamClosed));
         };
         let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Fault::Stream(id, Reason::Protocol))?;
+        upload.trailers = Some(charge.ok_or(Fault::Stream(id, Reason::EnhanceYourCalm))?);
         upload.has_ended = true;
         upload.inbox.end(Some(trailers)).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol))
     }

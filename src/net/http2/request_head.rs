@@ -1,11 +1,10 @@
 //! The head of a request, made of the fields of a header block (RFC 9113 §8.3), or of its trailers.
 
-use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, uri};
 
-use super::hpack::FIELD_BYTES;
+use super::hpack::{FIELD_BYTES, FieldValue};
 
 /// What has been read of a head.
 #[derive(Debug, Default)]
@@ -35,9 +34,14 @@ impl RequestHead {
         Self { bytes_max, ..Self::default() }
     }
 
+    /// The size of all fields, as HTTP/2 counts it.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Takes the next field.
-    pub(super) fn take(&mut self, name: &[u8], value: &[u8]) {
-        self.bytes = self.bytes.saturating_add(name.len() + value.len() + FIELD_BYTES);
+    pub(super) fn take(&mut self, name: &[u8], value: FieldValue<'_>) {
+        self.bytes = self.bytes.saturating_add(name.len() + value.bytes().len() + FIELD_BYTES);
         if self.is_malformed || self.bytes > self.bytes_max {
             return;
         }
@@ -48,36 +52,36 @@ impl RequestHead {
         self.is_malformed = taken.is_none();
     }
 
-    fn take_pseudo(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+    fn take_pseudo(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
         // They come before all others, and each of them once.
         if !self.fields.is_empty() {
             return None;
         }
         match name {
-            b"method" => once(&mut self.method, Method::from_bytes(value).ok()?),
-            b"scheme" => once(&mut self.scheme, Scheme::try_from(value).ok()?),
-            b"authority" => once(&mut self.authority, Authority::try_from(value).ok()?),
+            b"method" => once(&mut self.method, Method::from_bytes(value.bytes()).ok()?),
+            b"scheme" => once(&mut self.scheme, Scheme::try_from(value.bytes()).ok()?),
+            b"authority" => once(&mut self.authority, Authority::from_maybe_shared(value.to_shared()).ok()?),
             b"path" => {
-                if !(value.starts_with(b"/") || value == b"*") {
+                if !(value.bytes().starts_with(b"/") || value.bytes() == b"*") {
                     return None;
                 }
-                once(&mut self.path, PathAndQuery::from_maybe_shared(Bytes::copy_from_slice(value)).ok()?)
+                once(&mut self.path, PathAndQuery::from_maybe_shared(value.to_shared()).ok()?)
             }
             _ => None,
         }
     }
 
-    fn take_field(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+    fn take_field(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
         let name = HeaderName::from_lowercase(name).ok()?;
         // They are of a connection of HTTP/1.
         let is_foreign = name == CONNECTION || name == TRANSFER_ENCODING || name == UPGRADE;
         if is_foreign
             || matches!(name.as_str(), "keep-alive" | "proxy-connection")
-            || (name == TE && value != b"trailers")
+            || (name == TE && value.bytes() != b"trailers")
         {
             return None;
         }
-        self.fields.try_append(name, HeaderValue::from_bytes(value).ok()?).ok()?;
+        self.fields.try_append(name, HeaderValue::from_maybe_shared(value.to_shared()).ok()?).ok()?;
         Some(())
     }
 
@@ -171,7 +175,7 @@ mod tests {
 
     fn head(fields: &[(&str, &str)]) -> RequestHead {
         let mut head = RequestHead::new(1_000);
-        fields.iter().for_each(|(name, value)| head.take(name.as_bytes(), value.as_bytes()));
+        fields.iter().for_each(|(name, value)| head.take(name.as_bytes(), FieldValue::Own(value.as_bytes())));
         head
     }
 

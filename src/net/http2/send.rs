@@ -25,6 +25,8 @@ use crate::net::request_body::RequestBody;
 
 /// How many bytes of an answer go out before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
+/// The bytes of the heads of answers that may wait for room. A stream whose answer does not fit is reset.
+const WAITING_HEAD_BYTES_MAX: usize = 1 << 20;
 
 /// What a body gives next.
 enum Piece {
@@ -50,15 +52,41 @@ where
         if stream.cut.is_cut() {
             return self.reset(key, Reason::Cancel);
         }
-        if let Phase::Asked(future) = &mut stream.phase {
-            match Pin::new(future).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
+        if let Phase::Asked { answering, .. } = &mut stream.phase {
+            match Pin::new(answering).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
                 Poll::Pending => {}
-                Poll::Ready(answer) => self.begin_answer(key, answer),
+                Poll::Ready(answer) if self.has_room() => self.begin_answer(key, answer),
+                Poll::Ready(answer) => self.delay_answer(key, answer),
             }
+        } else if matches!(stream.phase, Phase::Answered(_)) {
+            self.resume_answer(key);
         }
         self.tell_what_was_taken(key);
         self.send_body(key, is_alone);
         self.limit(key);
+    }
+
+    /// Keeps an answer until there is room for its head.
+    fn delay_answer(&mut self, key: usize, answer: Response<B>) {
+        let bytes = head_bytes(&answer);
+        if self.waiting_head_bytes + bytes > WAITING_HEAD_BYTES_MAX {
+            // The future is over, and must not be polled again.
+            return self.reset(key, Reason::EnhanceYourCalm);
+        }
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        self.waiting_head_bytes += bytes;
+        stream.phase = Phase::Answered(Some(Box::new(answer)));
+        self.wait(key, false);
+    }
+
+    fn resume_answer(&mut self, key: usize) {
+        if !self.has_room() {
+            return self.wait(key, false);
+        }
+        let Some(Exchange { phase: Phase::Answered(answer), .. }) = self.streams.get_mut(key) else { return };
+        let Some(answer) = answer.take() else { return };
+        self.waiting_head_bytes -= head_bytes(&answer);
+        self.begin_answer(key, *answer);
     }
 
     fn begin_answer(&mut self, key: usize, answer: Response<B>) {
@@ -150,6 +178,7 @@ where
             stream.chunk = Bytes::new();
         }
         self.allowance = self.allowance.saturating_sub(sent);
+        self.patience.note_sent(sent);
         let spent = i64::try_from(sent).unwrap_or(i64::MAX);
         stream.window -= spent;
         self.send.window -= spent;
@@ -193,7 +222,11 @@ where
     fn tell_what_was_taken(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Some(upload) = &mut stream.upload else { return };
-        let taken = upload.inbox.take_taken();
+        let (taken, is_dropped) = upload.inbox.take_taken();
+        if is_dropped {
+            // Nobody takes more of it: the client may send what it was allowed before, and no more.
+            return self.receive.give_back(taken, &mut self.output);
+        }
         upload.untold += taken;
         if !upload.has_ended && upload.untold >= UPLOAD_BYTES_MAX / 2 {
             self.output.put_window(stream.id, upload.untold);
@@ -223,7 +256,7 @@ where
 
     fn reset(&mut self, key: usize, reason: Reason) {
         if let Some(stream) = self.streams.get(key) {
-            self.lately_reset.note(stream.id);
+            self.lately_reset.note(stream.id, stream.upload_window());
             self.output.put_reset(stream.id, reason);
         }
         self.remove(key);
@@ -236,7 +269,7 @@ where
             None if id > self.highest_stream => return Err(Fault::Connection(reason, "a stream that was never begun")),
             None => {
                 self.output.put_reset(id, reason);
-                self.lately_reset.note(id);
+                self.lately_reset.note(id, 0);
             }
         }
         self.patience.spend()
@@ -245,6 +278,9 @@ where
     /// Forgets a stream: who answers it is dropped, and who takes its body learns that it is over.
     pub(super) fn remove(&mut self, key: usize) {
         let Some(stream) = self.streams.remove(key) else { return };
+        if let Phase::Answered(Some(answer)) = &stream.phase {
+            self.waiting_head_bytes -= head_bytes(answer);
+        }
         if let Some(upload) = &stream.upload {
             self.receive.give_back(upload.inbox.untold(), &mut self.output);
         }
@@ -253,6 +289,11 @@ where
             self.waiting_again.retain(|waiting| *waiting != key);
         }
     }
+}
+
+/// The size of an answer's head, as HTTP/2 counts it.
+fn head_bytes<B>(answer: &Response<B>) -> usize {
+    answer.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
 }
 
 /// Takes the next piece of a body.

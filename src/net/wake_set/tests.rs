@@ -12,7 +12,9 @@ use http::Response;
 use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::super::Connection;
 use super::super::conversation::Conversation;
+use super::super::head_budget::HeadBudget;
 use super::super::http2::{Http2, Http2Limits};
 use super::*;
 use crate::base::Cut;
@@ -126,9 +128,13 @@ impl AsyncWrite for Socket {
 /// Runs a connection until nothing more happens and nobody is woken.
 fn run(plan: Vec<(usize, usize)>) -> World {
     let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
-    let limits = Http2Limits { streams_max: 2, header_bytes_max: 1_000, ping_after: Duration::from_secs(3_600) };
+    let hour = Duration::from_secs(3_600);
+    let limits = Http2Limits { streams_max: 2, header_bytes_max: 1_000, header_max: hour, ping_after: hour };
+    let connection = Connection::default();
+    connection.found_known(None);
+    let known = (connection, Arc::<HeadBudget>::default().connection());
     let (asked, mut stream) = (world.clone(), 0);
-    let mut connection = Http2::new(Socket(world.clone(), ASKED), limits, move |_| {
+    let mut connection = Http2::new(Socket(world.clone(), ASKED), limits, known, move |_| {
         let (world, this) = (asked.clone(), stream);
         stream += 1;
         let answer = poll_fn(move |cx| {

@@ -38,6 +38,8 @@ impl Seen {
         let path = request.uri().path();
         if path == "/leave" {
             peer.connection.close();
+        } else {
+            peer.connection.found_known(None);
         }
         self.peers.lock().push((path.to_owned(), peer));
         if path != "/stream" {

@@ -82,7 +82,9 @@ impl Server {
         let path = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.sock"));
         let (asked, (drain, watch)) = (Asked::default(), DrainTrigger::new());
         let noted = asked.clone();
-        let handle = move |_: Peer, request: Request<RequestBody>| {
+        let handle = move |peer: Peer, request: Request<RequestBody>| {
+            // Whoever reads a body knows the caller: until then requests come one at a time.
+            peer.connection.found_known(None);
             let (head, body) = request.into_parts();
             let is_last = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(UPGRADE);
             noted.lock().expect("no panic").push((head.uri.to_string(), head.version, is_last));

@@ -1,0 +1,119 @@
+//! The memory of request heads that wait for their answers, over all HTTP/2 connections of a listener.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The bytes of request heads that are in memory on one listener. A head counts as HTTP/2 counts it: the bytes of its
+/// names and values, and 32 for each field (RFC 9113 §6.5.2). Values that several heads share count for each of them.
+#[derive(Debug, Default)]
+pub(super) struct HeadBudget {
+    charged: AtomicUsize,
+}
+
+/// One connection's part of the budget.
+#[derive(Debug)]
+pub(super) struct ConnectionHeads {
+    all: Arc<HeadBudget>,
+    charged: AtomicUsize,
+}
+
+/// A head in the budget, until it is dropped.
+#[derive(Debug)]
+pub(super) struct HeadCharge {
+    heads: Arc<ConnectionHeads>,
+    bytes: usize,
+}
+
+/// The bytes of all heads of a listener.
+const HEADS_BYTES_MAX: usize = 64 << 20;
+/// The bytes of all heads of a connection: 250 requests with 4 KiB each.
+const CONNECTION_HEADS_BYTES_MAX: usize = 1 << 20;
+/// A connection may hold one part in so many of what is left of the budget. This keeps room for new connections,
+/// however many others hold all that they may.
+const PARTS_OF_FREE: usize = 64;
+/// The size of a head that is admitted in any case if its connection has no other.
+const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
+
+impl HeadBudget {
+    /// The part of a new connection.
+    pub(super) fn connection(self: &Arc<Self>) -> Arc<ConnectionHeads> {
+        Arc::new(ConnectionHeads { all: self.clone(), charged: AtomicUsize::new(0) })
+    }
+}
+
+impl ConnectionHeads {
+    /// Charges a head of that size; `None` if it does not fit.
+    pub(super) fn charge(self: &Arc<Self>, bytes: usize) -> Option<HeadCharge> {
+        let charged = self.charged.load(Ordering::Relaxed);
+        let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.load(Ordering::Relaxed));
+        let max = if charged == 0 {
+            free.max(ONLY_HEAD_BYTES_MAX)
+        } else {
+            CONNECTION_HEADS_BYTES_MAX.min(free / PARTS_OF_FREE)
+        };
+        if charged + bytes > max {
+            return None;
+        }
+        self.charged.fetch_add(bytes, Ordering::Relaxed);
+        self.all.charged.fetch_add(bytes, Ordering::Relaxed);
+        Some(HeadCharge { heads: self.clone(), bytes })
+    }
+}
+
+impl Drop for HeadCharge {
+    fn drop(&mut self) {
+        self.heads.charged.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.heads.all.charged.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: usize = 64 << 10;
+
+    /// Charges heads of that size until one does not fit.
+    fn fill(heads: &Arc<ConnectionHeads>, bytes: usize) -> Vec<HeadCharge> {
+        std::iter::from_fn(|| heads.charge(bytes)).collect()
+    }
+
+    #[test]
+    fn connection_holds_its_maximum_and_gets_room_back_with_each_answer() {
+        let budget = Arc::<HeadBudget>::default();
+        let heads = budget.connection();
+        let mut charges = fill(&heads, LARGE);
+        // It holds a part of the budget itself, which makes its maximum a little smaller.
+        let room = CONNECTION_HEADS_BYTES_MAX - charges.len() * LARGE;
+        assert!(room <= LARGE, "{room}");
+        charges.pop();
+        assert!(heads.charge(LARGE).is_some());
+        drop(charges);
+        assert_eq!((heads.charged.load(Ordering::Relaxed), budget.charged.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn new_connection_has_room_while_many_others_hold_all_they_may() {
+        let budget = Arc::<HeadBudget>::default();
+        let others: Vec<_> = (0..200).map(|_| budget.connection()).collect();
+        let held: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
+        let total = budget.charged.load(Ordering::Relaxed);
+        assert!(total <= HEADS_BYTES_MAX, "{total}");
+        let newcomer = budget.connection();
+        let usual = fill(&newcomer, 2_000);
+        assert!(usual.len() > 10, "{}", usual.len());
+        assert!(held.iter().all(|charges| !charges.is_empty()));
+    }
+
+    #[test]
+    fn exhausted_budget_admits_one_small_head_per_connection() {
+        let budget = Arc::<HeadBudget>::default();
+        let full = budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
+        let heads = budget.connection();
+        assert!(heads.charge(ONLY_HEAD_BYTES_MAX + 1).is_none());
+        let only = heads.charge(ONLY_HEAD_BYTES_MAX);
+        assert!(only.is_some() && heads.charge(1).is_none());
+        drop(full);
+        assert!(heads.charge(LARGE).is_some());
+    }
+}
