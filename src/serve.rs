@@ -19,6 +19,7 @@ mod bounded_body;
 mod coalesce;
 mod coverage;
 mod documents;
+mod event_chunks;
 mod first_rows;
 mod forwarding;
 mod frontend;

@@ -21,6 +21,10 @@ use super::running_body::RunningBody;
 use super::wake_set::{WakePart, WakeSet};
 use super::{ConnectionLimits, Peer};
 
+/// The bytes that a field counts at least, as over HTTP/2 (RFC 9113 §6.5.2). The limit of a head in bytes is also its
+/// limit in fields (R-HTTP-5), because a field takes memory besides its bytes.
+const FIELD_BYTES_MIN: usize = 32;
+
 /// The server's end of a connection of HTTP/1, which is hyper's.
 pub(super) struct Http1<I, S, F, B>
 where
@@ -58,6 +62,7 @@ where
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_max)
             .max_buf_size(limits.header_bytes_max as usize)
+            .max_headers(limits.header_bytes_max as usize / FIELD_BYTES_MIN)
             // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
             .half_close(false);
         let looks = Looks::default();
@@ -108,5 +113,95 @@ where
 
     fn wake_set(&self) -> &Arc<WakeSet> {
         &self.wake_set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::io::{self, IoSlice};
+    use std::net::SocketAddr;
+    use std::task::Poll;
+
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use parking_lot::Mutex;
+    use tokio::io::ReadBuf;
+
+    use super::*;
+    use crate::base::Cut;
+    use crate::net::{Connection, PeerAddress};
+
+    /// The client's end: what it asks, and each write to it.
+    struct Socket(&'static [u8], Arc<Mutex<Vec<Vec<u8>>>>);
+
+    impl AsyncRead for Socket {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            let asked = std::mem::take(&mut self.0);
+            if asked.is_empty() {
+                return Poll::Pending;
+            }
+            into.put_slice(asked);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Socket {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+        }
+
+        fn poll_write_vectored(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            parts: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            let written: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+            let length = written.len();
+            self.1.lock().push(written);
+            Poll::Ready(Ok(length))
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            true
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// hyper takes 16 pieces at a time.
+    const PIECES_OF_A_WRITE: usize = 16;
+
+    #[tokio::test]
+    async fn pieces_of_a_body_that_are_ready_together_are_chunks_of_one_write() {
+        let writes = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let peer = Peer {
+            address: PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 1))),
+            certificates: None,
+            connection: Connection::default(),
+            cut: Cut::default(),
+        };
+        let handle = |_, _| async {
+            let mut pieces: VecDeque<_> = std::iter::repeat_n("event\n", PIECES_OF_A_WRITE).collect();
+            let pieces = futures_util::stream::poll_fn(move |_| {
+                let piece = pieces.pop_front().map(|piece| Ok::<_, io::Error>(Frame::data(Bytes::from(piece))));
+                piece.map_or(Poll::Pending, |piece| Poll::Ready(Some(piece)))
+            });
+            Response::new(StreamBody::new(pieces))
+        };
+        let requests = Requests { peer, late_max: 1, leaving: None, handle };
+        let socket = Socket(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", writes.clone());
+        let mut conversation = Http1::new(socket, &ConnectionLimits::default(), requests);
+        assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let writes = writes.lock();
+        let text: Vec<_> = writes.iter().map(|write| String::from_utf8_lossy(write)).collect();
+        let chunks = text.iter().map(|text| text.matches("6\r\nevent\n\r\n").count());
+        assert_eq!(chunks.collect::<Vec<_>>(), [PIECES_OF_A_WRITE], "{text:?}");
     }
 }

@@ -15,6 +15,7 @@ use super::watch_transport::WatchTransport;
 use crate::base::Cut;
 use crate::net::ParkableBody;
 use crate::upstream::ResponseBody;
+use crate::wire::Encoding;
 
 /// The body of any answer.
 #[derive(Debug)]
@@ -66,8 +67,12 @@ impl ReplyBody {
         Self(Kind::List(Box::new(list)))
     }
 
-    pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchTransport) -> Self {
-        Self(Kind::Watch(Box::new(WatchBody::new(session, record, protocol))))
+    pub(super) fn watch(
+        session: WatchSession,
+        record: Option<Arc<AuditRecord>>,
+        framing: (WatchTransport, Encoding),
+    ) -> Self {
+        Self(Kind::Watch(Box::new(WatchBody::new(session, record, framing))))
     }
 
     /// The body of an answer that shares its bytes and has no place.

@@ -363,7 +363,7 @@ impl Reader {
         // Said behind that: if the writer changes in between, the watch ends.
         let standing = session.standing(&feed);
         let Some(mut response) = upgrade else {
-            let body = ReplyBody::watch(session, request.context.record.clone(), protocol);
+            let body = ReplyBody::watch(session, request.context.record.clone(), (protocol, encoding));
             return request.context.served(encoding, true, standing, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });

@@ -5,23 +5,34 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 
 use super::audit::AuditRecord;
+use super::event_chunks::EventChunks;
 use super::overdue::Watchdog;
 use super::session::WatchSession;
 use super::watch_transport::WatchTransport;
 use crate::base::WakeFlag;
+use crate::wire::Encoding;
 
-/// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
+/// A watch as an HTTP body: JSON lines or length-prefixed protobuf. Over HTTP/1.1 each event is a chunk of its own. A
+/// piece of HTTP/2 has several events when the client is behind.
 #[derive(Debug)]
 pub(super) struct WatchBody {
     /// `None` once it has put its last frame.
     session: Option<WatchSession>,
     /// Cuts what is not taken.
     _watchdog: Arc<Watchdog>,
-    /// Set by what the session waits for, where the codec polls a body also whenever it has made room. That of HTTP/2
-    /// polls it when its waker was woken, and mostly not otherwise.
-    flag: Option<Box<WakeFlag>>,
+    /// For HTTP/1.1.
+    chunked: Option<Box<Chunked>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
+}
+
+/// What a watch over HTTP/1.1 needs besides.
+#[derive(Debug)]
+struct Chunked {
+    /// Set by what the session waits for, because the codec polls a body also whenever it has made room. That of HTTP/2
+    /// polls it when its waker was woken, and mostly not otherwise.
+    flag: WakeFlag,
+    events: EventChunks,
 }
 
 thread_local! {
@@ -33,11 +44,16 @@ thread_local! {
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
-    pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>, protocol: WatchTransport) -> Self {
+    pub(super) fn new(
+        session: WatchSession,
+        record: Option<Arc<AuditRecord>>,
+        (protocol, encoding): (WatchTransport, Encoding),
+    ) -> Self {
+        let chunked = || Box::new(Chunked { flag: WakeFlag::rung(), events: EventChunks::new(encoding) });
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),
-            flag: (protocol != WatchTransport::Http2).then(|| Box::new(WakeFlag::rung())),
+            chunked: (protocol != WatchTransport::Http2).then(chunked),
             _record: record,
         }
     }
@@ -48,25 +64,33 @@ impl WatchBody {
     }
 
     pub(super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
+        if let Some(event) = self.chunked.as_mut().and_then(|chunked| chunked.events.next()) {
+            return Poll::Ready(Some(event));
+        }
         let Some(session) = &mut self.session else { return Poll::Ready(None) };
-        if self.flag.as_mut().is_some_and(|flag| !flag.has_rung(cx)) && session.is_parked() {
+        if self.chunked.as_mut().is_some_and(|chunked| !chunked.flag.has_rung(cx)) && session.is_parked() {
             return Poll::Pending;
         }
-        let mut cx = Context::from_waker(self.flag.as_ref().map_or(cx.waker(), |flag| flag.waker()));
+        let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));
         let mut batch = BATCH.take();
         let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch);
         if session.is_ended() {
             // The session is over, whatever happens to its last frames.
             self.session = None;
         }
-        let chunk = polled.map(|more| more.map(|()| joined(&mut batch)));
+        let chunk = polled.map(|more| {
+            more.map(|()| match &mut self.chunked {
+                Some(chunked) => chunked.events.first_of(&mut batch),
+                None => joined(&mut batch),
+            })
+        });
         batch.clear();
         BATCH.set(batch);
         chunk
     }
 }
 
-/// One chunk of several frames. A single frame is not copied but shared with every other watch.
+/// One piece of several frames. A single frame is not copied but shared with every other watch.
 fn joined(batch: &mut Vec<Bytes>) -> Bytes {
     match batch.as_slice() {
         [_] => batch.pop().unwrap_or_default(),

@@ -122,6 +122,8 @@ impl Pool {
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     /// What a stream over HTTP/1.1 may hold back for a client that does not read; a response head must fit in too.
     const BUFFER_BYTES_MAX: usize = 128 << 10;
+    /// The fields of a response head over HTTP/1.1: as many as fit if each counts 32 bytes, as over HTTP/2.
+    const FIELDS_MAX: usize = Self::BUFFER_BYTES_MAX / 32;
 
     pub(super) fn new(credentials: &UpstreamCredentials, protocol: PoolProtocol) -> Result<Self, CredentialError> {
         let idle_max = if protocol == PoolProtocol::Once { 0 } else { IDLE_CONNECTIONS_MAX };
@@ -239,6 +241,7 @@ impl Pool {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(60))
             .http1_max_buf_size(Self::BUFFER_BYTES_MAX)
+            .http1_max_headers(Self::FIELDS_MAX)
             .http2_keep_alive_interval(Self::PING_AFTER)
             .http2_keep_alive_timeout(Self::PING_TIMEOUT)
             .http2_initial_stream_window_size(stream_window)

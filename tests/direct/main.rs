@@ -10,6 +10,7 @@ mod callers;
 mod canaries;
 mod chains;
 mod check;
+mod chunks;
 mod clock;
 mod close_codes;
 mod cold;
