@@ -95,6 +95,14 @@ impl StepFailure {
         }
     }
 
+    /// Whether upstream has forgotten what was asked for (410).
+    pub(super) fn is_expired(&self) -> bool {
+        match self {
+            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.is_expired(),
+            _ => false,
+        }
+    }
+
     pub(super) fn retry_after(&self) -> Option<u64> {
         match self {
             Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),

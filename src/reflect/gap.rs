@@ -7,55 +7,55 @@ use tokio::time::Instant;
 
 use crate::kube::ResourceVersion;
 
-/// Lists that were needed because upstream had forgotten what follows our version.
+/// The lists that were needed because upstream had forgotten what follows our version.
 ///
-/// As a rule one list closes a gap, and is asked for at once. But if upstream's window is shorter than a list takes,
-/// the listed state has left the window before the watch behind it begins. Then another list of the same kind would
-/// fail in the same way, and so would the next one (F4).
+/// As a rule one list closes a gap, at once. But if upstream's window is shorter than a list takes, the listed state
+/// has left the window before the watch after it begins. Another list of the same kind would fail in the same way, and
+/// so would the next one (F4). Such a row shows only in a 410 that follows another one with nothing but a list in
+/// between: whatever else came, the second 410 belongs to another outage.
 #[derive(Debug, Default)]
 pub(super) struct Relists {
-    last: Option<Relisted>,
+    last: Option<Instant>,
+    /// Whether nothing but lists has come since the last 410.
+    in_a_row: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Relisted {
-    at: Instant,
-    /// Since then upstream has only said that this is too old as well.
-    in_vain: bool,
-}
-
-/// How the state is listed again.
+/// What to do about a 410.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Relist {
-    /// The start of upstream's window, behind which a gap can be mended; `None` for the current state.
-    pub(super) window: Option<ResourceVersion>,
-    /// Whether to list after a pause that grows, rather than at once.
-    pub(super) pauses: bool,
+pub(super) enum RelistPlan {
+    /// List at once: the start of upstream's window, from which a gap can be mended; `None` for the current state.
+    AtOnce(Option<ResourceVersion>),
+    /// The last list is not long ago. Ask again at this time, for upstream's window may be another one by then.
+    NotBefore(Instant),
+    /// List the current state, after a pause that grows: the last list was in vain.
+    CurrentAfterBackoff,
 }
 
 impl Relists {
-    /// Two lists within this time are one too many.
+    /// The least time between two lists.
     const REST: Duration = Duration::from_secs(10);
 
     /// Says what to do about a 410 that names `window`.
-    pub(super) fn next(&self, window: Option<ResourceVersion>, now: Instant) -> Relist {
-        match self.last {
-            None => Relist { window, pauses: false },
-            Some(Relisted { in_vain: true, .. }) => Relist { window: None, pauses: true },
-            Some(last) => Relist { window, pauses: now.duration_since(last.at) < Self::REST },
+    pub(super) fn next(&mut self, window: Option<ResourceVersion>, now: Instant) -> RelistPlan {
+        if self.in_a_row {
+            return RelistPlan::CurrentAfterBackoff;
         }
+        if let Some(rested) = self.last.map(|last| last + Self::REST).filter(|rested| *rested > now) {
+            return RelistPlan::NotBefore(rested);
+        }
+        self.in_a_row = true;
+        RelistPlan::AtOnce(window)
     }
 
     /// Notes that the state was listed again.
     pub(super) fn listed(&mut self, now: Instant) {
-        self.last = Some(Relisted { at: now, in_vain: true });
+        self.last = Some(now);
     }
 
-    /// Notes that upstream goes on from there.
-    pub(super) fn goes_on(&mut self) {
-        if let Some(last) = &mut self.last {
-            last.in_vain = false;
-        }
+    /// Ends the row: an item of the stream has come, a stream stayed open, or something failed otherwise than by a 410.
+    /// After each of these upstream may have restarted, with another window.
+    pub(super) fn end_row(&mut self) {
+        self.in_a_row = false;
     }
 }
 
@@ -131,23 +131,69 @@ mod tests {
     const WINDOW: Option<ResourceVersion> = Some(ResourceVersion(7));
 
     #[test]
-    fn a_second_410_in_a_row_lists_the_current_state_and_pauses() {
+    fn second_410_in_a_row_lists_the_current_state_with_backoff() {
         let (mut relists, start) = (Relists::default(), Instant::now());
-        assert_eq!(relists.next(WINDOW, start), Relist { window: WINDOW, pauses: false });
+        assert_eq!(relists.next(WINDOW, start), RelistPlan::AtOnce(WINDOW));
         relists.listed(start);
         // However long the list took.
         for later in [Duration::ZERO, Relists::REST, 100 * Relists::REST] {
-            assert_eq!(relists.next(WINDOW, start + later), Relist { window: None, pauses: true });
+            assert_eq!(relists.next(WINDOW, start + later), RelistPlan::CurrentAfterBackoff);
         }
     }
 
-    #[test]
-    fn what_went_on_in_between_can_be_mended_and_is_paced() {
-        let (mut relists, start) = (Relists::default(), Instant::now());
-        relists.listed(start);
-        relists.goes_on();
-        assert_eq!(relists.next(WINDOW, start), Relist { window: WINDOW, pauses: true });
-        assert_eq!(relists.next(WINDOW, start + Relists::REST), Relist { window: WINDOW, pauses: false });
+    /// What happens to a feed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Step {
+        /// An item, a stream that stayed open, or a failure: of the stream, of a list, of reading a gap back.
+        RowEnds,
+        Wait(u64),
+        Gone,
+        Listed,
+    }
+
+    fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
+        use proptest::prelude::*;
+        let wait = (0_u64..30).prop_map(Step::Wait);
+        let step = prop_oneof![Just(Step::RowEnds), wait, Just(Step::Gone), Just(Step::Listed)];
+        proptest::collection::vec(step, 0..80)
+    }
+
+    proptest::proptest! {
+        /// Whatever the sequence of outages: only a 410 that follows another one and a list gives up the window, and
+        /// two lists are never closer together than the rest.
+        #[test]
+        fn any_sequence_of_outages_keeps_the_window_and_the_pace(steps in steps()) {
+            let (mut relists, mut now) = (Relists::default(), Instant::now());
+            let (mut listed, mut in_a_row) = (None::<Instant>, false);
+            for step in steps {
+                match step {
+                    Step::RowEnds => {
+                        relists.end_row();
+                        in_a_row = false;
+                    }
+                    Step::Wait(seconds) => now += Duration::from_secs(seconds),
+                    Step::Listed => {
+                        relists.listed(now);
+                        listed = Some(now);
+                    }
+                    Step::Gone => {
+                        let rested = listed.map(|listed| listed + Relists::REST).filter(|rested| *rested > now);
+                        let plan = relists.next(WINDOW, now);
+                        match plan {
+                            RelistPlan::CurrentAfterBackoff => proptest::prop_assert!(in_a_row),
+                            RelistPlan::NotBefore(due) => {
+                                proptest::prop_assert_eq!((in_a_row, Some(due)), (false, rested));
+                                now = due;
+                            }
+                            RelistPlan::AtOnce(window) => {
+                                proptest::prop_assert_eq!((in_a_row, window, rested), (false, WINDOW, None));
+                                in_a_row = true;
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -41,9 +41,13 @@ pub(super) struct Reflector {
     had_lived: bool,
     /// Since when upstream has refused a feed that it had served.
     refused_since: Option<Instant>,
+    /// The pauses of that refusal.
+    refusals: Backoff,
     /// How many pauses in this row of failures were cut short because upstream had answered somebody else.
     woken_early: u32,
     relists: Relists,
+    /// A feed that was listed again a moment ago asks upstream for more at this time.
+    rests_until: Option<Instant>,
     complete: Completeness,
     continuity: Continuity,
     inquiries: Inquiries,
@@ -82,6 +86,9 @@ const UNREADABLE_MAX: u32 = 3;
 
 /// How long a feed that had been served waits for a refusal to pass.
 const REFUSED_MAX: Duration = Duration::from_secs(20);
+/// The pauses meanwhile. An apiserver that has just started grants the request within seconds, and the pauses of the
+/// outage before it may have grown to half a minute.
+const REFUSED_WAITS: Waits = Waits { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
 /// How long clients that come back after a restart are gathered before the oldest one decides.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// How long a feed that begins at a client's version waits to learn how far upstream is, and how its bookmarks look.
@@ -106,8 +113,10 @@ impl Reflector {
             last_sign: Instant::now(),
             had_lived: false,
             refused_since: None,
+            refusals: Backoff::new(REFUSED_WAITS),
             woken_early: 0,
             relists: Relists::default(),
+            rests_until: None,
             complete: Completeness::default(),
             continuity: Continuity::default(),
             inquiries: Inquiries::default(),
@@ -138,6 +147,9 @@ impl Reflector {
     /// that must not end a feed that was allowed a minute ago (R-UPSTREAM-5 bounds it).
     fn bears(&mut self, end: FeedEnd, state: &State) -> bool {
         let may_pass = matches!(end, FeedEnd::Forbidden | FeedEnd::Gone) && !matches!(state, State::Empty);
+        if self.refused_since.is_none() {
+            self.refusals = Backoff::new(REFUSED_WAITS);
+        }
         may_pass && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX
     }
 
@@ -150,6 +162,10 @@ impl Reflector {
     async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
         if let State::Listed { .. } = state {
             linger("listed, not watched").await;
+            if let Some(rested) = self.rests_until.take() {
+                self.writer.set_state(FeedState::Stale { since: self.last_sign });
+                sleep_until(rested).await;
+            }
         }
         match state {
             State::Empty => match self.initial().await {
@@ -319,6 +335,13 @@ impl Reflector {
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         let kind = failure.kind();
         self.means.upstream.metrics.failed(kind.as_str());
+        if !failure.is_expired() {
+            self.relists.end_row();
+        }
+        if kind.is_connection() {
+            // The server that refused is gone; the next one has caches of its own to fill.
+            self.refused_since = None;
+        }
         // A stream without bookmarks is silent whenever nothing happens.
         if kind != FailureKind::Silent || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
@@ -340,6 +363,9 @@ impl Reflector {
         // A stream that had lived is resumed at once: mostly only the connection is gone.
         if std::mem::take(&mut self.had_lived) && kind.is_connection() {
             return RESUME_SPREAD.mul_f64(fastrand::f64());
+        }
+        if kind == FailureKind::Over {
+            return self.refusals.failed(Instant::now());
         }
         let wait = self.backoff.failed(Instant::now());
         failure.retry_after().map_or(wait, |seconds| Duration::from_secs(seconds.clamp(1, 30)))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::silence::Silence;
-use super::{Reflector, State};
+use super::{LIVED, Reflector, State};
 use crate::base::{linger, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
@@ -185,7 +185,10 @@ impl Reflector {
         let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
         let step = match item {
             Ok(item) => session::apply(item, &mut self.writer, &self.means.upstream.metrics),
-            Err(Ended::Clean) => return Err((State::Listed { at }, self.clean_end(at, opened))),
+            Err(Ended::Clean) => {
+                self.relists.end_row();
+                return Err((State::Listed { at }, self.clean_end(at, opened)));
+            }
             Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
             Err(ended) => return Err(listed(ended.into())),
         };
@@ -197,7 +200,7 @@ impl Reflector {
         match step {
             Ok(StreamStep::At(rv)) => {
                 self.complete.came(is_bookmark, at, rv, Instant::now());
-                self.relists.goes_on();
+                self.relists.end_row();
                 self.signed_of_life();
                 self.writer.set_state(FeedState::Live);
                 Ok(rv)
@@ -205,6 +208,10 @@ impl Reflector {
             Ok(StreamStep::Skipped) => Ok(at),
             Ok(StreamStep::Refused(status)) => {
                 let error = Error::Refused(status);
+                // The apiserver says at once that a version is too old.
+                if opened.elapsed() >= LIVED {
+                    self.relists.end_row();
+                }
                 Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) })
             }
             // The item contradicts the history: what we hold may be wrong, so nothing of it is kept.

@@ -8,7 +8,7 @@ use crate::cache::{FeedState, Snapshot};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
 use crate::reflect::failure::{StepFailure, over};
-use crate::reflect::gap::Relist;
+use crate::reflect::gap::RelistPlan;
 use crate::reflect::initial_state::{At, InitialState};
 use crate::reflect::mend::{self, Historian, Recovered};
 use crate::reflect::metrics::{Gap, SideRequest};
@@ -21,15 +21,21 @@ const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 
 impl Reflector {
     /// Says what to list after a 410, and whether to pause before.
-    pub(super) fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
+    pub(super) fn expired(&mut self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
         let window = match &error {
             Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
             _ => None,
         };
         // If the gap cannot be mended, the current state is as good as an older one.
         let window = window.filter(|_| self.may_be_mended());
-        let Relist { window, pauses } = self.relists.next(window, Instant::now());
-        (State::Expired { at, window }, pauses.then(|| error.into()))
+        match self.relists.next(window, Instant::now()) {
+            RelistPlan::AtOnce(window) => (State::Expired { at, window }, None),
+            RelistPlan::NotBefore(rested) => {
+                self.rests_until = Some(rested);
+                (State::Listed { at }, None)
+            }
+            RelistPlan::CurrentAfterBackoff => (State::Expired { at, window: None }, Some(error.into())),
+        }
     }
 
     /// Whether a gap is young enough to be mended. If nobody knows how old it is, it may hide anything.
@@ -38,7 +44,7 @@ impl Reflector {
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
     }
 
-    /// Closes the gap behind `at`, which upstream has forgotten: with one list, and mended if that can be proven.
+    /// Closes the gap after `at`, which upstream has forgotten: with one list, and mended if that can be proven.
     pub(super) async fn relist(
         &mut self,
         at: ResourceVersion,

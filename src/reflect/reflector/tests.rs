@@ -73,6 +73,12 @@ impl Hands {
         self.reflector.take_in(Ok(item), ResourceVersion(at), opened).map(|reached| reached.0)
     }
 
+    /// Upstream cannot be reached. Returns the pause.
+    fn fail(&mut self) -> Duration {
+        let broken = StepFailure::Upstream(Error::Timeout(Duration::from_secs(1)));
+        self.reflector.pause_after(&broken, &mut State::Listed { at: BASE })
+    }
+
     fn told(&mut self, name: &str, rv: u64, at: u64) {
         let pod = self.pod("ADDED", name, rv);
         assert!(matches!(self.take(pod, at), Ok(reached) if reached == rv), "{name} {rv}");
@@ -136,22 +142,42 @@ async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
     let Err((State::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
 }
 
-/// What was listed has left upstream's window before the stream behind it began: the same list would meet the same.
+/// The listed state has left upstream's window before the stream after it began: the same list would meet the same.
 #[tokio::test(start_paused = true)]
-async fn a_second_410_in_a_row_leads_to_the_current_state_and_not_at_once() {
-    let mut hands = hands();
-    hands.told("a", 11, 10);
-    hands.reflector.relists.listed(Instant::now());
-    for (told, window) in [(false, None), (true, Some(ResourceVersion(15)))] {
-        if told {
-            hands.told("b", 12, 11);
-            sleep(seconds(60)).await;
-        }
+async fn second_410_in_a_row_lists_the_current_state() {
+    let window = Some(ResourceVersion(15));
+    // What follows the list, how long the stream then stays open, and whether the 410 is in a row.
+    let cases: [(&str, fn(&mut Hands), u64, bool); 5] = [
+        ("nothing", |_| {}, 0, true),
+        ("an item", |hands| hands.told("b", 12, 11), 0, false),
+        ("a quiet stream", |_| {}, 6, false),
+        ("a clean end", |hands| drop(hands.reflector.take_in(Err(Ended::Clean), BASE, Instant::now())), 0, false),
+        ("an outage", |hands| _ = hands.fail(), 0, false),
+    ];
+    for (what, then, quiet, is_in_a_row) in cases {
+        let mut hands = hands();
+        hands.told("a", 11, 10);
+        let _ = hands.reflector.relists.next(window, Instant::now());
+        hands.reflector.relists.listed(Instant::now());
+        then(&mut hands);
+        let opened = Instant::now();
+        sleep(seconds(quiet)).await;
         let refused = hands.error(410, "too old resource version: 11 (15)");
-        let Err((State::Expired { window: found, .. }, failure)) = hands.take(refused, 11) else {
-            panic!("it goes on")
-        };
-        assert_eq!((found, failure.is_some()), (window, !told), "{told}");
+        let next = hands.reflector.take_in(Ok(refused), ResourceVersion(11), opened).map(|reached| reached.0);
+        match next {
+            Err((State::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
+            // The last list was a moment ago: the stream is asked for again after a while, and says its window then.
+            Err((State::Listed { .. }, None)) => {
+                assert!(!is_in_a_row && hands.reflector.rests_until > Some(Instant::now()), "{what}");
+                sleep(seconds(10)).await;
+                let refused = hands.error(410, "too old resource version: 11 (15)");
+                let Err((State::Expired { window: found, .. }, None)) = hands.take(refused, 11) else {
+                    panic!("{what}: it is listed")
+                };
+                assert_eq!(found, window, "{what}");
+            }
+            _ => panic!("{what}"),
+        }
     }
 }
 
@@ -198,6 +224,28 @@ async fn a_pause_grows_but_for_a_stream_that_had_lived_and_follows_what_upstream
         let wait = hands.reflector.pause_after(&refused, &mut state);
         assert_eq!(wait, seconds(if asked == 0 { 30 } else { waited }), "{asked}");
     }
+}
+
+/// An apiserver that has just started denies what its caches do not know yet. That costs seconds, however long the
+/// outage was, and each outage has such a time of its own.
+#[tokio::test(start_paused = true)]
+async fn refusal_after_an_outage_is_retried_soon() {
+    let mut hands = hands();
+    let refused = StepFailure::Over(FeedEnd::Forbidden);
+    let mut state = State::Listed { at: BASE };
+    for _ in 0..3 {
+        (0..8).for_each(|_| _ = hands.fail());
+        let mut elapsed = Duration::ZERO;
+        while hands.reflector.bears(FeedEnd::Forbidden, &state) {
+            let wait = hands.reflector.pause_after(&refused, &mut state);
+            let longest = if elapsed.is_zero() { Duration::from_millis(500) } else { seconds(4) };
+            assert!(wait <= longest, "{wait:?} after {elapsed:?}");
+            sleep(wait).await;
+            elapsed += wait;
+        }
+        assert!((seconds(20)..=seconds(24)).contains(&elapsed), "{elapsed:?}");
+    }
+    assert!(!hands.reflector.bears(FeedEnd::Forbidden, &State::Empty), "a first list is refused for good");
 }
 
 #[tokio::test(start_paused = true)]

@@ -116,6 +116,94 @@ async fn a_storage_that_went_back_is_found_out_by_a_list() {
     assert_eq!((scene.said("rewound"), scene.said("mended")), (1, 0));
 }
 
+/// The second restart is not taken for an answer to the list after the first one, although nothing came in between.
+#[tokio::test(start_paused = true)]
+async fn two_restarts_close_together_end_no_quiet_watch() {
+    for between in [1, 4, 27, 50] {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let history = scene.feed.reader.history();
+        for name in ["first", "second"] {
+            restarts(&scene, seconds(5), |up| {
+                up.create_pod("t1", name);
+                scene.elsewhere(1);
+            })
+            .await;
+            sleep(seconds(between)).await;
+        }
+        assert!(scene.is_true(), "{between}");
+        assert_eq!((scene.said("mended"), scene.said("new_history")), (2, 0), "{between}");
+        assert_eq!(scene.feed.reader.history(), history, "{between}");
+    }
+}
+
+/// An outage of an apiserver, and what breaks once it is back.
+#[derive(Debug, Clone, Copy)]
+enum Outage {
+    Plain,
+    /// It is away again while it answers the list.
+    DuringRelist,
+    /// It is away again while the gap is read back.
+    DuringMend,
+}
+
+/// An apiserver goes away, comes back, and goes away once more if the outage says so.
+async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_busy: bool) {
+    let (up, faults) = (&scene.up, scene.up.faults());
+    let change = |number: u32| {
+        scene.elsewhere(number);
+        if is_busy {
+            up.create_pod("t1", &format!("{name}-{number}"));
+        }
+    };
+    let restart = async |number: u32| {
+        faults.down().await;
+        sleep(away).await;
+        change(number);
+        faults.forget_window();
+        faults.up().await;
+    };
+    match outage {
+        Outage::Plain => restart(1).await,
+        Outage::DuringRelist => {
+            faults.hold_lists();
+            restart(1).await;
+            sleep(seconds(40)).await;
+            restart(2).await;
+            faults.release_lists();
+        }
+        Outage::DuringMend => {
+            faults.answer(crate::demo::RequestKind::Selection, 1, 503, Some(1));
+            restart(1).await;
+            sleep(seconds(2)).await;
+            restart(2).await;
+        }
+    }
+}
+
+/// Any sequence of outages: upstream's storage has the whole history, so that no watch ends.
+#[tokio::test(start_paused = true)]
+async fn no_sequence_of_outages_ends_a_watch() {
+    use Outage::{DuringMend, DuringRelist, Plain};
+    for seed in 0..60 {
+        fastrand::seed(seed);
+        let is_busy = fastrand::bool();
+        let scene = Scene::of(upstream().pods(3)).await;
+        let history = scene.feed.reader.history();
+        let mut drawn = Vec::new();
+        for number in 0..fastrand::u32(2..=3) {
+            let kind = fastrand::choice([Plain, DuringRelist, DuringMend]).expect("there are three");
+            let (away, quiet) = (fastrand::u64(1..8), fastrand::u64(0..25));
+            drawn.push((kind, away, quiet));
+            outage(&scene, kind, seconds(away), &format!("o{number}"), is_busy).await;
+            sleep(seconds(quiet)).await;
+        }
+        scene.until(scene.up.create_pod("t1", "last")).await;
+        assert!(scene.is_true(), "{seed}, busy: {is_busy}, {drawn:?}");
+        let ended = scene.said("new_history") + scene.said("rewound") + scene.said("different");
+        assert_eq!((scene.feed.reader.history(), ended), (history, 0), "{seed}, busy: {is_busy}, {drawn:?}");
+    }
+}
+
 /// An upstream that says 410 to every watch is listed, but not as fast as it can answer.
 #[tokio::test(start_paused = true)]
 async fn lists_in_vain_are_paced() {
