@@ -20,8 +20,12 @@ use crate::kube::{EventType, Gvr, ResourceVersion};
 ///
 /// The apiserver itself writes one object in a transaction, so the first event is nearly always the last one, and
 /// nothing later may come for a minute. So a moment of silence is taken for an answer. It is not where there may well
-/// be several events: when a second one has come, and when a lease may have run out, which deletes everything that is
+/// be several events: when a second one has come, and when a lease may have expired, which deletes everything that is
 /// attached to it.
+///
+/// Events have no watch cache upstream and no bookmarks (R-EVENT-4), and a lease that expires may be the last change
+/// for hours. The apiserver passes on what etcd sends, and etcd sends a transaction in one response: once the first
+/// event of it has come, the rest is on its way. So [`REST_FOLLOWS_WITHIN`] applies to them without a bookmark.
 #[derive(Debug)]
 pub(super) struct Transaction {
     rv: ResourceVersion,
@@ -31,6 +35,8 @@ pub(super) struct Transaction {
     /// The state before the transaction, at the version before its own, once somebody has asked for it.
     before: OnceLock<Snapshot>,
     has_more: bool,
+    /// Upstream has the whole transaction when it sends the first event of it.
+    comes_at_once: bool,
     /// A bookmark at its version has come, and no event of it since.
     is_vouched: bool,
     /// A reader has left that was past some of its events.
@@ -39,8 +45,8 @@ pub(super) struct Transaction {
 
 /// The events of one transaction are sent in one go: a first event that is alone for so long is the only one.
 const SILENCE: Duration = Duration::from_millis(10);
-/// The events behind a bookmark that came between them follow it within this time: upstream has them all, and is
-/// sending them.
+/// The rest of a transaction follows within this time once upstream is known to have all of it, because it is sending
+/// it.
 pub const REST_FOLLOWS_WITHIN: Duration = Duration::from_millis(200);
 
 impl Transaction {
@@ -49,13 +55,14 @@ impl Transaction {
 
     /// `event` is the first of the transaction, and the event before it was at `event_before`.
     pub(super) fn new(event: &Arc<Event>, gvr: &Gvr, event_before: ResourceVersion) -> Self {
-        let runs_out = &*gvr.resource == "events" && event.event_type == EventType::Deleted;
+        let comes_at_once = !gvr.has_watch_cache();
         Self {
             rv: event.rv,
             events: vec![event.clone()],
             event_before,
             before: OnceLock::new(),
-            has_more: runs_out,
+            has_more: comes_at_once && event.event_type == EventType::Deleted,
+            comes_at_once,
             is_vouched: false,
             left_amid: AtomicBool::new(false),
         }
@@ -123,7 +130,7 @@ impl Transaction {
 
     /// How long upstream has to be silent until the version is taken to be whole; `None` if silence does not tell.
     pub(super) fn settles_after(&self) -> Option<Duration> {
-        match (self.has_more, self.is_vouched) {
+        match (self.has_more, self.is_vouched || self.comes_at_once) {
             (false, _) => Some(SILENCE),
             (true, true) => Some(REST_FOLLOWS_WITHIN),
             (true, false) => None,

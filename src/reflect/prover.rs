@@ -10,7 +10,8 @@
 //! 3. **Equality**, when the collection is small or was not listed for a while: its versions, listed once, equal those
 //!    of the cache.
 //! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
-//!    there is nothing. It starts where we are, so it is the same history whichever server answers.
+//!    there is nothing. It starts where we are, so it is the same history whichever server answers. Events have no
+//!    bookmarks (R-EVENT-4): they are proven by equality alone.
 //!
 //! One question and one proof are under way at a time. Positions are kept until they are proven, not only the last one:
 //! under steady demand the cache reaches the older ones while the last runs ahead with the cluster's revision. "Not
@@ -307,11 +308,17 @@ impl Prover {
     }
 
     async fn prove_by_asking(&self, position: Position) -> Option<Instant> {
-        // While more of the newest version may come, what is held is no version's state. The stream behind it tells
+        let reader = &self.upstream.feed.reader;
+        // Without a watch cache no watch says how far it goes, so that catching up proves nothing.
+        let says_how_far = self.upstream.feed.spec.key.gvr.has_watch_cache();
+        if !says_how_far {
+            reader.closed().await;
+        }
+        // While more of the newest version may come, what is held is no version's state. The stream after it tells
         // then.
-        let proven = if self.upstream.feed.reader.is_whole() && self.affords_equality() {
+        let proven = if reader.is_whole() && self.affords_equality() {
             self.by_equality(position).await
-        } else if self.live() {
+        } else if self.live() && says_how_far {
             self.by_catching_up(false).await.map(|()| None)
         } else {
             // The result of a catch-up is only of use to a reflector that is watching.
@@ -335,7 +342,9 @@ impl Prover {
         let objects = self.upstream.feed.reader.stats().objects;
         let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
         let mut last = self.last_equality.lock();
-        let rested = last.is_none_or(|last| last.elapsed() >= rest);
+        // Where only the list tells, it costs upstream less than the lists that would pass through.
+        let only_way = !self.upstream.feed.spec.key.gvr.has_watch_cache();
+        let rested = only_way || last.is_none_or(|last| last.elapsed() >= rest);
         let affords = objects <= EQUALITY_OBJECTS_MAX || (objects <= EQUALITY_OBJECTS_RARE_MAX && rested);
         if affords {
             *last = Some(Instant::now());

@@ -53,11 +53,27 @@ impl Scene {
     }
 
     fn configured(up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
+        Self::following(&spec(), up, config, reflect)
+    }
+
+    /// A feed of so many Events that serves.
+    async fn of_events(up: RunningUpstream, events: u32) -> Self {
+        for n in 0..events {
+            let metadata = serde_json::json!({"name": format!("e{n}"), "namespace": "t1"});
+            up.put("events", serde_json::json!({"metadata": metadata}));
+        }
+        let key = FeedKey { gvr: Gvr::new("", "v1", "events"), ..spec().key };
+        let spec = FeedSpec { kind: "Event".into(), list_kind: "EventList".into(), ..FeedSpec::like_pods(key) };
+        let reflect = ReflectConfig { self_check: None, ..ReflectConfig::default() };
+        Self::following(&spec, up, CacheConfig::default(), reflect).serving().await
+    }
+
+    fn following(spec: &FeedSpec, up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
-        let feed = feeds.handle(&spec(), None).expect("there is room");
+        let feed = feeds.handle(spec, None).expect("there is room");
         Self { up, feeds, feed, client, _tasks: tasks }
     }
 

@@ -23,6 +23,7 @@ mod custom_life;
 mod deploy;
 mod differential;
 mod estimate;
+mod events;
 mod expired;
 mod fanout;
 mod gaps;

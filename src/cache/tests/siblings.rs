@@ -220,17 +220,22 @@ fn a_reader_that_had_their_version_before_may_leave_without_effect() {
     assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
 }
 
-/// Feeds of lease-bound objects: one deletion is seldom alone.
+/// One deletion of an Event is seldom alone, because a lease has expired. No bookmark follows, so that silence decides.
 #[test]
-fn a_lease_may_have_taken_more_than_the_first_deletion() {
-    let table = [("events", true, None), ("events", false, Some(())), ("pods", true, Some(()))];
-    for (resource, goes, by_silence) in table {
+fn deleted_event_waits_for_the_rest_of_its_lease_and_not_for_ever() {
+    let moment = |writer: &CacheWriter| writer.settles_after().filter(|lasts| *lasts < REST_FOLLOWS_WITHIN).is_some();
+    let table = [("events", true, false), ("events", false, true), ("pods", true, true)];
+    for (resource, goes, soon) in table {
         let (_, reader) = leased(10);
         let gvr = Gvr { resource: resource.into(), ..reader.gvr().clone() };
-        let (mut writer, _) = CacheWriter::new(ring(10), gvr, reader.envelope().clone(), true);
+        let (mut writer, reader) = CacheWriter::new(ring(10), gvr, reader.envelope().clone(), true);
         writer.replace(super::fixture::snapshot(10, &[]));
         writer.take(if goes { deleted(&POD, 11) } else { added(&POD, 11) }).expect("in order");
-        assert_eq!(writer.settles_after().map(|_| ()), by_silence, "{resource}, deleted: {goes}");
+        assert_eq!(moment(&writer), soon, "{resource}, deleted: {goes}");
+        assert_eq!(reader.waits_for_whole(rv(11)), Settling::Soon, "{resource}, deleted: {goes}");
+        writer.take(deleted(&pod("other"), 11)).expect("of the same version");
+        let rest = Some(REST_FOLLOWS_WITHIN).filter(|_| resource == "events");
+        assert_eq!(writer.settles_after(), rest, "{resource}, deleted: {goes}");
     }
 }
 

@@ -123,3 +123,40 @@ async fn a_stream_goes_on_behind_a_clean_end_and_before_what_another_one_may_hav
         assert!(scene.is_true());
     }
 }
+
+/// Events have no bookmarks: nothing but silence says that a deletion was the last change of its version.
+#[tokio::test(start_paused = true)]
+async fn deleted_event_is_proven_without_a_later_event() {
+    for count in [1, 3, 600] {
+        let scene = Scene::of_events(upstream().in_memory(), 600).await;
+        let names: Vec<_> = scene.up.keys("events").into_iter().take(count).map(|(key, _)| key).collect();
+        let at = scene.up.delete_at_once("events", names.iter().map(String::as_str));
+        let waited = scene.until(at).await;
+        assert!((200 * MS..220 * MS).contains(&waited), "{count}: {waited:?}");
+        for n in 0..5 {
+            // What is written elsewhere comes by no bookmark either.
+            scene.elsewhere(n);
+            let waited = scene.proof().await;
+            assert!(waited < 100 * MS, "{count}: {waited:?}");
+        }
+        assert_eq!(scene.feed.reader.snapshot().len(), 600 - count);
+        assert_eq!((scene.said("catch_up"), scene.said("equality")), (0, 5), "{count}");
+    }
+}
+
+/// The stream breaks between two deletions of one version: it is resumed before them, and none is missing.
+#[tokio::test(start_paused = true)]
+async fn stream_of_events_that_breaks_amid_a_lease_misses_no_deletion() {
+    let scene = Scene::of_events(upstream().in_memory(), 10).await;
+    let names: Vec<_> = scene.up.keys("events").into_iter().take(4).map(|(key, _)| key).collect();
+    scene.up.faults().stall_watches(2);
+    let at = scene.up.delete_at_once("events", names.iter().map(String::as_str));
+    while scene.feed.reader.stats().objects > 8 {
+        sleep(MS).await;
+    }
+    scene.up.faults().drop_connections();
+    scene.until(at).await;
+    sleep(seconds(1)).await;
+    let held = scene.feed.reader.snapshot();
+    assert_eq!((held.rv.0, held.len()), (at, 6));
+}

@@ -1,0 +1,58 @@
+//! Events, which have no watch cache upstream and no bookmarks (R-EVENT-4).
+
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Plan, eventually, version_of};
+
+const WATCH_LIST: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+
+fn event(namespace: &str, name: &str, times: &Value) -> Value {
+    let involved = json!({"kind": "Pod", "namespace": namespace, "name": "p"});
+    let mut event = json!({
+        "metadata": {"name": name, "namespace": namespace}, "involvedObject": involved, "reason": "Test",
+        "message": "one", "type": "Normal", "count": 1,
+    });
+    for (key, time) in times.as_object().expect("an object") {
+        event[key] = time.clone();
+    }
+    event
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list["items"].as_array().into_iter().flatten().filter_map(|item| item["metadata"]["name"].as_str()).collect()
+}
+
+/// No Event is written after the deletion: nothing but the proxy's own means shows that it was the last change.
+#[tokio::test]
+async fn reads_after_a_deleted_event_come_from_the_cache() {
+    let Some(bed) = bed::own("events").await else { return };
+    let proxy = Plan::plain().start(&bed).await;
+    let (through, direct) = (proxy.client(), bed.direct());
+    let namespace = bed.namespace("events").await;
+    let path = format!("/api/v1/namespaces/{namespace}/events");
+    for name in ["kept", "gone"] {
+        direct.create(&path, event(&namespace, name, &json!({}))).await;
+    }
+    eventually("the feed serves", async || through.get(&path).await.is_cached().then_some(())).await;
+    direct.delete(&format!("{path}/gone")).await;
+    // Something of another resource, so that upstream's version is not that of the deletion.
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    direct.create(&maps, json!({"metadata": {"name": "later"}})).await;
+    let list = eventually("a LIST from the cache", async || {
+        let answer = through.get(&path).await;
+        // Each LIST shows every write that was complete before it, wherever it comes from.
+        assert_eq!(names(&answer.value()), ["kept"]);
+        answer.is_cached().then(|| answer.value())
+    })
+    .await;
+    let mut watch = through.watch(Ask::get(&format!("{path}?{WATCH_LIST}"))).await;
+    let state = watch.initial().await;
+    assert_eq!(state.iter().filter(|event| event.kind == "ADDED").map(bed::Event::name).collect::<Vec<_>>(), ["kept"]);
+    assert!(state.last().is_some_and(|mark| mark.version() >= version_of(&list)));
+    eventually("the deletion is seen by those who take any state", async || {
+        let any = through.get(&format!("{path}?resourceVersion=0")).await;
+        (any.is_cached() && names(&any.value()) == ["kept"]).then_some(())
+    })
+    .await;
+    proxy.assert_sound();
+}
