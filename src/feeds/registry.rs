@@ -13,7 +13,7 @@ use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, Renderin
 use crate::base::{Map, Tunable};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
 use crate::kube::ResourceVersion;
-use crate::wire::Representation;
+use crate::wire::{Encoding, Representation};
 
 /// A request for a feed that does not run: its writer, for whoever runs reflectors.
 #[derive(Debug)]
@@ -154,7 +154,9 @@ impl Feeds {
         if all.len() >= FEEDS_MAX {
             all.retain(|key, _| running.contains_key(key));
         }
-        let renderings = all.entry(key.clone()).or_default().clone();
+        // Clients that read JSON need it in an outage, too, when upstream can no longer be asked to qualify it.
+        let expected = (key.encoding == Encoding::Protobuf).then_some(Representation::Object(Encoding::Json));
+        let renderings = all.entry(key.clone()).or_insert_with(|| Renderings::expecting(expected)).clone();
         renderings.begin();
         renderings
     }

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
@@ -20,6 +20,10 @@ pub struct Renderings {
 struct Shared {
     /// A feed has a handful, which begin and end together. Readers share the lock.
     modes: RwLock<Map<Representation, RenderingMode>>,
+    /// The representation that is qualified before anybody asks for it.
+    expected: Option<Representation>,
+    /// Whether a reader has asked for that one.
+    is_asked_for: AtomicBool,
     /// The minor of the release for which the modes were found; 0 while there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
@@ -51,17 +55,24 @@ pub enum RenderingRefusal {
 
 impl Default for Renderings {
     fn default() -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                modes: RwLock::default(),
-                release: AtomicU32::new(0),
-                changes: watch::Sender::new(0),
-            }),
-        }
+        Self::expecting(None)
     }
 }
 
 impl Renderings {
+    /// Renderings of which one is qualified as soon as there is a state, so that it can be served in an outage even if
+    /// nobody has asked for it before.
+    pub fn expecting(expected: Option<Representation>) -> Self {
+        let shared = Shared {
+            modes: RwLock::default(),
+            expected,
+            is_asked_for: AtomicBool::new(false),
+            release: AtomicU32::new(0),
+            changes: watch::Sender::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
     /// How a representation is obtained now; `None` if nobody has asked for it yet.
     pub fn mode(&self, representation: Representation) -> Option<RenderingMode> {
         self.shared.modes.read().get(&representation).cloned()
@@ -69,6 +80,9 @@ impl Renderings {
 
     /// Asks for a representation.
     pub fn want(&self, representation: Representation) {
+        if self.shared.expected == Some(representation) && !self.shared.is_asked_for.swap(true, Ordering::Relaxed) {
+            self.shared.changes.send_modify(|changes| *changes += 1);
+        }
         self.shared.modes.write().entry(representation).or_insert_with(|| {
             self.shared.changes.send_modify(|changes| *changes += 1);
             RenderingMode::Wanted
@@ -96,10 +110,29 @@ impl Renderings {
         self.shared.changes.subscribe()
     }
 
-    /// The representations that wait for a verdict.
+    /// The representations that readers wait for.
     pub fn wanted(&self) -> Vec<Representation> {
         let modes = self.shared.modes.read();
         modes.iter().filter(|(_, mode)| matches!(mode, RenderingMode::Wanted)).map(|(&wanted, _)| wanted).collect()
+    }
+
+    /// The representations that have no verdict: those that readers wait for, and the expected one.
+    pub fn unqualified(&self) -> Vec<Representation> {
+        let mut all = self.wanted();
+        all.extend(self.shared.expected.filter(|expected| self.mode(*expected).is_none()));
+        all
+    }
+
+    /// The renderers of the representations that readers have asked for and that are derived.
+    pub fn in_use(&self) -> Vec<Renderer> {
+        let unused = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
+        self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
+    }
+
+    /// Whether a reader has asked for any representation.
+    pub fn is_used(&self) -> bool {
+        let expected = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
+        self.shared.modes.read().keys().any(|of| Some(*of) != expected)
     }
 
     /// The renderers of the representations that are derived.
@@ -167,6 +200,7 @@ impl Renderings {
 
     /// Notes that a feed begins: what was proven of another feed's objects must be proven again. Refusals stay.
     pub(super) fn begin(&self) {
+        self.shared.is_asked_for.store(false, Ordering::Relaxed);
         self.shared.modes.write().retain(|_, mode| match mode {
             RenderingMode::Refused(_) => true,
             RenderingMode::Derived(renderer) => {
@@ -224,5 +258,23 @@ mod tests {
         renderings.qualify(renderer());
         assert!(renderings.derived().is_empty(), "a refusal lasts");
         assert_eq!(renderings.settled(METADATA).await.unwrap_err(), RenderingRefusal::Unrenderable);
+    }
+    #[test]
+    fn expected_representation_is_qualified_unasked_and_sampled_when_it_is_used() {
+        let renderings = Renderings::expecting(Some(METADATA));
+        assert_eq!((renderings.unqualified(), renderings.wanted()), (vec![METADATA], Vec::new()), "nobody waits");
+        renderings.qualify(renderer());
+        assert!(renderings.unqualified().is_empty());
+        assert!(matches!(renderings.mode(METADATA), Some(RenderingMode::Derived(_))));
+        assert!(renderings.in_use().is_empty() && !renderings.is_used(), "nobody reads it");
+        let mut changes = renderings.changes();
+        changes.borrow_and_update();
+        renderings.want(METADATA);
+        assert!(changes.has_changed().expect("it lives"), "from now on it is compared");
+        assert!(renderings.in_use().len() == 1 && renderings.is_used());
+        renderings.start_over();
+        assert_eq!(renderings.unqualified(), [METADATA], "of another release it is qualified again");
+        renderings.refuse(METADATA, RenderingRefusal::Mismatch);
+        assert!(renderings.unqualified().is_empty());
     }
 }

@@ -1,7 +1,8 @@
 //! Proves that objects of a feed are derived exactly as upstream writes them (R-DERIVE-11).
 //!
-//! At first need every object is derived once, and some are compared with upstream's own bytes at the same version.
-//! From then on one object is compared every minute, if anything has changed since the last one: a proxy at rest asks
+//! At first need every object is derived once, and some are compared with upstream's own bytes at the same version. For
+//! JSON that is when the feed has its first state, because in an outage upstream cannot be asked any more. From the
+//! first read on one object is compared every minute, if anything has changed since the last one: a proxy at rest asks
 //! nothing. A difference, or an object that cannot be derived, ends the derivation for the whole resource: readers get
 //! that representation from upstream, by a feed of its own or passed through.
 //!
@@ -91,7 +92,7 @@ impl Qualifier {
                 (known.release, known.compared) = (self.upstream.feed.renderings.release(), 0);
             }
             let mut is_answered = true;
-            for wanted in self.upstream.feed.renderings.wanted() {
+            for wanted in self.upstream.feed.renderings.unqualified() {
                 is_answered &= self.qualify(wanted, &mut known).await;
             }
             if !is_answered {
@@ -103,12 +104,12 @@ impl Qualifier {
                 continue;
             }
             retries = Backoff::new(RETRY);
-            let derives = !self.upstream.feed.renderings.derived().is_empty();
+            let derives = !self.upstream.feed.renderings.in_use().is_empty();
             let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
             let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
             // Nothing is compared for a refused representation, but upstream may change to a release where it is not
             // refused.
-            let decided = !self.upstream.feed.renderings.all().is_empty();
+            let decided = self.upstream.feed.renderings.is_used();
             tokio::select! {
                 biased;
                 _ = changes.changed() => {}
@@ -205,8 +206,11 @@ impl Qualifier {
 
     /// Derives each object once, so that none is found later, with half a list sent, that cannot be derived.
     async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), Refused> {
+        let mut body = Vec::new();
         for (index, object) in snapshot.iter().enumerate() {
-            self.upstream.feed.reader.body(object, renderer)?;
+            // Nothing is kept of it: perhaps nobody ever reads it.
+            body.clear();
+            self.upstream.feed.reader.put_body(object, renderer, &mut body)?;
             if index % DERIVED_AT_A_TIME == 0 {
                 tokio::task::yield_now().await;
             }
@@ -231,7 +235,7 @@ impl Qualifier {
         known.sampled = Some(mark);
         self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
-        for renderer in self.upstream.feed.renderings.derived().into_iter().filter(includes_objects) {
+        for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {
             let snapshot = self.upstream.feed.reader.snapshot();
             if snapshot.is_empty() {
                 continue;

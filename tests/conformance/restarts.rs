@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Outcome, Plan, Plane, Proxy, say};
+use crate::bed::{self, Outcome, Plan, Plane, Proxy, eventually, say};
 
 pub const COUNT: usize = 20;
 
@@ -166,4 +166,21 @@ async fn an_apiserver_killed_again_and_again_while_nothing_happens_to_a_resource
     }
     assert!(lists(&bed, "configmaps").await <= 2, "one per form and incident");
     assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);
+}
+
+/// Only protobuf was read before. What can be derived from it needs no upstream.
+#[tokio::test]
+async fn preloaded_resource_is_served_as_json_in_an_outage_although_nobody_read_json_before() {
+    let Some(bed) = bed::own("unread").await else { return };
+    let maps = "/api/v1/namespaces/default/configmaps";
+    bed.direct().create(maps, json!({"metadata": {"name": "before"}})).await;
+    let expected = bed.direct().json(maps).await;
+    let proxy = Plan::plain().config("preload: [configmaps]\n").start(&bed).await;
+    let of = [("resource", "configmaps.v1"), ("representation", "json"), ("mode", "derived")];
+    let is_derived = async || proxy.metrics().await.sum("kube_fanout_representation_mode", &of) == 1;
+    eventually("it is compared without being read", async || is_derived().await.then_some(())).await;
+    bed.kill_apiserver().await;
+    let answer = proxy.client().get(&format!("{maps}?resourceVersion=0")).await;
+    assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{}", answer.text());
+    assert_eq!(answer.value()["items"], expected["items"]);
 }
