@@ -47,6 +47,7 @@ const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be prove
 
 /// A watch that may be opened, with its permission, its place and its feed.
 struct Admitted {
+    received: Instant,
     permit: Permit,
     place: AdmissionPlace,
     source: FeedSource,
@@ -277,7 +278,8 @@ impl Reader {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
         };
-        let admitted = Admitted { permit, place, source, opened, namespaces, chunks: None, row };
+        let received = request.received;
+        let admitted = Admitted { received, permit, place, source, opened, namespaces, chunks: None, row };
         linger("granted, not begun").await;
         Ok(self.open_watch(request, admitted, &read, failed).await)
     }
@@ -385,8 +387,8 @@ impl Reader {
         (protocol, cut, looks, by_proxy): (WatchTransport, Cut, Looks, bool),
         who: Who,
     ) -> WatchSession {
-        let Admitted { permit, place, source: FeedSource { feed, renderer }, opened, namespaces, chunks, row } =
-            admitted;
+        let Admitted { received, permit, place, source, opened, namespaces, chunks, row } = admitted;
+        let FeedSource { feed, renderer } = source;
         let end_bookmark = read.start.ends_with_bookmark();
         let (bookmarks, timeout_seconds) = (read.bookmarks, read.timeout_seconds);
         let terms = WatchTerms { bookmarks, end_bookmark, timeout_seconds, by_proxy };
@@ -410,6 +412,7 @@ impl Reader {
             chunks,
             row,
             terms,
+            received,
             drain,
             looks,
             metrics,

@@ -88,10 +88,10 @@ enum Phase {
 }
 
 impl WatchSession {
-    /// Starts the watch. Its clock starts now.
+    /// Starts the watch. Its clock has run since the request came.
     pub(super) fn new(opening: Opening) -> Self {
         let Opening { permit, place, feed, renderer, opened, namespaces, chunks, row, terms, .. } = opening;
-        let Opening { drain, looks, metrics, cut, overdue, .. } = opening;
+        let Opening { received, drain, looks, metrics, cut, overdue, .. } = opening;
         let (readable, grant) = (permit.part().cloned(), permit.grant_status());
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
         let pin = |state: &Snapshot| feed.pin(state, cut.clone(), overdue.state_terms());
@@ -125,7 +125,7 @@ impl WatchSession {
             }
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
-        let clock = Clock::new(Instant::now(), terms.timeout_seconds);
+        let clock = Clock::new(received, terms.timeout_seconds);
         let watchdog = Watchdog::new(overdue, cut, clock.deadline(), grant, drain.has_started());
         let mut session = Self {
             seen_bookmarks: feed.reader.progress().bookmarks,

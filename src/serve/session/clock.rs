@@ -19,14 +19,15 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
 const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 impl Clock {
-    pub(super) fn new(now: Instant, timeout_seconds: Option<i64>) -> Self {
+    /// Makes the clock of a watch that was asked for at `received`.
+    pub(super) fn new(received: Instant, timeout_seconds: Option<i64>) -> Self {
         let lasts = match timeout_seconds {
             None | Some(0) => TIMEOUT_MIN.mul_f64(1.0 + fastrand::f64()),
             Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
         };
         let lasts = if mutant(27) { lasts / 1000 } else { lasts };
-        let deadline = now + lasts;
-        Self { deadline, next_bookmark: (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline)) }
+        let deadline = received + lasts;
+        Self { deadline, next_bookmark: (received + BOOKMARK_PERIOD).min(Self::last_bookmark(received, deadline)) }
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::auth::Permit;
 use crate::base::{Cut, DrainWatch};
 use crate::cache::{Chunk, OpenedWatch};
@@ -24,6 +26,8 @@ pub(in super::super) struct Opening {
     /// The state of one object, as a row of a Table.
     pub(in super::super) row: Option<Object>,
     pub(in super::super) terms: WatchTerms,
+    /// When the request came. Its time counts from then, whatever it waited for (R-TIMEOUT-1).
+    pub(in super::super) received: Instant,
     pub(in super::super) drain: DrainWatch,
     /// The work that may be done in one poll.
     pub(in super::super) looks: Looks,

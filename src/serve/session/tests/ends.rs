@@ -32,6 +32,21 @@ async fn a_watch_lasts_as_long_as_its_client_asked() {
     assert_eq!(client.told(), ["over"], "nothing follows");
 }
 
+/// History was read back first, or a proof was waited for.
+#[tokio::test(start_paused = true)]
+async fn time_of_a_watch_counts_from_its_request() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    stage.waited = Duration::from_secs(3);
+    let mut waited = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
+    pass_ms(1_999).await;
+    stage.put("q", "x", 11);
+    assert_eq!(waited.told(), ["ADDED q 11"]);
+    pass_ms(1).await;
+    assert_eq!(waited.told(), ["over"]);
+    stage.waited = Duration::from_secs(5);
+    assert_eq!(stage.watch_current(View::everything(), lasting(5)).told(), ["over"], "it has waited for all of it");
+}
+
 /// `--min-request-timeout`: uniform between half an hour and an hour (R-TIMEOUT-1).
 #[tokio::test(start_paused = true)]
 async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {

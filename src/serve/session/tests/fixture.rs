@@ -10,6 +10,7 @@ use futures_util::FutureExt;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::auth::{Caller, Gate, Permit, Readable};
 use crate::base::{Cut, DrainTrigger, DrainWatch};
@@ -40,6 +41,8 @@ pub(super) struct Stage {
     pub(super) watch: DrainWatch,
     admission: Admission,
     slices: Slices,
+    /// How long ago the watches were asked for.
+    pub(super) waited: Duration,
     pub(super) overdue: Overdue,
     pub(super) feeds: Feeds,
     _demands: mpsc::Receiver<Demand>,
@@ -90,7 +93,8 @@ impl Stage {
         let (overdue, slices) = (Overdue::new(Unread::default()), Slices::new(1));
         tokio::spawn(overdue.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
-        Self { writer, reader, drain, feed, watch, admission, overdue, slices, feeds, _demands: demands }
+        let waited = Duration::ZERO;
+        Self { writer, reader, drain, feed, watch, admission, overdue, slices, waited, feeds, _demands: demands }
     }
 
     pub(super) fn empty() -> Self {
@@ -187,6 +191,7 @@ impl Stage {
             chunks,
             row: None,
             terms,
+            received: Instant::now() - self.waited,
             drain: self.watch.clone(),
             looks: Looks::new(self.slices.clone(), None, is_dear),
             metrics: Watches::default().open(
