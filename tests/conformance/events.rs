@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Plan, eventually, version_of};
+use crate::bed::{self, Ask, Plan, eventually, say, version_of};
 
 const WATCH_LIST: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
@@ -54,5 +54,35 @@ async fn reads_after_a_deleted_event_come_from_the_cache() {
         (any.is_cached() && names(&any.value()) == ["kept"]).then_some(())
     })
     .await;
+    proxy.assert_sound();
+}
+
+/// Whoever writes an Event chooses its times, and what is no time in JSON must not end the watches of others.
+#[tokio::test]
+async fn event_of_the_year_10000_ends_nobodys_json_watch() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::plain().start(&bed).await;
+    let (through, direct) = (proxy.client(), bed.direct());
+    let namespace = bed.namespace("times").await;
+    let path = format!("/api/v1/namespaces/{namespace}/events");
+    let first = version_of(&direct.create(&path, event(&namespace, "first", &json!({}))).await);
+    let mut watch = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={first}"))).await;
+    let times = ["9999-12-31T23:59:59-23:59", "0000-01-01T00:00:00+23:59", "0001-01-01T00:00:00Z"];
+    for (n, time) in times.iter().enumerate() {
+        let micro = time.replace(":59-", ":59.123456-").replace(":00+", ":00.123456+").replace("00Z", "00.000000Z");
+        let times = json!({"firstTimestamp": time, "eventTime": micro, "reportingComponent": "test",
+            "reportingInstance": "i", "action": "Test"});
+        direct.create(&path, event(&namespace, &format!("t{n}"), &times)).await;
+        let mut theirs = direct.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={first}"))).await;
+        let mut expected = theirs.change().await;
+        while expected.name() != format!("t{n}") {
+            expected = theirs.change().await;
+        }
+        let told = watch.change().await;
+        assert_eq!(told.line, expected.line, "{time}");
+        say(&told.object["firstTimestamp"].to_string());
+    }
+    let of = [("resource", "events.v1"), ("representation", "json"), ("mode", "unrenderable")];
+    assert_eq!(proxy.metrics().await.sum("kube_fanout_representation_mode", &of), 0);
     proxy.assert_sound();
 }

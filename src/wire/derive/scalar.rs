@@ -15,7 +15,8 @@ pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalR
         put_null(out);
         return Ok(());
     }
-    time.put(out, false)
+    time.put(out, false);
+    Ok(())
 }
 
 /// `metav1.MicroTime`: always six decimals.
@@ -28,7 +29,8 @@ pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Re
         put_null(out);
         return Ok(());
     }
-    time.put(out, true)
+    time.put(out, true);
+    Ok(())
 }
 
 /// Whether a `metav1.Time` is zero: what omitzero asks.
@@ -166,20 +168,25 @@ impl Timestamp {
         })?;
         match (seconds, nanoseconds) {
             (None, None) => Ok(None),
-            (Some(seconds @ ZERO_TIME..=LAST_TIME), Some(nanoseconds @ 0..1_000_000_000)) => {
-                Ok(Some(Self { seconds, nanoseconds }))
-            }
-            _ => Err(RefusalReason::Value("not a time of the years 1 to 9999")),
+            (Some(seconds), Some(nanoseconds @ 0..1_000_000_000)) => Ok(Some(Self { seconds, nanoseconds })),
+            _ => Err(RefusalReason::Value("not a time")),
         }
     }
 
-    fn put(&self, out: &mut Vec<u8>, micro: bool) -> Result<(), RefusalReason> {
-        let seconds = u64::try_from(self.seconds - ZERO_TIME).map_err(|_| INCOMPLETE)?;
+    fn put(&self, out: &mut Vec<u8>, micro: bool) {
+        let seconds = self.seconds.cast_unsigned().wrapping_add(UNIX_FROM_FIRST);
         let (days, time) = (seconds / DAY, seconds % DAY);
-        let (year, month, day) = civil(days);
+        let (years, month, day) = civil(days);
+        let year = FIRST_YEAR + years.cast_signed() - 1;
         out.push(b'"');
-        let parts =
-            [(year, 4, b'-'), (month, 2, b'-'), (day, 2, b'T'), (time / 3_600, 2, b':'), (time / 60 % 60, 2, b':')];
+        if year < 0 {
+            out.push(b'-');
+        }
+        // Whoever writes an object chooses its times, and no parser of Go's refuses a fifth digit in protobuf.
+        let year = year.unsigned_abs();
+        put_padded(out, year, year.checked_ilog10().map_or(4, |last| 4.max(last + 1)));
+        out.push(b'-');
+        let parts = [(month, 2, b'-'), (day, 2, b'T'), (time / 3_600, 2, b':'), (time / 60 % 60, 2, b':')];
         for (value, width, after) in parts {
             put_padded(out, value, width);
             out.push(after);
@@ -190,12 +197,11 @@ impl Timestamp {
             put_padded(out, self.nanoseconds / 1_000, 6);
         }
         out.extend_from_slice(b"Z\"");
-        Ok(())
     }
 }
 
-/// Year, month and day of a number of days since 0001-01-01. Counted in years that begin in March, so that the day that
-/// comes and goes is the last one.
+/// Year, month and day of a number of days since the first of January of a year 1. Counted in years that begin in
+/// March, so that the day that comes and goes is the last one.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 306;
     let (era, day) = (days / ERA, days % ERA);
@@ -212,6 +218,9 @@ const INCOMPLETE: RefusalReason = RefusalReason::Malformed("without a field that
 const DAY: u64 = 86_400;
 /// Days in 400 years.
 const ERA: u64 = 146_097;
-/// Go's zero time, 0001-01-01, and the last second of 9999, in Unix time.
+/// Go's zero time, 0001-01-01, in Unix time.
 const ZERO_TIME: i64 = -62_135_596_800;
-const LAST_TIME: i64 = 253_402_300_799;
+/// The first year that Go's calendar counts from: a year 1 of the cycle of 400 years.
+const FIRST_YEAR: i64 = -292_277_022_399;
+/// The seconds from the beginning of that year to 1970. Go adds them modulo 2^64, too.
+const UNIX_FROM_FIRST: u64 = 9_223_372_028_715_321_600;

@@ -1,6 +1,7 @@
 //! The rules of R-DERIVE-6 and R-DERIVE-7 that random objects meet seldom or never.
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
+use super::super::scalar::{put_micro_time, put_time};
 use super::super::{RefusalReason, Transcoder};
 use crate::wire::protobuf::put_varint;
 
@@ -75,6 +76,32 @@ fn numbers_are_printed_as_go_does() {
     for (value, want) in rows {
         assert_eq!(printed(|out| put_duration(out, value)), format!("\"{want}\""));
     }
+}
+
+/// Whoever writes an object chooses its times. JSON of `9999-12-31T23:59:59-23:59` is of the year 10000, and protobuf
+/// has any number of seconds. The texts are those of Go's `time.Unix(seconds, nanoseconds).UTC()`.
+#[test]
+fn times_outside_four_digit_years_are_printed_as_go_does() {
+    let rows = [
+        (0, 0, "1970-01-01T00:00:00", "000000"),
+        (951_782_400, 999_999_999, "2000-02-29T00:00:00", "999999"),
+        (253_402_300_799, 0, "9999-12-31T23:59:59", "000000"),
+        (253_402_387_139, 1_000, "10000-01-01T23:58:59", "000001"),
+        (-62_135_596_801, 0, "0000-12-31T23:59:59", "000000"),
+        (-62_167_219_200, 0, "0000-01-01T00:00:00", "000000"),
+        (-62_167_219_201, 0, "-0001-12-31T23:59:59", "000000"),
+        (-377_705_116_800, 0, "-9999-01-01T00:00:00", "000000"),
+        (i64::MAX, 0, "292277026596-12-04T15:30:07", "000000"),
+    ];
+    for (seconds, nanoseconds, want, micros) in rows {
+        let mut message = vec![8];
+        put_varint(&mut message, i64::cast_unsigned(seconds));
+        message.push(16);
+        put_varint(&mut message, nanoseconds);
+        assert_eq!(printed(|out| put_time(out, &message).unwrap()), format!("\"{want}Z\""));
+        assert_eq!(printed(|out| put_micro_time(out, &message).unwrap()), format!("\"{want}.{micros}Z\""));
+    }
+    assert!(put_time(&mut Vec::new(), b"\x08\x00\x10\x80\x94\xeb\xdc\x03").is_err(), "a whole second of nanoseconds");
 }
 
 /// Metadata with nothing but an empty creationTimestamp, as a bookmark's is.
