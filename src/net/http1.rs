@@ -13,7 +13,7 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::target::{CheckedIo, Looks};
+use self::target::{CheckedIo, TargetCheck};
 use super::conversation::{Conversation, Failure};
 use super::request_body::RequestBody;
 use super::requests::Requests;
@@ -40,7 +40,7 @@ where
 /// Requests, as hyper asks for them.
 struct Asked<S> {
     requests: Requests<S>,
-    looks: Looks,
+    check: TargetCheck,
 }
 
 /// The connection ends after what runs on it, and no further request is taken.
@@ -65,9 +65,9 @@ where
             .max_headers(limits.header_bytes_max as usize / FIELD_BYTES_MIN)
             // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
             .half_close(false);
-        let looks = Looks::default();
-        let io = CheckedIo::new(io, requests.peer.connection.clone(), looks.clone());
-        let asked = Asked { requests, looks };
+        let check = TargetCheck::default();
+        let io = CheckedIo::new(io, requests.peer.connection.clone(), check.clone());
+        let asked = Asked { requests, check };
         let connection = Box::pin(builder.serve_connection(TokioIo::new(io), asked).with_upgrades());
         let wake_set = WakeSet::shared();
         Self { connection, codec: wake_set.waker(WakePart::Codec), wake_set }
@@ -85,7 +85,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, NotTaken>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.looks.taken(request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
+        self.check.taken(request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
         let answering = self.requests.http1(request.map(RequestBody::from));
         Box::pin(async move { Ok(answering.ok_or(NotTaken)?.await) })
     }

@@ -17,17 +17,17 @@ use super::super::Connection;
 /// What stands in the place of a `#`: no target has control characters.
 const REFUSED: u8 = 0x01;
 
-/// Where the bytes that are read next belong to. Requests that a client sends before it has the answer to the one before
-/// are not looked at.
+/// Where the bytes that are read next belong to. Requests that a client sends before it has the answer to the one
+/// before are not checked.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Looks(Arc<AtomicU8>);
+pub(super) struct TargetCheck(Arc<AtomicU8>);
 
 const AT_LINE: u8 = 0;
 const BEHIND_LINE: u8 = 1;
 /// The connection may be a tunnel, whose bytes are nobody's business.
 const OFF: u8 = 2;
 
-impl Looks {
+impl TargetCheck {
     /// Notes that the codec has read a request, so that the next bytes while none is under way begin a request line.
     pub(super) fn taken(&self, may_be_a_tunnel: bool) {
         if may_be_a_tunnel {
@@ -38,7 +38,7 @@ impl Looks {
     }
 
     /// Replaces what must not be in a request line.
-    fn look(&self, bytes: &mut [u8]) {
+    fn clean(&self, bytes: &mut [u8]) {
         if self.0.load(Ordering::Relaxed) != AT_LINE {
             return;
         }
@@ -52,16 +52,16 @@ impl Looks {
     }
 }
 
-/// A connection whose request lines are looked at as they are read.
+/// A connection whose request lines are checked as they are read.
 pub(super) struct CheckedIo<I> {
     io: I,
     connection: Connection,
-    looks: Looks,
+    check: TargetCheck,
 }
 
 impl<I> CheckedIo<I> {
-    pub(super) fn new(io: I, connection: Connection, looks: Looks) -> Self {
-        Self { io, connection, looks }
+    pub(super) fn new(io: I, connection: Connection, check: TargetCheck) -> Self {
+        Self { io, connection, check }
     }
 }
 
@@ -71,7 +71,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
         // While a request is under way, what comes is its body.
         if self.connection.idle_since().is_some() {
-            self.looks.look(&mut buf.filled_mut()[before..]);
+            self.check.clean(&mut buf.filled_mut()[before..]);
         }
         Poll::Ready(Ok(()))
     }
@@ -114,11 +114,11 @@ mod tests {
             (vec!["GET /a", "#b HTTP/1.1\r\n", "x: #\r\n\r\n"], "GET /a\u{1}b HTTP/1.1\r\nx: #\r\n\r\n"),
             (vec!["GET /a HTTP/1.1\r\nx: #\r\n\r\n"], "GET /a HTTP/1.1\r\nx: #\r\n\r\n"),
         ] {
-            let looks = Looks::default();
+            let check = TargetCheck::default();
             let mut read = String::new();
             for text in reads {
                 let mut bytes = text.as_bytes().to_vec();
-                looks.look(&mut bytes);
+                check.clean(&mut bytes);
                 read.push_str(std::str::from_utf8(&bytes).expect("text"));
             }
             assert_eq!(read, expected);
@@ -127,18 +127,18 @@ mod tests {
 
     #[test]
     fn each_request_line_is_looked_at_and_no_tunnel() {
-        let looks = Looks::default();
+        let check = TargetCheck::default();
         let looked = |text: &str| {
             let mut bytes = text.as_bytes().to_vec();
-            looks.look(&mut bytes);
+            check.clean(&mut bytes);
             bytes != text.as_bytes()
         };
         assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         assert!(!looked("#"), "the request has not been read");
-        looks.taken(false);
+        check.taken(false);
         assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
-        looks.taken(true);
-        looks.taken(false);
+        check.taken(true);
+        check.taken(false);
         assert!(!looked("GET /#a HTTP/1.1\r\n\r\n"));
     }
 }
