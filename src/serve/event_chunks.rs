@@ -73,6 +73,9 @@ impl EventChunks {
 mod tests {
     use super::*;
 
+    /// Batches of pieces, and the chunks that are made of them.
+    type Row<'a> = (&'a [&'a [&'static [u8]]], &'a [&'a [u8]]);
+
     /// The chunks that are made of batches of pieces.
     fn chunks(encoding: Encoding, batches: &[&[&'static [u8]]]) -> Vec<Bytes> {
         let mut events = EventChunks::new(encoding);
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn each_event_of_a_batch_is_a_chunk() {
-        let rows: [(&[&[&'static [u8]]], &[&[u8]]); 4] = [
+        let rows: [Row<'_>; 4] = [
             (&[&[b"{1}\n"], &[b"{2}\n"]], &[b"{1}\n", b"{2}\n"]),
             (&[&[b"{1}\n", b"{2}\n", b"{3}\n"]], &[b"{1}\n", b"{2}\n", b"{3}\n"]),
             (&[&[b"{1}\n{2}\n", b"{3}\n"]], &[b"{1}\n", b"{2}\n", b"{3}\n"]),
@@ -96,7 +99,7 @@ mod tests {
         for (batches, expected) in rows {
             assert_eq!(chunks(Encoding::Json, batches), expected);
         }
-        let rows: [(&[&[&'static [u8]]], &[&[u8]]); 2] = [
+        let rows: [Row<'_>; 2] = [
             (&[&[b"\0\0\0\x02ab\0\0\0\0", b"\0\0\0\x01\n"]], &[b"\0\0\0\x02ab", b"\0\0\0\0", b"\0\0\0\x01\n"]),
             (&[&[b"\0\0\0\x04a"], &[b"bc", b"d\0\0\0\x01e"]], &[b"\0\0\0\x04a", b"bc", b"d", b"\0\0\0\x01e"]),
         ];
