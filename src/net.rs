@@ -37,6 +37,7 @@ mod requests;
 mod running_body;
 mod serve;
 mod tls;
+mod validity;
 mod wake_set;
 
 pub use address::{Address, AddressError, is_loopback};
@@ -53,6 +54,7 @@ pub use peer::{Peer, PeerAddress};
 pub use request_body::{RequestBody, RequestBodyError};
 pub use serve::serve;
 pub use tls::{ClientCertificates, Tls, TlsError};
+pub use validity::{CertificateInvalid, CertificateValidity, UtcTime};
 
 #[cfg(target_os = "linux")]
 use linux as system;

@@ -143,13 +143,13 @@ impl<T> Origin<T> {
                 self.metrics.replaced();
                 *self.known.lock() = Known { fingerprint, trouble: None };
                 self.value.send_replace(Arc::new(value));
-                tracing::info!(what = self.what, "read again, because the files changed");
+                tracing::info!(what = self.what, "reloaded");
             }
             Err(why) => {
                 self.metrics.failed();
                 let told = self.known.lock().trouble.replace(why.clone());
                 if told.as_ref() != Some(&why) {
-                    tracing::warn!(what = self.what, %why, "files cannot be used; what they held before is still used");
+                    tracing::warn!(what = self.what, %why, "reload failed; keeping the previous one");
                 }
             }
         }

@@ -17,6 +17,16 @@ impl MetricsText {
         self.0.lines().filter_map(value).sum::<f64>().max(0.0) as u64
     }
 
+    /// The values of all series of that name, with the value of this label.
+    pub(super) fn by_label<'a>(&'a self, name: &'a str, label: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+        self.0.lines().filter_map(move |line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let labels = series.strip_prefix(name)?.strip_prefix('{')?.strip_suffix('}')?;
+            let (_, rest) = labels.split_once(&format!("{label}=\""))?;
+            Some((rest.split_once('"')?.0, value.parse().ok()?))
+        })
+    }
+
     /// A label of the first series of that name.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         let line = self.0.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
@@ -34,6 +44,7 @@ mod tests {
         let text = "# TYPE a gauge\na{x=\"1\",v=\"7.1\"} 2\na{x=\"2\"} 3\nab 5\na_b{x=\"1\"} 7\nplain 9\n";
         let metrics = MetricsText(text.to_owned());
         assert_eq!((metrics.sum("a"), metrics.sum("ab"), metrics.sum("plain"), metrics.sum("no")), (5, 5, 9, 0));
+        assert_eq!(metrics.by_label("a", "x").collect::<Vec<_>>(), [("1", 2.0), ("2", 3.0)]);
         assert_eq!((metrics.label("a", "v"), metrics.label("plain", "v")), (Some("7.1"), None));
     }
 }

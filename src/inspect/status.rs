@@ -1,4 +1,5 @@
 use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
@@ -6,6 +7,7 @@ use super::metrics::MetricsText;
 use super::rows::{feed_name, number, text};
 use super::table::{bytes, grouped, lines};
 use super::{AskedProxy, Findings, InspectError};
+use crate::base::WallClock;
 
 /// What is known of one proxy.
 pub(super) struct ProxyStatus {
@@ -21,6 +23,8 @@ pub(super) struct ProxyStatus {
     pub(super) resident_bytes: u64,
     pub(super) restart: Vec<String>,
     pub(super) trouble: Option<String>,
+    /// What is wrong with other files, a sentence each.
+    pub(super) files: Vec<String>,
     pub(super) metrics: MetricsText,
 }
 
@@ -62,11 +66,16 @@ impl ProxyStatus {
         let pending = ready
             .lines()
             .filter_map(|line| line.strip_prefix("[-]"))
-            .filter_map(|line| line.strip_suffix(" not ready"));
+            // A line of a feed has no such words.
+            .filter_map(|line| line.split_once(" not ready"))
+            .map(|(what, reason)| match reason.strip_prefix(": ") {
+                Some(reason) => format!("{what} ({reason})"),
+                None => what.to_owned(),
+            });
         let restart = config["restart"].as_array().into_iter().flatten().filter_map(Value::as_str);
         Ok(Self {
             name: proxy.name.clone(),
-            pending: pending.map(str::to_owned).collect(),
+            pending: pending.collect(),
             feeds: feeds.as_array().cloned().unwrap_or_default(),
             version: metrics.label("kube_fanout_build_info", "version").unwrap_or_default().to_owned(),
             watches: metrics.sum("kube_fanout_watches_open"),
@@ -76,13 +85,15 @@ impl ProxyStatus {
             resident_bytes: metrics.sum("process_resident_memory_bytes"),
             restart: restart.map(str::to_owned).collect(),
             trouble: config["trouble"].as_str().map(str::to_owned),
+            files: file_troubles(&metrics, WallClock::default().now()),
             metrics,
         })
     }
 
     /// Ready, with every feed at its stream, and with a configuration that can be used.
     fn is_well(&self) -> bool {
-        self.pending.is_empty() && self.trouble.is_none() && self.feeds.iter().all(|feed| feed["state"] == "live")
+        let are_files_well = self.trouble.is_none() && self.files.is_empty();
+        self.pending.is_empty() && are_files_well && self.feeds.iter().all(|feed| feed["state"] == "live")
     }
 
     /// Who it is, whether it is ready, and its release.
@@ -109,6 +120,9 @@ impl ProxyStatus {
         if let Some(trouble) = &self.trouble {
             let _ = writeln!(text, "  the configuration file cannot be used, and what it said before holds: {trouble}");
         }
+        for trouble in &self.files {
+            let _ = writeln!(text, "  {trouble}");
+        }
         if !self.restart.is_empty() {
             let _ = writeln!(text, "  takes a restart: {}", self.restart.join(", "));
         }
@@ -125,9 +139,23 @@ impl ProxyStatus {
             "proxy": self.name, "ready": self.pending.is_empty(), "pending": self.pending, "version": self.version,
             "watches": self.watches, "upstreamStreams": self.streams, "heldBytes": self.held_bytes,
             "budgetBytes": self.budget_bytes, "residentBytes": self.resident_bytes, "feeds": self.feeds,
-            "configuration": {"trouble": self.trouble, "restart": self.restart},
+            "configuration": {"trouble": self.trouble, "restart": self.restart}, "files": self.files,
         })
     }
+}
+
+/// What is wrong with files: a reload that fails, and a certificate that has expired. The configuration has a page of
+/// its own, which says more.
+fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let failing = metrics.by_label("kube_fanout_reload_failing", "what");
+    let failing = failing.filter(|(what, failing)| *failing > 0.0 && *what != "configuration");
+    let expiry = metrics.by_label("kube_fanout_certificate_expiry_timestamp_seconds", "what");
+    let expired = expiry.filter(|(_, expiry)| *expiry <= now);
+    failing
+        .map(|(what, _)| format!("{what}: reload failed; keeping the previous one"))
+        .chain(expired.map(|(what, _)| format!("{what}: expired")))
+        .collect()
 }
 
 /// What a table of feeds has.
@@ -142,4 +170,23 @@ pub(super) fn row(feed: &Value) -> Vec<String> {
     };
     let [objects, readers, events] = ["objects", "readers", "ringEvents"].map(|key| grouped(number(feed, key)));
     vec![name, state, objects, text(feed, "resourceVersion"), readers, events, bytes(number(feed, "memoryBytes"))]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn failing_reload_and_expired_certificate_are_trouble() {
+        let text = "kube_fanout_reload_failing{what=\"client_ca\"} 0\n\
+                    kube_fanout_reload_failing{what=\"listener_certificate\"} 1\n\
+                    kube_fanout_reload_failing{what=\"configuration\"} 1\n\
+                    kube_fanout_certificate_expiry_timestamp_seconds{what=\"listener_certificate\"} 1000\n";
+        let troubles = |now| file_troubles(&MetricsText(text.to_owned()), UNIX_EPOCH + Duration::from_secs(now));
+        let failing = "listener_certificate: reload failed; keeping the previous one";
+        assert_eq!(troubles(999), [failing]);
+        assert_eq!(troubles(1000), [failing, "listener_certificate: expired"]);
+    }
 }

@@ -1,11 +1,22 @@
 //! The metrics of listeners and their connections.
 
+use std::time::Duration;
+
 use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics of this module.
 pub fn describe() {
     describe_gauge!("kube_fanout_connections_open", "connections of clients, and of those that probe, scrape and look");
+    describe_gauge!(
+        "kube_fanout_certificate_expiry_timestamp_seconds",
+        "when a certificate that is served expires, in seconds since 1970, by what it is"
+    );
     describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
+}
+
+/// Shows when a certificate expires, as the time since 1970.
+pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
+    gauge!("kube_fanout_certificate_expiry_timestamp_seconds", "what" => what).set(expiry.as_secs_f64());
 }
 
 /// Why a connection failed.

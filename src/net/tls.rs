@@ -10,6 +10,7 @@ use rustls::{CipherSuite, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
 use super::client_certificates::AnyIssuer;
+use super::validity::CertificateValidity;
 use crate::base::{LoadError, Reloaded};
 
 /// How a listener speaks TLS: 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the certificate that the files
@@ -34,8 +35,10 @@ pub enum ClientCertificates {
 pub enum TlsError {
     #[error("{path}: {reason}")]
     File { path: PathBuf, reason: String },
+    #[error("the key does not match the certificate ({certificate}, {key})")]
+    Mismatch { certificate: PathBuf, key: PathBuf },
     #[error("certificate and key: {0}")]
-    Mismatch(#[from] rustls::Error),
+    Unusable(#[from] rustls::Error),
     #[error("self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
 }
@@ -52,7 +55,12 @@ impl Tls {
         let paths = [certificate.to_owned(), key.to_owned()];
         let read = {
             let paths = paths.clone();
-            move |contents: &[Vec<u8>]| server_config(&paths, contents, clients)
+            move |contents: &[Vec<u8>]| {
+                let (config, validity) = server_config(&paths, contents, clients)?;
+                // One that has expired is served all the same, because a client may ignore that.
+                validity.inspect(|validity| validity.report(what));
+                Ok(config)
+            }
         };
         let config = Reloaded::load(what, paths.into(), read).map_err(|error| match error {
             LoadError::File { path, source } => TlsError::File { path, reason: source.to_string() },
@@ -89,17 +97,25 @@ fn server_config(
     [certificate, key]: &[PathBuf; 2],
     contents: &[Vec<u8>],
     clients: ClientCertificates,
-) -> Result<ServerConfig, TlsError> {
+) -> Result<(ServerConfig, Option<CertificateValidity>), TlsError> {
     let [chain, secret] = contents else { unreachable!("two files were named") };
     let fail = |path: &Path, reason: String| TlsError::File { path: path.to_owned(), reason };
     let chain = CertificateDer::pem_slice_iter(chain)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| fail(certificate, error.to_string()))?;
-    if chain.is_empty() {
-        return Err(fail(certificate, "no certificate in it".to_owned()));
-    }
+    let Some(own) = chain.first() else {
+        let why = "no certificate found (expected a PEM block \"CERTIFICATE\")";
+        return Err(fail(certificate, why.to_owned()));
+    };
+    let validity = CertificateValidity::of(own);
     let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|error| fail(key, error.to_string()))?;
-    from_parts(chain, secret, clients)
+    let config = from_parts(chain, secret, clients).map_err(|error| match error {
+        TlsError::Unusable(rustls::Error::InconsistentKeys(_)) => {
+            TlsError::Mismatch { certificate: certificate.clone(), key: key.clone() }
+        }
+        error => error,
+    })?;
+    Ok((config, validity))
 }
 
 fn from_parts(

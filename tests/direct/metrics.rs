@@ -72,6 +72,8 @@ const AT_A_CHANGED_CONFIGURATION: [Metric; 2] =
     [("kube_fanout_config_reload_total", "restart"), ("kube_fanout_config_reload_restart_keys", "")];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
 
+const OF_A_CERTIFICATE: [Metric; 1] = [("kube_fanout_certificate_expiry_timestamp_seconds", "listener_certificate")];
+
 const OF_CALLERS: [Metric; 4] = [
     ("kube_fanout_auth_reviews_total", "authenticated"),
     ("kube_fanout_auth_refused_total", "denied"),
@@ -218,10 +220,14 @@ async fn what_becomes_of_audit_records_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_handshake_is_counted() {
     let up = demo::upstream().run().await;
-    let process = Process::serve(&Dir::new(), &up.url(), &["--tls-self-signed"]).await;
+    let (dir, own) = (Dir::new(), direct::pair());
+    let certificate = dir.file("tls.crt", &own.cert.pem()).display().to_string();
+    let key = dir.file("tls.key", &own.signing_key.serialize_pem()).display().to_string();
+    let process = Process::serve(&dir, &up.url(), &["--tls-cert", &certificate, "--tls-key", &key]).await;
     let plain = process.client().request(http::Method::GET, "/version").try_send().await;
     assert!(plain.is_err(), "{plain:?}");
     move_up(&process, &AT_A_BAD_HANDSHAKE).await;
+    move_up(&process, &OF_A_CERTIFICATE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -324,6 +330,7 @@ fn what_is_documented_is_what_moves() {
         .chain(&WHERE_MEMORY_IS_SHORT)
         .chain(&OF_THOSE_WHO_RETURN)
         .chain(&OF_SELF_CHECKS)
+        .chain(&OF_A_CERTIFICATE)
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)

@@ -16,6 +16,9 @@ use crate::direct::{self, Dir, PODS};
 use crate::process::Process;
 
 const RULES: &str = include_str!("../../deploy/monitoring/rules.yaml");
+const RULES_TEST: &str = include_str!("../../deploy/monitoring/rules_test.yaml");
+const MONITOR_PATCH: &str = include_str!("../../deploy/kustomize/components/metrics-auth/monitor.yaml");
+const CHART_MONITOR: &str = include_str!("../../deploy/chart/templates/metrics.yaml");
 const DASHBOARD: &str = include_str!("../../deploy/monitoring/dashboard.json");
 const RUNBOOK: &str = include_str!("../../docs/RUNBOOK.md");
 const RUNBOOK_URL: &str = "https://github.com/kube-fanout/kube-fanout/blob/main/docs/RUNBOOK.md#";
@@ -100,6 +103,29 @@ fn every_alert_asks_for_what_there_is() {
         }
     }
     assert_none("alerts that cannot fire", &problems);
+}
+
+/// promtool's tests mean nothing if their series have other labels than those that are scraped.
+#[test]
+fn series_of_the_promtool_tests_have_the_job_that_is_scraped() {
+    let of_another = "up{job=\"kube-fanout-metrics\"";
+    let series = RULES_TEST.lines().filter(|line| line.contains("series: '") && !line.contains(of_another));
+    let job = format!("job=\"{}\"", documented::job());
+    assert!(series.clone().count() > 50, "the series were not found");
+    let others: Vec<_> = series.filter(|line| !line.contains(&job)).map(str::to_owned).collect();
+    assert_none("series of another job", &others);
+}
+
+/// A ServiceMonitor whose Secret lacks a key is refused as a whole, and then nothing is scraped.
+#[test]
+fn service_monitor_trusts_what_every_tls_secret_has() {
+    let install = include_str!("../../docs/INSTALL.md");
+    assert!(install.contains("create secret tls kube-fanout-tls"), "this Secret has tls.crt and tls.key alone");
+    let patch: Value = serde_saphyr::from_str(MONITOR_PATCH).expect("YAML");
+    let config = list(&patch).iter().find(|part| part["path"] == "/spec/endpoints/0/tlsConfig").expect("TLS");
+    let secret = &config["value"]["ca"]["secret"];
+    assert_eq!((text(&secret["name"]), text(&secret["key"])), ("kube-fanout-tls", "tls.crt"));
+    assert!(CHART_MONITOR.contains("key: tls.crt}}"), "{CHART_MONITOR}");
 }
 
 #[test]
@@ -209,6 +235,7 @@ fn a_query_that_has_no_answer_is_found() {
         "kube_fanout_auth_leases or kube_fanout_feed_objects",
         "kube_fanout_memory_held_bytes / on (job) kube_fanout_memory_budget_bytes",
         "histogram_quantile(0.9, sum(rate(kube_fanout_watch_delivery_seconds_bucket[5m])))",
+        "up{job=\"kube-fanout-metrics\"}",
         "sum(kube_fanout_watches_open",
         "sum(kube_fanout_watches_open))",
         "kube_fanout_watches_open{protocol=\"h1\" resource=\"$resource\"}",

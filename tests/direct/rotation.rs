@@ -10,7 +10,7 @@ use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use kube_fanout::upstream::CredentialSource;
 
 use crate::direct::{self, App, Dir, Listening, Pair, Protocol, Trust, eventually, pair, within};
-use crate::process::metric;
+use crate::process::{Process, metric, run};
 
 /// Writes a certificate and its key, one after the other, as people do.
 fn install(dir: &Dir, name: &str, pair: &Pair) -> (PathBuf, PathBuf) {
@@ -50,6 +50,56 @@ async fn a_new_certificate_is_for_new_connections() {
     let refused = app.over(Protocol::Http1).request(Method::GET, "/version").try_send().await;
     assert!(refused.is_err(), "nobody is shown the old one any more");
     assert_eq!(held.get("/version").await.status, 200, "a connection goes on with what it began with");
+}
+
+/// A certificate that expired in 2021, and its key.
+fn install_expired(dir: &Dir, name: &str) -> [String; 2] {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut parameters = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).expect("parameters");
+    parameters.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    parameters.not_after = rcgen::date_time_ymd(2021, 2, 3);
+    let certificate = dir.file(&format!("{name}.crt"), &parameters.self_signed(&key).expect("a certificate").pem());
+    [certificate, dir.file(&format!("{name}.key"), &key.serialize_pem())].map(|path| path.display().to_string())
+}
+
+/// Clients see a failed handshake and nothing else, so the operator has to be told in other ways.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expired_serving_certificate_is_in_log_metrics_and_status() {
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let [certificate, key] = install_expired(&dir, "tls");
+    let process = Process::serve(&dir, &up.url(), &["--tls-cert", &certificate, "--tls-key", &key]).await;
+    let (name, of) = ("kube_fanout_certificate_expiry_timestamp_seconds", "what=\"listener_certificate\"");
+    let expiry = async || metric(&process.metrics().await, name, of);
+    assert!((expiry().await - 1_612_310_400.0).abs() < 1.0, "midnight before 2021-02-03");
+    eventually("ready", || process.is_ready()).await;
+    let admin = process.admin_url().to_owned();
+    let status = async || {
+        let arguments = ["fanout", "status", "--address", &admin].map(str::to_owned);
+        tokio::task::spawn_blocking(move || run(&arguments.each_ref().map(String::as_str))).await.expect("no panic")
+    };
+    let expired = status().await;
+    assert_eq!(expired.code, Some(1), "{}{}", expired.stdout, expired.stderr);
+    assert!(expired.stdout.contains("listener_certificate: expired"), "{}", expired.stdout);
+    // Half a file: what was read before stays in force, and that is trouble as well.
+    dir.file("tls.crt", "half of");
+    let failing = || async { metric(&process.metrics().await, "kube_fanout_reload_failing", of) > 0.5 };
+    eventually("the file is looked at", failing).await;
+    let spoilt = status().await;
+    let why = "listener_certificate: reload failed; keeping the previous one";
+    assert!(spoilt.code == Some(1) && spoilt.stdout.contains(why), "{}{}", spoilt.stdout, spoilt.stderr);
+    // The key first: it is read with the certificate that it belongs to.
+    let new = pair();
+    dir.file("tls.key", &new.signing_key.serialize_pem());
+    dir.file("tls.crt", &new.cert.pem());
+    eventually("the new certificate is in force", || async { expiry().await > 4e10 }).await;
+    eventually("all is well", || async { status().await.code == Some(0) }).await;
+    process.signal("TERM");
+    let log = process.ended().await.stderr;
+    assert!(
+        log.contains("certificate is not valid now; peers refuse it") && log.contains("expired on Feb  3"),
+        "{log}"
+    );
 }
 
 /// A kubeconfig whose files are named as kubeadm names them: relative to it.

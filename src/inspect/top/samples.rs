@@ -27,6 +27,7 @@ pub(super) fn look(counters: Counters) -> Look {
         resident_bytes: 150 << 20,
         restart: Vec::new(),
         trouble: None,
+        files: Vec::new(),
         metrics: MetricsText(String::new()),
     };
     let rows = vec![watch("a", "Zeta/1", 7), watch("b", "kubelet/v1.37.1 (linux/amd64)", 0), watch("c", "alpha/2", 0)];

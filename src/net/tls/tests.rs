@@ -172,7 +172,7 @@ fn a_file_that_is_not_what_it_should_be_is_named() {
         ([&chain[..chain.len() / 2], &key[..]], "tls.crt: "),
         ([&chain[..], &b""[..]], "tls.key: "),
         ([&chain[..], &key[..key.len() / 2]], "tls.key: "),
-        ([&chain[..], other.signing_key.serialize_pem().as_bytes()], "certificate and key: "),
+        ([&chain[..], other.signing_key.serialize_pem().as_bytes()], "the key does not match the certificate ("),
     ] {
         let error = read(contents).expect_err(named);
         assert!(error.starts_with(named), "{error}");

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::Value;
+
 pub type Labels = BTreeSet<String>;
 pub type Metrics = BTreeMap<String, Metric>;
 
@@ -30,6 +32,7 @@ struct Paragraph {
     values: Labels,
 }
 
+const MONITOR: &str = include_str!("../../../deploy/kustomize/components/service-monitor/metrics.yaml");
 const DOCUMENT: &str = include_str!("../../../docs/METRICS.md");
 /// What Prometheus puts on whatever it scrapes.
 const SCRAPED: [&str; 2] = ["job", "instance"];
@@ -39,6 +42,7 @@ impl Metric {
     /// Whether the label may have this value, as far as the document says.
     pub fn has(&self, label: &str, value: &str) -> bool {
         match label {
+            "job" => value == job(),
             "code" => value.len() == 3 && value.parse::<u16>().is_ok(),
             _ => self.values.get(label).is_some_and(|values| values.contains(value)),
         }
@@ -65,6 +69,17 @@ impl Metric {
         let labels = own.into_iter().chain(base.iter().map(|label| (*label).to_owned()));
         Some(Self { values, section, ..Self::scraped(of_type, labels) })
     }
+}
+
+/// The job of the targets of our ServiceMonitor: Prometheus' operator takes it from the Service's label that `jobLabel`
+/// names, and otherwise it is the Service's own name.
+pub fn job() -> String {
+    let documents: Vec<Value> =
+        MONITOR.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML")).collect();
+    let of_kind = |kind: &str| documents.iter().find(|it| it["kind"] == kind).expect("there is one of each");
+    let (service, monitor) = (&of_kind("Service")["metadata"], &of_kind("ServiceMonitor")["spec"]);
+    let label = monitor["jobLabel"].as_str().and_then(|label| service["labels"][label].as_str());
+    label.or(service["name"].as_str()).expect("a name").to_owned()
 }
 
 /// Every documented metric, and `up`, which Prometheus makes.

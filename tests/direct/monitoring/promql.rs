@@ -253,6 +253,8 @@ impl Parser<'_> {
             ("time", []) => Ok(Answer::Scalar),
             ("rate" | "increase", [Answer::Range { labels, of_type: MetricType::Counter }])
             | ("changes", [Answer::Range { labels, of_type: MetricType::Gauge }]) => Ok(Answer::Vector(labels.clone())),
+            // Its labels are those that the selector compares for equality; no expression here shows them.
+            ("absent", [Answer::Vector(_)]) => Ok(Answer::Vector(Labels::new())),
             ("histogram_quantile", [Answer::Scalar, Answer::Vector(labels)]) => {
                 let mut labels = labels.clone();
                 if labels.remove("le") { Ok(Answer::Vector(labels)) } else { Err("there are no buckets".to_owned()) }
@@ -272,8 +274,8 @@ impl Parser<'_> {
                 let Token::Text(text) = self.next()? else { return Err(format!("{label} is compared with a text")) };
                 has_all(&metric.labels, &Labels::from([label.clone()]))?;
                 let values: Vec<_> = if sign.contains('~') { text.split('|').collect() } else { vec![text.as_str()] };
-                // A job is called as whoever deploys it likes, and a variable has what the data source has.
-                let is_open = label == "job" || text.starts_with('$');
+                // A variable has what the data source has.
+                let is_open = text.starts_with('$');
                 if let Some(value) = values.iter().find(|value| !is_open && !metric.has(&label, value)) {
                     return Err(format!("{name} has no {label} {value:?}"));
                 }
