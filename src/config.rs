@@ -20,6 +20,8 @@ mod fanout;
 mod fields;
 mod file;
 mod health;
+mod kubeconfig;
+mod log_level;
 mod manual;
 mod memory;
 mod problems;
@@ -128,16 +130,31 @@ pub enum TlsSource {
     },
 }
 
-/// How log lines look. Which there are is told by `RUST_LOG` or the level.
+/// Which log lines there are, and how they look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
+    /// A filter as `tracing` reads it.
     pub level: String,
     pub json: bool,
+    /// Whether the level is that of `RUST_LOG`, which no file can change.
+    pub is_of_environment: bool,
+}
+
+impl Log {
+    /// The log of a command that has no configuration: `RUST_LOG`, or else this level.
+    ///
+    /// # Errors
+    /// `RUST_LOG` is no filter.
+    pub fn of_command(level: &str) -> Result<Self, String> {
+        let of_environment = log_level::of_environment().transpose().map_err(|why| format!("RUST_LOG: {why}"))?;
+        let is_of_environment = of_environment.is_some();
+        Ok(Self { level: of_environment.unwrap_or_else(|| level.to_owned()), json: false, is_of_environment })
+    }
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { level: "info".to_owned(), json: false }
+        Self { level: "info".to_owned(), json: false, is_of_environment: false }
     }
 }
 

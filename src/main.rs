@@ -114,7 +114,7 @@ fn say(text: &str) -> ExitCode {
 }
 
 fn check(arguments: CheckArguments) -> ExitCode {
-    drop(start_log(&Log { level: "error".to_owned(), json: false }));
+    start_command_log("error");
     block_on(async {
         match app::check::check(arguments).await {
             Ok(checked) => {
@@ -215,7 +215,7 @@ fn demo(options: app::demo::Options) -> ExitCode {
     if let Err(problems) = options.check() {
         return fail(EX_USAGE, &problems.join("\n"));
     }
-    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    start_command_log("warn");
     block_on_until_shutdown(1, async |shutdown| match app::demo::run(options, shutdown).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, &error),
@@ -228,7 +228,7 @@ fn try_it(arguments: TryArguments) -> ExitCode {
         Ok(trial) => trial,
         Err(problem) => return fail(EX_USAGE, &problem),
     };
-    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    start_command_log("warn");
     block_on_until_shutdown(VOID, async |shutdown| match trial.run(shutdown).await {
         Ok(verdict) if verdict.nothing_lost => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(ILL),
@@ -249,7 +249,7 @@ fn bench(arguments: BenchArguments) -> ExitCode {
         Ok(bench) => bench,
         Err(problems) => return fail(EX_USAGE, &problems),
     };
-    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    start_command_log("warn");
     block_on_until_shutdown(1, async |shutdown| match bench.run(shutdown).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, &error),
@@ -264,7 +264,7 @@ fn verify(arguments: VerifyArguments) -> ExitCode {
         Ok(verification) => verification,
         Err(problems) => return fail(EX_USAGE, &problems.join("\n")),
     };
-    drop(start_log(&Log { level: "warn".to_owned(), json: false }));
+    start_command_log("warn");
     block_on_until_shutdown(VOID, async |shutdown| match verification.run(shutdown).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => fail(VOID, &error),
@@ -334,11 +334,21 @@ fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Starts the log. Returns how to let another level hold; where the environment says one, it says so for good.
+/// Starts the log of a command that has no configuration.
+fn start_command_log(level: &str) {
+    match Log::of_command(level) {
+        Ok(log) => drop(start_log(&log)),
+        Err(why) => {
+            fail(EX_CONFIG, &why);
+            drop(start_log(&Log { level: level.to_owned(), ..Log::default() }));
+        }
+    }
+}
+
+/// Starts the log. Returns how to let another level hold; that of the environment holds for good.
 fn start_log(log: &Log) -> LogLevel {
-    let of_environment = EnvFilter::try_from_default_env().ok();
-    let is_for_good = of_environment.is_some();
-    let (filter, handle) = reload::Layer::new(of_environment.unwrap_or_else(|| EnvFilter::new(&log.level)));
+    let is_for_good = log.is_of_environment;
+    let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())

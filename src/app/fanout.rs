@@ -51,12 +51,12 @@ async fn asked(verb: FanoutVerb) -> Result<Printed, String> {
             Ok(told(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
         }
         FanoutVerb::Diff { resource, namespace, upstream, server, output } => {
-            let (proxy, upstream) = (reach(&server, Some(server.proxy.clone())), reach(&server, upstream));
+            let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
             let order = DiffOrder { resource, namespace, proxy, upstream };
             Ok(told(diff(&order).await.map_err(wrong)?, output))
         }
         FanoutVerb::Tail { resource, namespace, selector, field_selector, from, seconds, server, output } => {
-            let proxy = reach(&server, Some(server.proxy.clone()));
+            let proxy = reach(&server, Some(server.proxy.clone()))?;
             let json = output == OutputForm::Json;
             let (labels, fields) = (selector, field_selector);
             tail(&TailOrder { resource, namespace, labels, fields, from, seconds, proxy, json })
@@ -93,12 +93,12 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<AskedProxy>, Vec<Forward
     Ok((places.into_iter().map(asked).collect(), Vec::new()))
 }
 
-fn reach(server: &ServerArguments, url: Option<String>) -> ServerReach {
-    ServerReach {
+fn reach(server: &ServerArguments, url: Option<String>) -> Result<ServerReach, String> {
+    Ok(ServerReach {
         url,
-        kubeconfig: server.kubeconfig.clone(),
+        kubeconfig: server.kubeconfig()?,
         ca: server.ca.clone(),
         token_file: server.token_file.clone(),
         insecure: server.insecure_skip_tls_verify,
-    }
+    })
 }

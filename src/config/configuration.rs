@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{Number, Period, address_or_off};
+use super::fields::{Number, OneOrList, Period, address_or_off, one_or_list};
 use super::words::{ApiVersion, AuthWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
 use crate::{auth, cache, net, reflect, serve};
 
@@ -30,7 +30,11 @@ pub(super) struct Configuration {
     pub(super) upstream: UpstreamSection,
     /// Where clients connect. HTTP/1.1 and HTTP/2 on each; unix sockets are made with mode 0600, and are for the
     /// proxy's own user and root only
-    #[schemars(extend("x-type" = "list of addresses", "x-bounds" = "local with `auth: none`"))]
+    #[schemars(
+        with = "OneOrList",
+        extend("x-type" = "address, or list of addresses", "x-bounds" = "local with `auth: none`")
+    )]
+    #[serde(deserialize_with = "one_or_list")]
     pub(super) listen: Vec<String>,
     /// The [live page](OPERATING.md#the-live-page), `/metrics`, `/livez`, `/readyz`, `/debug/feeds`, `/debug/cost`,
     /// `/debug/config`; `/debug/watches` and `/debug/recent` for those who may see
@@ -38,8 +42,8 @@ pub(super) struct Configuration {
     #[schemars(extend("x-type" = "address or `off`", "x-bounds" = "local"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) admin: String,
-    /// `/healthz`, `/livez` and `/readyz` for a kubelet or a balancer: `ok`, or the names of what is not ready. May be
-    /// bound to all interfaces, for nothing else is told there. Takes every Host
+    /// `/healthz`, `/livez` and `/readyz` for a kubelet or a balancer: `ok`, or what is not ready and why. May be bound
+    /// to all interfaces, because nothing else is shown there. Takes every Host
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) healthz_bind_address: String,
@@ -118,7 +122,10 @@ pub(super) struct UpstreamSection {
     /// names an `http://` server that is not a loopback address. Read again when it changes, and so are the
     /// certificates and keys that it names; another `server` takes a restart.
     /// Plugins have the limit of open files that the proxy was started with
-    #[schemars(extend("x-example" = "/etc/kube-fanout/kubeconfig", "x-default" = "the pod's service account"))]
+    #[schemars(extend(
+        "x-example" = "/etc/kube-fanout/kubeconfig",
+        "x-default" = "the pod's service account; outside of a cluster ~/.kube/config"
+    ))]
     pub(super) kubeconfig: Option<PathBuf>,
     /// Servers of one cluster, in the order of preference, in place of the `server` that the kubeconfig names; the same
     /// credentials, authorities and `tls-server-name` are for each of them. One is used at a time: see [Several
@@ -362,7 +369,7 @@ pub(super) struct AuditSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct LogSection {
-    /// `error`, `warn`, `info`, `debug`, `trace`, or a filter as in `RUST_LOG`
+    /// `off`, `error`, `warn`, `info`, `debug`, `trace`, or a list such as `info,kube_fanout::reflect=debug`
     #[schemars(extend("x-type" = "filter"))]
     pub(super) level: String,
     /// How a log line looks

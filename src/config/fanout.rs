@@ -4,6 +4,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use super::health::named;
+use super::kubeconfig::one_file;
 use crate::net::PagePlace;
 
 /// Ask running kube-fanout proxies how they are, who reads what and why.
@@ -134,7 +135,7 @@ pub struct ServerArguments {
     pub proxy: String,
     /// Credentials, and an authority to trust
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
-    pub kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<PathBuf>,
     /// Certificates to trust as well, PEM
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -162,6 +163,17 @@ impl AdminArguments {
     /// An address that is none.
     pub fn places(&self) -> Result<Vec<(String, PagePlace)>, String> {
         self.address.iter().map(|text| Ok((text.clone(), named(text)?.0))).collect()
+    }
+}
+
+impl ServerArguments {
+    /// The kubeconfig to read, if one is named.
+    ///
+    /// # Errors
+    /// `KUBECONFIG` is a list of several files.
+    pub fn kubeconfig(&self) -> Result<Option<PathBuf>, String> {
+        let named = self.kubeconfig.clone().map(one_file).transpose();
+        Ok(named.map_err(|why| format!("--kubeconfig (KUBECONFIG): {why}"))?.flatten())
     }
 }
 

@@ -3,7 +3,8 @@ use std::fmt;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error, Unexpected, Visitor};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A whole number within bounds.
@@ -90,6 +91,43 @@ impl Visitor<'_> for AddressOrOff {
 
     fn visit_bool<E: Error>(self, is_on: bool) -> Result<String, E> {
         if is_on { Err(E::invalid_value(Unexpected::Bool(true), &self)) } else { Ok("off".to_owned()) }
+    }
+}
+
+/// Reads a list of texts, which may be written as a text where there is one.
+pub(super) fn one_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    deserializer.deserialize_any(OneOrList)
+}
+
+pub(super) struct OneOrList;
+
+impl<'de> Visitor<'de> for OneOrList {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text or a list of texts")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Vec<String>, E> {
+        Ok(vec![text.to_owned()])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<String>, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list))
+    }
+}
+
+impl JsonSchema for OneOrList {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "OneOrList".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
     }
 }
 

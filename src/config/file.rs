@@ -7,7 +7,7 @@ use super::document::YamlDocument;
 use super::fields::Number;
 use super::memory::{MemoryLimit, Room};
 use super::words::LogFormat;
-use super::{DelegatedKeys, Log, Problems, TlsSource};
+use super::{DelegatedKeys, Log, Problems, TlsSource, log_level};
 use crate::{auth, cache, net, reflect, serve};
 
 impl Configuration {
@@ -81,8 +81,13 @@ impl Configuration {
         }
     }
 
-    pub(super) fn log(&self) -> Log {
-        Log { level: self.log.level.clone(), json: self.log.format == LogFormat::Json }
+    /// `RUST_LOG` has precedence over the level.
+    pub(super) fn log(&self, problems: &mut Problems) -> Log {
+        let level = problems.check("log.level", log_level::filter(&self.log.level));
+        let of_environment = log_level::of_environment().and_then(|filter| problems.check("RUST_LOG", filter));
+        let is_of_environment = of_environment.is_some();
+        let level = of_environment.or(level).unwrap_or_default();
+        Log { level, json: self.log.format == LogFormat::Json, is_of_environment }
     }
 }
 

@@ -1,11 +1,9 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tracing_subscriber::EnvFilter;
-
 use super::configuration::{Configuration, TlsSection};
 use super::coverage::Said;
-use super::{ConfigSettings, DelegatedKeys, Problems, Serve, TlsSource};
+use super::{ConfigSettings, DelegatedKeys, Problems, Serve, TlsSource, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
@@ -18,7 +16,7 @@ pub struct ServeArguments {
     /// Configuration file in YAML; flags override it (docs/CONFIG.md lists its keys)
     #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
     config: Option<PathBuf>,
-    /// Credentials for upstream [default: the pod's service account]
+    /// Credentials for upstream [default: the pod's service account; outside of a cluster ~/.kube/config]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// Where to listen: IP:PORT or unix:PATH; may be repeated [default: 127.0.0.1:8001]
@@ -124,7 +122,6 @@ impl ServeArguments {
 
     fn checked_over(self, file: Configuration, mut problems: Problems) -> Result<Serve, Problems> {
         let mut settings = ConfigSettings::of(&file);
-        problems.check("log.level", EnvFilter::try_new(&file.log.level));
         self.put_into(&mut settings);
         match self.over(file, &mut problems) {
             Some(serve) if problems.is_empty() => Ok(Serve { settings, ..serve }),
@@ -159,7 +156,7 @@ impl ServeArguments {
     fn over(self, file: Configuration, problems: &mut Problems) -> Option<Serve> {
         let Self {
             config: _,
-            kubeconfig,
+            kubeconfig: named,
             listen,
             admin,
             healthz_bind_address,
@@ -178,9 +175,9 @@ impl ServeArguments {
         } = self;
         let memory = file.memory();
         let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
-        let (reflect, connections, log, stale_max) = (file.reflect(), file.connections(), file.log(), file.stale_max());
-        let upstream =
-            kubeconfig.or(file.upstream.kubeconfig).map_or(CredentialSource::InCluster, CredentialSource::File);
+        let (reflect, connections, stale_max) = (file.reflect(), file.connections(), file.stale_max());
+        let log = file.log(problems);
+        let upstream = credentials(named, file.upstream.kubeconfig, problems);
         let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
         let admin = or_off("admin", admin.as_deref(), &file.admin, problems);
         let tls = tls.over(file.tls, problems);
@@ -243,6 +240,11 @@ fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
         servers.push(server);
     }
     EndpointsConfig { servers, ..EndpointsConfig::default() }
+}
+
+fn credentials(flag: Option<PathBuf>, file: Option<PathBuf>, problems: &mut Problems) -> CredentialSource {
+    let flag = flag.and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_file(named))?);
+    flag.or(file).map_or_else(kubeconfig::default_source, CredentialSource::File)
 }
 
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
@@ -339,7 +341,7 @@ impl Serve {
         let of_scrapes = DelegatedKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: None, auth };
         let meant = if self.scrapes.is_some() { of_scrapes } else { DelegatedKeys::default() };
         if self.auth == AuthMode::None && self.delegated != meant {
-            problems.add("delegated: its settings mean nothing with auth none");
+            problems.add("delegated.* requires auth: delegated");
         }
         if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
             problems.add(

@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::configuration::Configuration;
-use super::{Arguments, Command, DelegatedKeys, Problems, Serve, TextPosition};
+use super::{Arguments, Command, DelegatedKeys, Problems, Serve, ServeArguments, TextPosition};
 use crate::serve::Sensitive;
 
 fn parse(text: &str) -> Vec<String> {
@@ -33,6 +33,26 @@ fn every_problem_is_reported_at_once() {
         assert!(problems.iter().any(|problem| problem.starts_with(part)), "{part} is missing in {problems:#?}");
     }
     assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+}
+
+#[test]
+fn wrong_log_level_is_a_problem_beside_the_others() {
+    let text = "log: {level: debugg}\nlisten: nowhere\n";
+    let problems = ServeArguments::default().resolve_text(text).expect_err("two problems");
+    let found: Vec<_> = problems.iter().collect();
+    assert!(found.len() == 2 && found.iter().any(|problem| problem.starts_with("listen: ")), "{found:?}");
+    let expected =
+        "log.level: \"debugg\": \"debugg\" is no level; expected one of off, error, warn, info, debug, trace";
+    assert!(found.iter().any(|problem| problem.starts_with(expected)), "{found:?}");
+}
+
+#[test]
+fn one_address_needs_no_list() {
+    for text in ["listen: unix:/run/x.sock", "listen: [unix:/run/x.sock]"] {
+        let mut problems = Problems::default();
+        let file = Configuration::parse(text, &mut problems);
+        assert_eq!((file.listen, problems.is_empty()), (vec!["unix:/run/x.sock".to_owned()], true), "{text}");
+    }
 }
 
 #[test]
@@ -139,7 +159,7 @@ fn unsafe_combinations_are_refused_with_the_reason() {
         assert!(refused.contains(part), "{part} is missing in {refused}");
     }
     assert!(refuse(&["--auth", "delegate"]).contains("neither \"none\" nor \"delegated\""));
-    assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("mean nothing with auth none"));
+    assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("delegated.* requires auth: delegated"));
 }
 
 /// What the table of modes in docs/SECURITY.md says of a node.

@@ -1,0 +1,75 @@
+//! Which kubeconfig is read.
+
+use std::path::{Path, PathBuf};
+
+use crate::upstream::CredentialSource;
+
+/// Where kubectl has its kubeconfig, below the home directory.
+const OF_USER: &str = ".kube/config";
+
+/// Returns the file that a value of `--kubeconfig` or `KUBECONFIG` stands for; `None` if it is empty.
+///
+/// # Errors
+/// It is a list, as kubectl takes it, and not exactly one of its files exists.
+pub(super) fn one_file(named: PathBuf) -> Result<Option<PathBuf>, String> {
+    if named.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let Some(list) = named.to_str().filter(|text| text.contains(':') && !named.exists()) else {
+        return Ok(Some(named));
+    };
+    // Like kubectl, files that do not exist are left out.
+    let found: Vec<_> = list.split(':').filter(|path| !path.is_empty() && Path::new(path).exists()).collect();
+    match found.as_slice() {
+        [only] => Ok(Some(PathBuf::from(only))),
+        [] => Err(format!("none of these files exists: {list}")),
+        _ => Err(format!(
+            "one file is read, and {list} names {}; merge them with: KUBECONFIG={list} kubectl config view --flatten \
+             --minify > FILE",
+            found.len()
+        )),
+    }
+}
+
+/// Returns the credentials where no kubeconfig is named: those of the pod, or outside of a cluster those of the user.
+#[allow(clippy::disallowed_methods, reason = "where a process runs is no setting")]
+pub(super) fn default_source() -> CredentialSource {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    source_of(std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(), home.as_deref())
+}
+
+fn source_of(is_in_cluster: bool, home: Option<&Path>) -> CredentialSource {
+    let of_user = home.map(|home| home.join(OF_USER)).filter(|path| !is_in_cluster && path.is_file());
+    of_user.map_or(CredentialSource::InCluster, CredentialSource::File)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_existing_file_is_read_and_several_are_refused_with_the_command_that_merges_them() {
+        let folder = std::env::temp_dir().join(format!("kube-fanout-kubeconfig-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join(".kube")).expect("a folder");
+        let path = |name: &str| folder.join(name).display().to_string();
+        let [a, b, gone, user] = ["a", "b", "gone", OF_USER].map(path);
+        for file in [&a, &b, &user] {
+            std::fs::write(file, "").expect("a file");
+        }
+        let read = |text: String| one_file(text.into());
+        assert_eq!(read(String::new()), Ok(None));
+        assert_eq!(read(gone.clone()), Ok(Some(PathBuf::from(&gone))), "a single file is refused where it is read");
+        for list in [format!("{a}:{gone}"), format!("{gone}:{a}"), format!(":{a}:")] {
+            assert_eq!(read(list), Ok(Some(PathBuf::from(&a))));
+        }
+        let several = read(format!("{a}:{b}")).expect_err("two files");
+        assert!(several.contains(&format!("KUBECONFIG={a}:{b} kubectl config view --flatten")), "{several}");
+        assert!(read(format!("{gone}:{gone}")).is_err());
+        // What is in a cluster has an account there.
+        assert_eq!(source_of(true, Some(&folder)), CredentialSource::InCluster);
+        assert_eq!(source_of(false, None), CredentialSource::InCluster);
+        assert_eq!(source_of(false, Some(Path::new(&gone))), CredentialSource::InCluster);
+        assert_eq!(source_of(false, Some(&folder)), CredentialSource::File(user.into()));
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+    }
+}

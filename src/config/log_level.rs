@@ -1,0 +1,76 @@
+//! The value of `log.level` and of `RUST_LOG`.
+
+use tracing_subscriber::EnvFilter;
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// Checks a filter and returns it as `tracing` reads it.
+///
+/// `tracing` takes a word that is no level for the name of a module, and then shows nothing of any other module. So
+/// every part must have a level. A filter without a level for everything else shows errors of everything else.
+pub(super) fn filter(text: &str) -> Result<String, String> {
+    let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() {
+        return Err(wrong(text, "it is empty"));
+    }
+    // Fields in brackets may have commas and signs of their own.
+    if !text.contains('[') {
+        for part in &parts {
+            let (level, of) = part.rsplit_once('=').map_or((*part, None), |(target, level)| (level, Some(target)));
+            if !is_level(level) {
+                return Err(wrong(text, &format!("{level:?} is no level")));
+            }
+            if of.is_some_and(|target| target.trim().is_empty()) {
+                return Err(wrong(text, &format!("{part:?} names no module")));
+            }
+        }
+    }
+    // `tracing` takes no spaces.
+    let filter = parts.join(",");
+    EnvFilter::try_new(&filter).map_err(|error| wrong(text, &error.to_string()))?;
+    let has_default = parts.iter().any(|part| is_level(part));
+    Ok(if has_default { filter } else { format!("error,{filter}") })
+}
+
+/// The filter that the environment has, which then no file can change; `None` where it has none.
+#[allow(clippy::disallowed_methods, reason = "this is where the environment is read")]
+pub(super) fn of_environment() -> Option<Result<String, String>> {
+    let text = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty())?;
+    Some(filter(&text))
+}
+
+fn is_level(word: &str) -> bool {
+    LEVELS.iter().any(|level| word.trim().eq_ignore_ascii_case(level))
+}
+
+fn wrong(text: &str, why: &str) -> String {
+    format!("{text:?}: {why}; expected one of {}, or a list such as info,kube_fanout::reflect=debug", LEVELS.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_a_filter_has_a_level() {
+        for text in ["info", "WARN", "off", "info,kube_fanout::reflect=debug", "warn,kube_fanout=trace"] {
+            assert_eq!(filter(text).as_deref(), Ok(text));
+        }
+        assert_eq!(filter("warn, kube_fanout=trace").as_deref(), Ok("warn,kube_fanout=trace"));
+        assert_eq!(filter("kube_fanout=debug").as_deref(), Ok("error,kube_fanout=debug"), "errors are never hidden");
+        assert_eq!(filter("kube_fanout[{peer}]=debug").as_deref(), Ok("error,kube_fanout[{peer}]=debug"));
+        for (text, why) in [
+            ("debugg", "\"debugg\" is no level"),
+            ("info,debugg", "\"debugg\" is no level"),
+            ("kube_fanout", "\"kube_fanout\" is no level"),
+            ("kube_fanout=debugg", "\"debugg\" is no level"),
+            ("info,=debug", "names no module"),
+            ("", "it is empty"),
+            (" , ", "it is empty"),
+        ] {
+            let error = filter(text).expect_err(text);
+            assert!(error.starts_with(&format!("{text:?}: ")) && error.contains(why), "{error}");
+            assert!(error.contains("off, error, warn, info, debug, trace"), "{error}");
+        }
+    }
+}
