@@ -5,7 +5,7 @@ use http::{Response, StatusCode};
 
 use super::audit::Decision;
 use super::body::ReplyBody;
-use super::response_context::ResponseContext;
+use super::response_context::{REFUSED_BY, ResponseContext};
 use super::statuses::not_granted;
 use crate::auth::NotGranted;
 use crate::kube::{Access, Query, RequestInfo, Status, Verb, check_timeout};
@@ -35,6 +35,9 @@ pub(super) fn turned_away(
     let mut response = context.status(&status);
     if let NotGranted::Denied(reason) = refused {
         response.extensions_mut().insert(Decision::Denied(reason.clone()));
+        if response.status() == StatusCode::FORBIDDEN {
+            response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("apiserver"));
+        }
     }
     if response.status() == StatusCode::FORBIDDEN {
         response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -22,6 +22,9 @@ use crate::wire::Encoding;
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// Says of an answer that was passed through why it was.
 pub(super) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
+/// Names whose refusal an error of ours is: `apiserver` where a review of the apiserver's denied the request, otherwise
+/// `proxy`.
+pub(super) const REFUSED_BY: HeaderName = HeaderName::from_static("kube-fanout-refused-by");
 pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
 
 /// How a request wants to be answered, kept beside the request.
@@ -83,6 +86,9 @@ impl ResponseContext {
         let mut response = Response::new(ReplyBody::full(Bytes::from(body)));
         *response.status_mut() = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         self.put_common(response.headers_mut(), content_type);
+        if response.status().is_client_error() || response.status().is_server_error() {
+            response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("proxy"));
+        }
         if let Some(seconds) = status.retry_after_seconds() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -56,6 +56,7 @@ async fn a1_without_a_yes_nothing_leaves_the_cache() {
         r#"pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" at the cluster scope"#;
     assert!(refused.text().contains(words), "{}", refused.text());
     assert_eq!(refused.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(refused.header("kube-fanout-refused-by"), Some("apiserver"), "its authorizer has decided");
     let watch = bob.watch(PODS).open().await.err().expect("a refusal");
     assert_eq!(watch.status, 403);
     // Who may not read learns nothing of what else is wrong.
@@ -66,6 +67,7 @@ async fn a1_without_a_yes_nothing_leaves_the_cache() {
     assert_eq!(watch.status, 403);
     let nobody = app.bearing("x").get(PODS).await;
     assert_eq!(nobody.refusal(), (401, "Unauthorized".to_owned()));
+    assert_eq!(nobody.header("kube-fanout-refused-by"), Some("proxy"));
     up.reviews().allow("bob", "default");
     direct::eventually("a right that is given shows", || async {
         bob.get("/api/v1/namespaces/default/pods").await.is_cached()

@@ -17,7 +17,7 @@ use super::verdict::{Circumstances, Verdict};
 use crate::bed::{Answer, Frame, Http, Identity, NoAnswer, Pair, Plane, Protocol, Target, claims, gunzip, normal};
 
 /// Headers that are not compared.
-const NOT_COMPARED: [(&str, &str); 7] = [
+const NOT_COMPARED: [(&str, &str); 8] = [
     ("date", "the moment of the answer"),
     ("content-length", "told beforehand or not: by the size of a buffer, and by the protocol between"),
     ("transfer-encoding", "the same"),
@@ -25,6 +25,7 @@ const NOT_COMPARED: [(&str, &str); 7] = [
     ("kube-fanout-served", "our own"),
     ("kube-fanout-reason", "our own"),
     ("kube-fanout-stale-seconds", "our own"),
+    ("kube-fanout-refused-by", "our own"),
 ];
 
 /// Headers that answers of the proxy's own need not have, those from the cache and refusals: docs/DIFFERENCES.md.
