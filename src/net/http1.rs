@@ -32,10 +32,13 @@ where
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    connection: Pin<Box<UpgradeableConnection<TokioIo<CheckedIo<I>>, Asked<S>>>>,
+    connection: Pin<Box<Codec<I, S>>>,
     wake_set: Arc<WakeSet>,
     codec: Waker,
 }
+
+/// hyper's end of the connection.
+type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, Asked<S>>;
 
 /// Requests, as hyper asks for them.
 struct Asked<S> {

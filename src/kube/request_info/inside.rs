@@ -6,7 +6,7 @@ use super::{RequestInfo, Verb};
 /// What leads to a process, a port or a kubelet: of pods, services and nodes, and of whatever an aggregated API has
 /// (the machines of a virtualization, other clusters). The verb that a role would have to allow for them is `get` for
 /// most, and says nothing of what can be done there.
-/// `console`, `usbredir`, `vnc` and `vsock` are KubeVirt's ways into a virtual machine.
+/// `console`, `usbredir`, `vnc` and `vsock` are the ways of `KubeVirt` into a virtual machine.
 const WAYS_IN: [&str; 8] = ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
 /// How often a path may be unescaped between here and what acts on it.
 const UNESCAPES_MAX: usize = 4;
