@@ -26,6 +26,9 @@ use super::requests::Requests;
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
 use crate::base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor};
 
+/// What makes the handshakes of TLS.
+type Shaken = (Tls, Arc<Handshakes>);
+
 /// The pause after an accept error that is not the peer's fault.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -116,7 +119,7 @@ async fn pause_after(error: &io::Error) {
 async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
-    (tls, turns, heads): (Option<(Tls, Arc<Handshakes>)>, ConnectionTurns, Arc<ConnectionHeads>),
+    (tls, turns, heads): (Option<Shaken>, ConnectionTurns, Arc<ConnectionHeads>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,

@@ -220,7 +220,9 @@ fn code_for(error: &Failure) -> Option<CloseCode> {
         Failure::Protocol(_) => Some(CloseCode::Protocol),
         Failure::Capacity(_) => Some(CloseCode::Size),
         Failure::Utf8(_) => Some(CloseCode::Invalid),
-        Failure::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<TooMuch>()) => Some(CloseCode::Policy),
+        Failure::Io(error) if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<TooMuch>) => {
+            Some(CloseCode::Policy)
+        }
         _ => None,
     }
 }

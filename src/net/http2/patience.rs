@@ -11,7 +11,7 @@ use super::fault::{Fault, Reason};
 pub(super) struct Patience {
     spent: u32,
     since: Instant,
-    /// How many WINDOW_UPDATE frames the client may send for what was sent to it.
+    /// How many `WINDOW_UPDATE` frames the client may send for what was sent to it.
     window_updates: usize,
 }
 
@@ -19,7 +19,7 @@ pub(super) struct Patience {
 const AT_ONCE_MAX: u32 = 1_000;
 /// How much of it is forgotten in a second.
 const FORGOTTEN_PER_SECOND: u64 = 200;
-/// How many WINDOW_UPDATE frames each byte of data allows: one for the stream and one for the connection, as a client
+/// How many `WINDOW_UPDATE` frames each byte of data allows: one for the stream and one for the connection, as a client
 /// sends that reads byte by byte. A stream that begins allows as many, because some clients widen each.
 const WINDOW_UPDATES_PER_BYTE: usize = 2;
 /// How many of them may be saved up. A client that reads 4 KiB at a time never has as many outstanding.
@@ -40,7 +40,7 @@ impl Patience {
         self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
     }
 
-    /// Charges a WINDOW_UPDATE frame, unless data was sent that accounts for it.
+    /// Charges a `WINDOW_UPDATE` frame, unless data was sent that accounts for it.
     pub(super) fn spend_on_window(&mut self) -> Result<(), Fault> {
         match self.window_updates.checked_sub(1) {
             Some(left) => {
