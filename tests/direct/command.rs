@@ -244,6 +244,13 @@ async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
         let output = process.ended().await;
         assert_eq!(output.code, Some(0), "SIG{signal}: {}", output.stderr);
         assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
+        let line = output.stderr.lines().find(|line| line.contains("discovered what upstream serves"));
+        let line = line.unwrap_or_else(|| panic!("{}", output.stderr));
+        let upstream = format!("upstream=\"{}\"", up.url());
+        let version = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
+        for field in [&version, "mode=\"auth none\"", &upstream, "release=\"1."] {
+            assert!(line.contains(field), "{field}: {line}");
+        }
         let lines: Vec<_> = output.stdout.lines().collect();
         assert_eq!(lines.len(), 2, "one line per address, and nothing else: {lines:?}");
         assert!(lines[0].starts_with("serving on http://127.0.0.1:"));
