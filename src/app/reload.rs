@@ -159,7 +159,7 @@ fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
     let coverage =
         Coverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };
-    let (body_max, unread) = (now.serve.body_max, now.serve.unread);
+    let ServeConfig { body_max, unread, fresh_wait_max, .. } = now.serve;
     let mut log = now.log.clone();
     log.level.clone_from(&read.log.level);
     Serve {
@@ -167,7 +167,7 @@ fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
         allowed_origins: read.allowed_origins.clone(),
         preload: read.preload.clone(),
         ready_stale_max: read.ready_stale_max,
-        serve: ServeConfig { coverage, body_max, unread, ..read.serve.clone() },
+        serve: ServeConfig { coverage, body_max, unread, fresh_wait_max, ..read.serve.clone() },
         cache: now.cache.keeping(&read.cache),
         reflect: ReflectConfig { retry: now.reflect.retry, ..read.reflect.clone() },
         connections: read.connections.clone(),

@@ -113,8 +113,8 @@ impl Frontend {
         let now = self.config.get();
         let (node, authorizes) = (now.coverage.node.clone(), now.coverage.authorizes);
         let coverage = Coverage { node, authorizes, ..to.coverage.clone() };
-        let (body_max, unread) = (now.body_max, now.unread);
-        self.config.set(ServeConfig { coverage, body_max, unread, ..to.clone() });
+        let (body_max, unread, fresh_wait_max) = (now.body_max, now.unread, now.fresh_wait_max);
+        self.config.set(ServeConfig { coverage, body_max, unread, fresh_wait_max, ..to.clone() });
         self.admission.tune(&to.limits);
     }
 

@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::admission::AdmissionLimits;
 use super::coverage::Coverage;
 use super::overdue::Unread;
+use crate::feeds::WantedVersions;
 
 /// How requests are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,9 @@ pub struct ServeConfig {
     pub exec_on_loopback: bool,
     /// How long a request waits for a feed that is being filled.
     pub sync_wait_max: Duration,
+    /// How long a read waits for a proof that it is current, or for the version that it names: as long as the
+    /// apiserver waits (R-VERSION-3). It is not configurable for operators.
+    pub fresh_wait_max: Duration,
     /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
     /// `--request-timeout`.
     pub body_max: Duration,
@@ -41,6 +45,7 @@ impl Default for ServeConfig {
             coverage: Coverage::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
+            fresh_wait_max: WantedVersions::WAIT_MAX,
             body_max: Duration::from_secs(60),
             limits: AdmissionLimits::default(),
             unread: Unread::default(),

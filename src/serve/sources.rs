@@ -16,7 +16,7 @@ use crate::base::{DrainWatch, Tunable, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
     CurrentGets, FeedHandle, FeedKey, FeedSpec, Feeds, GetOutcome, RenderingMode, RenderingRefusal as Underived, Scope,
-    Unavailable, WantedVersions,
+    Unavailable,
 };
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Resource, ResourceOrigin};
@@ -53,9 +53,7 @@ impl Unready {
     }
 }
 
-/// How long a read waits for "not older than": the apiserver's own limit (R-VERSION-3).
-const FRESH_MAX: Duration = WantedVersions::WAIT_MAX;
-/// How long it waits where only an event could tell.
+/// How long a read waits for a version where only an event could tell.
 const UNTOLD_MAX: Duration = Duration::from_millis(100);
 
 /// Why waiting for a feed was in vain.
@@ -223,7 +221,7 @@ impl Sources {
         feed.current_gets.turn(received).filter(|_| live)
     }
 
-    /// Waits until the feed is as fresh as the request asks, for three seconds at most and no longer than the feed
+    /// Waits until the feed is as fresh as the request asks, for `fresh_wait_max` at most and no longer than the feed
     /// runs.
     pub(super) async fn fresh(
         &self,
@@ -233,7 +231,8 @@ impl Sources {
     ) -> Result<(), Unready> {
         // Without a watch cache upstream never says how far a quiet stream has come: the version may well exist.
         let untold = !feed.spec.key.gvr.has_watch_cache();
-        let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
+        let wait_max = self.config.get().fresh_wait_max;
+        let deadline = Instant::now() + if untold { UNTOLD_MAX } else { wait_max };
         match version {
             VersionMatch::Exact(_) => Ok(()),
             VersionMatch::Any => {
@@ -255,7 +254,7 @@ impl Sources {
                     }
                 }
             }
-            VersionMatch::Unset => self.current(feed, received, Instant::now() + FRESH_MAX).await,
+            VersionMatch::Unset => self.current(feed, received, Instant::now() + wait_max).await,
         }
     }
 
@@ -337,7 +336,7 @@ impl Sources {
         if held.is_some() || !by_proxy || feed.vintage.changes() > 0 {
             return held;
         }
-        let deadline = Instant::now() + FRESH_MAX;
+        let deadline = Instant::now() + self.config.get().fresh_wait_max;
         while_it_runs(&feed.reader, deadline, self.reached(feed, rv)).await.ok()?;
         feed.reader.past_at(rv)
     }

@@ -75,18 +75,16 @@ pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, wh
 }
 
 /// The answer to a read that needs a proof. `path` says what is read, and may write before that what makes a proof
-/// necessary. A read that has waited for [`FRESH_MAX`] is passed on or refused. That may be because the machine stalls,
-/// and shows nothing, so another one is tried. What the third is answered is what the proxy answers.
+/// necessary. A read that has waited for [`FRESH_MAX`] is passed on or refused. On a machine that stalls this shows
+/// nothing, so the read is repeated, for [`PATIENCE`] at most.
 pub async fn proven(client: &Client, mut path: impl FnMut() -> String) -> Answer {
-    const READS_MAX: usize = 3;
-    let mut reads = 1;
+    let began = Instant::now();
     loop {
         let (path, asked) = (path(), Instant::now());
         let answer = client.get(&path).await;
-        if answer.is_cached() || asked.elapsed() < FRESH_MAX || reads == READS_MAX {
+        if answer.is_cached() || asked.elapsed() < FRESH_MAX || began.elapsed() >= PATIENCE {
             return answer;
         }
-        reads += 1;
     }
 }
 

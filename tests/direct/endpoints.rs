@@ -14,30 +14,30 @@ use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use kube_fanout::upstream::EndpointTimes;
 use tokio::time::{Instant, sleep};
 
-use crate::direct::{self, App, History, Listening, PODS, Plan, Protocol, Watch, eventually, in_time};
+use crate::direct::{self, App, History, Listening, PATIENCE, PODS, Plan, Protocol, Watch, eventually, within};
 
 /// What only these tests ask for.
 const PASSED_THROUGH: &str = "/livez";
 
-/// The times of a proxy, shortened: a test waits for all of them. A machine that is busy is not taken for a server that
-/// has failed.
+/// The times of a proxy, shortened where a test waits for them. The others are long: a machine that stalls is not taken
+/// for a server that has failed.
 fn times() -> EndpointTimes {
     let waits = |first, longest| Waits { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
     EndpointTimes {
-        slow: Duration::from_secs(5),
-        answer_max: Duration::from_secs(5),
+        slow: PATIENCE,
+        answer_max: PATIENCE,
         false_alarms: waits(20, 200),
         rounds: waits(20, 100),
         stay: waits(50, 400),
         returns: waits(200, 2_000),
         good: Duration::from_millis(200),
-        calm: Duration::from_secs(5),
+        calm: PATIENCE,
     }
 }
 
 /// The same for a server that says nothing, which is to be found out before a read passes through.
 fn impatient() -> EndpointTimes {
-    EndpointTimes { slow: Duration::from_millis(300), answer_max: Duration::from_millis(300), ..times() }
+    EndpointTimes { slow: Duration::from_secs(2), answer_max: Duration::from_secs(2), ..times() }
 }
 
 pub fn in_front_of(servers: &[String]) -> Plan {
@@ -143,10 +143,13 @@ async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_
     let last = first.churn(20).await;
     history.is_told_to(&watches, last).await;
     assert_eq!([&first, &second].map(resumed), before, "what ran there goes on");
-    // All is well, and nobody is asked any more.
-    let asked = [&first, &second].map(asked_whether_ready);
-    sleep(times().returns.first + times().good).await;
-    assert_eq!([&first, &second].map(asked_whether_ready), asked);
+    // All is well, and nobody is asked any more, once the answer to the last question has come.
+    eventually("nobody is asked", || async {
+        let asked = [&first, &second].map(asked_whether_ready);
+        sleep(times().returns.first + times().good).await;
+        [&first, &second].map(asked_whether_ready) == asked
+    })
+    .await;
     // It ends there when it ends, and then goes where everything goes.
     second.faults().end_watches();
     direct::followed(&first, "pods").await;
@@ -185,23 +188,32 @@ async fn nothing_older_is_served_when_the_second_server_lags() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time() {
-    let Zone { first, second, app, .. } = zone_with(impatient(), 20, 404).await;
-    app.get(PODS).await;
-    is_used(&app, &first).await;
-    first.faults().freeze();
-    let last = second.churn(5).await;
-    // A read that has to be proven: the question is put to the first, is slow, and is given up when that is not ready.
-    let proven = async || {
-        let answer = app.get(PODS).await;
-        answer.status == 200 && answer.rv() >= last
-    };
-    let asked = Instant::now();
-    // What cannot be proven in three seconds passes through.
-    let promised = impatient().slow + impatient().answer_max + Duration::from_secs(3);
-    in_time(promised, "the second is used", Box::pin(async { while !proven().await {} })).await;
-    assert!(asked.elapsed() >= impatient().slow, "the first was given its time: {:?}", asked.elapsed());
-    assert!(second.counts().requests > 0);
-    first.faults().thaw();
+    // A machine that stalls for as long as the proxy is patient may have made it leave the first before it froze. That
+    // shows nothing, and is tried again.
+    for seed in 404..409 {
+        let Zone { first, second, app, .. } = zone_with(impatient(), 20, seed).await;
+        app.get(PODS).await;
+        is_used(&app, &first).await;
+        first.faults().freeze();
+        let (asked, was_left_before) = (Instant::now(), second.counts().requests > 0);
+        let last = second.churn(5).await;
+        // A read that has to be proven: the question is put to the first, is slow, and is given up when that is not
+        // ready.
+        let proven = async || {
+            let answer = app.get(PODS).await;
+            answer.status == 200 && answer.rv() >= last
+        };
+        within("the second is used", Box::pin(async { while !proven().await {} })).await;
+        let took = asked.elapsed();
+        first.faults().thaw();
+        if was_left_before {
+            continue;
+        }
+        assert!(took >= impatient().slow, "the first was given its time: {took:?}");
+        assert!(second.counts().requests > 0);
+        return;
+    }
+    panic!("the first was always left before it froze: nothing was tried");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

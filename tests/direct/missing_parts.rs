@@ -168,7 +168,8 @@ async fn a_part_that_is_missing_for_a_while_ends_no_watch() {
             watch.reached(version).await;
         }
         assert!([&pods, &widgets, &deployments].into_iter().all(Watch::is_open), "{told:?}, {is_old}");
-        assert!(app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached(), "{told:?}, {is_old}");
+        let held = || async { app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached() };
+        eventually("deployments are held", held).await;
         app.stop().await;
     }
 }

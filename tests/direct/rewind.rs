@@ -7,7 +7,14 @@ use kube_fanout::base::now_ns;
 use kube_fanout::demo::{self, Backup, RunningUpstream};
 use kube_fanout::verify::Promise;
 
-use crate::direct::{self, App, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, assert_same, configmap};
+use crate::direct::{
+    self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,
+};
+
+/// A proxy that passes a read on as early as the product does if upstream cannot prove anything.
+fn app_like_the_product(up: &RunningUpstream) -> Plan {
+    direct::app(up).fresh_wait_of_product()
+}
 
 /// The proxies' LISTs and watch-lists of a whole collection.
 fn whole_lists(up: &RunningUpstream, path: &str) -> usize {
@@ -82,7 +89,7 @@ async fn begun_with_a_ghost(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Bac
     let up = demo::upstream().pods(10).seed(seed).run().await;
     let backup = up.faults().backup();
     let last = up.create_pod("default", "ghost");
-    let app = direct::app(&up).run().await;
+    let app = app_like_the_product(&up).run().await;
     let watches = watches(&app, PODS).await;
     (up, app, watches, backup, last)
 }
@@ -92,7 +99,7 @@ async fn begun(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     up.create_pod("default", "kept");
     up.create_pod("default", "doomed");
-    let app = direct::app(&up).run().await;
+    let app = app_like_the_product(&up).run().await;
     let watches = watches(&app, PODS).await;
     let backup = up.faults().backup();
     let last = happen(&up);
@@ -184,7 +191,7 @@ async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
     let up = demo::upstream().pods(10).seed(230).run().await;
     let seen = up.create_pod("default", "kept");
     up.create_pod("default", "doomed");
-    let app = direct::app(&up).run().await;
+    let app = app_like_the_product(&up).run().await;
     let watch = app.watch(PODS).from(seen).await;
     let backup = up.faults().backup();
     let last = happen(&up);
@@ -255,7 +262,7 @@ async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
     let up = demo::upstream().run().await;
     let backup = up.faults().backup();
     let last = up.create_pod("default", "ghost");
-    let app = direct::app(&up).run().await;
+    let app = app_like_the_product(&up).run().await;
     let metadata = async || {
         let accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
         let get = app.request(http::Method::GET, &format!("{PODS}?resourceVersion=0"));
@@ -279,7 +286,7 @@ async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
 async fn when_one_feed_finds_it_the_others_look_as_well() {
     let up = demo::upstream().pods(10).seed(223).run().await;
     up.put("configmaps", configmap("default", "kept", "1"));
-    let app = direct::app(&up).run().await;
+    let app = app_like_the_product(&up).run().await;
     let backup = up.faults().backup();
     up.put("configmaps", configmap("default", "ghost", "1"));
     up.put("nodes", serde_json::json!({"metadata": {"name": "ghost"}}));
@@ -336,7 +343,7 @@ async fn a_server_whose_cache_lags_is_not_listed_from_it() {
     let up = demo::upstream().pods(10).seed(229).run().await;
     let mut history = History::begin(&up, PODS).await;
     let old = up.revision();
-    let app = direct::app(&up).run().await;
+    let app = app_like_the_product(&up).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
     let last = up.create_pod("default", "newer");
@@ -405,7 +412,7 @@ async fn proxies_that_see_it_together_list_once_each() {
     let last = happen(&up);
     let mut apps = Vec::new();
     for _ in 0..6 {
-        let app = direct::app(&up).run().await;
+        let app = app_like_the_product(&up).run().await;
         let watches = watches(&app, PODS).await;
         apps.push((app, watches));
     }

@@ -18,8 +18,8 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::client::{Answer, Client};
-use super::eventually;
 use super::io::{Dir, Place, Trust, pair};
+use super::{FRESH_MAX, PATIENCE, eventually};
 
 /// The configuration of an application that is not running yet.
 pub struct Plan {
@@ -56,8 +56,12 @@ pub fn in_front_of(url: &str) -> Plan {
     by(CredentialSource::Anonymous(url.parse().expect("a URL")))
 }
 
+/// How long reads wait for a proof here. On a machine that stalls, the product's own bound would pass them on.
+const FRESH_WAIT: Duration = Duration::from_secs(60);
+
 /// Plans an application that reaches upstream by these credentials. So that tests are fast, it repeats failed attempts
-/// within milliseconds, and its shutdown hardly waits.
+/// within milliseconds, and its shutdown hardly waits. So that a machine that stalls is not taken for a peer that is
+/// slow, its other bounds are long: a test that is about one of them sets it.
 pub fn by(credentials: CredentialSource) -> Plan {
     let mut config = Serve::in_front_of(credentials);
     config.drain = Duration::from_millis(50);
@@ -65,6 +69,10 @@ pub fn by(credentials: CredentialSource) -> Plan {
     config.look_every = Duration::from_millis(5);
     // Comparisons come at random moments: who counts what upstream is asked would find one in one run of many.
     config.reflect.self_check = None;
+    (config.serve.fresh_wait_max, config.serve.sync_wait_max) = (FRESH_WAIT, PATIENCE);
+    let limits = &mut config.connections;
+    (limits.handshake_max, limits.first_request_max, limits.header_max) = (PATIENCE, PATIENCE, PATIENCE);
+    limits.ping_after = PATIENCE;
     let dir = Arc::new(Dir::new());
     Plan { config, trusted: dir.join("ca.pem"), dir }
 }
@@ -83,6 +91,11 @@ impl Plan {
     /// Sets how long requests wait for a feed that is being filled.
     pub fn sync_wait(self, wait: Duration) -> Self {
         self.with(|config| config.serve.sync_wait_max = wait)
+    }
+
+    /// Has reads wait for a proof, or for a version that they name, as long as the product does.
+    pub fn fresh_wait_of_product(self) -> Self {
+        self.with(|config| config.serve.fresh_wait_max = FRESH_MAX)
     }
 
     /// Sets how many requests for feeds that are not ready may be passed through at a time.

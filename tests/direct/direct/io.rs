@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
@@ -118,13 +117,20 @@ pub fn pair() -> Pair {
 /// A new directory, which is removed when this value is dropped.
 pub struct Dir(PathBuf);
 
+/// How many names are tried for a temporary directory.
+const NAMES_MAX: usize = 100;
+
 impl Dir {
     pub fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("kube-fanout-direct-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a temporary directory");
-        Self(path)
+        // Two runs in containers may share this directory and have the same process ids: a name that is taken is
+        // another run's.
+        let random = || std::env::temp_dir().join(format!("kube-fanout-direct-{:016x}", fastrand::u64(..)));
+        let free = (0..NAMES_MAX).map(|_| random()).find_map(|path| match std::fs::create_dir(&path) {
+            Ok(()) => Some(path),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
+            Err(error) => panic!("no temporary directory {}: {error}", path.display()),
+        });
+        Self(free.expect("a name that nobody has taken"))
     }
 
     pub fn join(&self, name: &str) -> PathBuf {
