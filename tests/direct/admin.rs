@@ -19,6 +19,11 @@ async fn health_and_readiness_have_a_line_for_everything() {
         assert_eq!((answer.status, answer.text().as_str()), (200, "ok"));
     }
     app.discovered().await;
+    // The feeds that tell of what is served may come a moment later.
+    let is_whole = || async { app.admin("/readyz").await.text().lines().count() == 4 };
+    direct::eventually("a line for each feed", is_whole).await;
+    let ready = || async { app.admin("/readyz").await.status == 200 };
+    direct::eventually("all of them are live", ready).await;
     let ready = app.admin("/readyz").await;
     let line = format!("[+]feed pods.v1 (json) live, 7 objects at {}\n", up.revision());
     assert!(ready.text().starts_with(&line) && ready.text().ends_with("readyz check passed\n"), "{}", ready.text());
@@ -87,6 +92,8 @@ async fn feeds_are_shown_as_they_are() {
     ];
     let last = up.churn(3).await;
     watches[0].reached(last).await;
+    // A watch has an event before it is known that no more of its version will come.
+    app.reached("pods", last).await;
     let feed = app.feed("pods").await.expect("a feed");
     let shown = |name: &str| feed[name].clone();
     assert_eq!(shown("state"), "live");

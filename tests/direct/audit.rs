@@ -6,7 +6,7 @@ use http::Method;
 use kube_fanout::demo;
 use serde_json::Value;
 
-use crate::direct::{Dir, Ended, PODS, Protocol, eventually};
+use crate::direct::{self, Dir, Ended, PODS, Protocol, eventually};
 use crate::process::Process;
 
 fn records(text: &str) -> Vec<Value> {
@@ -23,11 +23,11 @@ fn stages(records: &[Value], id: &str) -> Vec<String> {
 async fn what_is_answered_here_is_recorded_under_the_id_that_the_client_sees() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
-    let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", "drain: 5s\n"));
+    let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", "drain: 30s\n"));
     let arguments = ["--config", config.to_str().expect("a path"), "--audit-log", log.to_str().expect("a path")];
     let process = Process::serve(&dir, &up.url(), &arguments).await;
     let client = process.client();
-    let list = client.get(PODS).await;
+    let list = direct::proven(&client, || PODS.to_owned()).await;
     assert!(list.is_cached());
     let named = client
         .request(Method::GET, "/api/v1/namespaces/default/pods/none?resourceVersion=0")

@@ -142,15 +142,27 @@ async fn a4_a_watch_ends_with_its_token() {
     let up = demo::upstream().pods(3).run().await;
     let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
     app.discovered().await;
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
-    let lasts = Duration::from_secs(10);
-    let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{}}}"#, now + lasts.as_secs())));
-    up.reviews().give(&token, "ada");
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
     up.reviews().allow("ada", "*");
-    let ada = app.bearing(&token);
-    let watch = live_watch(&up, &ada, Protocol::Http2).await;
-    assert_eq!(watch.ended_in_time(lasts).await, Ended::Refused(401));
-    assert_eq!(ada.get(PODS).await.status, 401);
+    // A machine may stall for so long that the token has ended before the watch has its state.
+    for lasts in [10, 30, 90].map(Duration::from_secs) {
+        let end = now() + lasts.as_secs();
+        let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{end}}}"#)));
+        up.reviews().give(&token, "ada");
+        let ada = app.bearing(&token);
+        let watch = match ada.watch(PODS).initial_events().open().await {
+            Ok(watch) => watch,
+            Err(refused) => {
+                assert!(refused.status == 401 && now() >= end, "{}", refused.text());
+                continue;
+            }
+        };
+        assert_eq!(watch.ended_in_time(lasts).await, Ended::Refused(401));
+        assert!(now() >= end, "not before its end");
+        assert_eq!(ada.get(PODS).await.status, 401);
+        return;
+    }
+    panic!("each token had ended before its watch was open");
 }
 
 /// A4: what RBAC says of somebody is heard of, and asked about at once.
@@ -205,7 +217,7 @@ async fn an_outage_of_reviews_is_never_a_yes() {
 #[tokio::test]
 async fn a_watch_that_nobody_can_vouch_for_ends() {
     let up = demo::upstream().pods(3).run().await;
-    let grace = SOON * 4;
+    let grace = Duration::from_secs(2);
     let (_app, ada, _) = ada_and_bob(&up, |config| config.delegated.auth.outage_grace = grace).await;
     for code in [503, 403] {
         let watch = live_watch(&up, &ada, Protocol::Http1).await;
@@ -250,7 +262,7 @@ async fn t13_upstream_is_asked_little() {
     assert_eq!(cost, refused[0], "{refused:?}");
     // Ten at once, and then one a second. Whoever is known has come from the same address, and asked one of the ten.
     let may = 9..=10 + began.elapsed().as_secs() + 1;
-    assert!(may.contains(&cost) && cost < 60 && refused[1] > 100, "{cost} questions, {may:?} may be; {refused:?}");
+    assert!(may.contains(&cost) && refused[1] + cost == 200, "{cost} questions, {may:?} may be; {refused:?}");
     assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
 }
 
@@ -265,12 +277,14 @@ async fn t13_one_user_costs_upstream_no_more_than_a_share() {
     })
     .await;
     let watch = live_watch(&up, &ada, Protocol::Http2).await;
-    let mut refused = 0;
+    let (began, mut refused) = (Instant::now(), 0);
     for number in 0..100 {
         let answer = ada.get(&format!("{PODS}?labelSelector=a%3D{number}")).await;
         refused += u32::from(answer.status == 429);
     }
-    assert!(refused > 50, "{refused} refused");
+    // Ten at once, and then one a second.
+    let may = 10 + began.elapsed().as_secs() + 2;
+    assert!(u64::from(refused) + may >= 100, "{refused} refused, {may} may be asked");
     assert_eq!(bob.get(PODS).await.status, 403, "another user is answered");
     up.reviews().deny("ada", "*");
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));

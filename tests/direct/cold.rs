@@ -53,7 +53,7 @@ async fn five_hundred_that_want_the_newest_state_share_a_few_proofs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_hundred_lists_at_a_cold_proxy_are_all_served_for_a_few_questions() {
-    for _ in 0..5 {
+    for _ in 0..30 {
         let up = demo::upstream().pods(30).run().await;
         let app = told_nothing(&up).await;
         let connections = join_all((0..3).map(|_| app.multiplexed())).await;

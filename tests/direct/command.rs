@@ -227,10 +227,10 @@ async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
     let up = demo::upstream().pods(5).run().await;
     for signal in ["TERM", "INT"] {
         let dir = Dir::new();
-        let config = dir.file("config.yaml", "drain: 5s\n");
+        let config = dir.file("config.yaml", "drain: 30s\n");
         let process = Process::serve(&dir, &up.url(), &["--config", config.to_str().expect("a path")]).await;
         let client = process.client();
-        let list = client.get(PODS).await;
+        let list = direct::proven(&client, || PODS.to_owned()).await;
         assert_eq!((list.status, list.items().len(), list.is_cached()), (200, 5, true));
         let watches = [
             client.watch(PODS).from(list.rv()).await,
@@ -273,9 +273,20 @@ async fn a_taken_address_is_a_failure_that_names_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_says_what_one_watch_became_and_whether_all_of_it_arrived() {
-    let demo = tokio::task::spawn_blocking(|| run(&["demo", "--pods", "20", "--watches", "150", "--seconds", "1"]));
-    let output = direct::within("the demo", demo).await.expect("no panic");
-    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    // On a machine that stalls, nothing may be delivered within a second. Then it runs for longer.
+    let mut output = None;
+    for seconds in ["1", "5", "20"] {
+        let arguments = ["demo", "--pods", "20", "--watches", "150", "--seconds", seconds];
+        let demo = tokio::task::spawn_blocking(move || run(&arguments));
+        let said = direct::within("the demo", demo).await.expect("no panic");
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        let is_measured = said.stdout.contains(" at p50") && said.stderr.contains("watches=150");
+        output = Some(said);
+        if is_measured {
+            break;
+        }
+    }
+    let output = output.expect("it ran");
     for words in [
         "1 upstream watch became 150 watches for clients.",
         "events from upstream",

@@ -53,7 +53,8 @@ fn cause_of(head: &http::request::Parts) -> &'static str {
         () if is_about("tokenreviews") => "token_review",
         () if is_about("rbac.authorization.k8s.io/v1/") => "rbac",
         () if is_about("customresourcedefinitions") || is_about("apiservices") => "definitions",
-        () if query.contains("timeoutSeconds=5") => "proof",
+        // A position, and what catches up with it if its event is late.
+        () if query.contains("timeoutSeconds=5") || query.contains("timeoutSeconds=3") => "proof",
         () if query.is_empty() => "discovery",
         () => "list and watch",
     }

@@ -13,6 +13,8 @@ const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
 /// When definitions are read again behind a change, where that is heard of: long before they are anyway.
 const NOTICED: Duration = Duration::from_millis(100);
+/// How long behind a change a new stream may be of the old definition.
+const SETTLING: Duration = Duration::from_secs(10);
 
 fn definition(up: &RunningUpstream) -> Value {
     let body = up.object("customresourcedefinitions", "", WIDGETS_CRD).expect("the demo's definition");
@@ -59,6 +61,8 @@ async fn watches_of_definitions_share_the_one_that_the_proxy_needs() {
     for watch in watches {
         assert!(watch.await.is_open());
     }
+    // The proxy's own watch of services may open after its discovery is over.
+    direct::followed(&up, "apiservices").await;
     let open = up.counts().watches_open;
     assert_eq!((open.of("customresourcedefinitions"), open.of("apiservices")), (1, 1));
 }
@@ -83,15 +87,27 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
-    let before = app.watch(WIDGETS).from(up.revision()).await;
-    define(&up, |version| version["selectableFields"] = json!([]));
-    assert_eq!(before.ended_in_time(NOTICED).await, Ended::Clean);
-    direct::within("the retired feed leaves", up.until(|counts| counts.watches_open.of("widgets") == 0)).await;
-    let behind = app.watch(WIDGETS).from(up.revision()).await;
-    direct::followed(&up, "widgets").await;
-    up.faults().only("widgets").end_watches();
-    assert_eq!(behind.ended().await, Ended::Clean);
-    assert!(app.get(WIDGETS).await.is_cached());
+    // A stream that ends later is resumed: of a machine that stalls for so long this shows nothing.
+    for fields in [json!([]), json!([{"jsonPath": ".spec.shape"}])].iter().cycle().take(10) {
+        let before = app.watch(WIDGETS).from(up.revision()).await;
+        let changed = Instant::now();
+        define(&up, |version| version["selectableFields"] = fields.clone());
+        assert_eq!(before.ended_in_time(NOTICED).await, Ended::Clean);
+        direct::within("the retired feed leaves", up.until(|counts| counts.watches_open.of("widgets") == 0)).await;
+        let behind = app.watch(WIDGETS).from(up.revision()).await;
+        direct::followed(&up, "widgets").await;
+        let opened = up.counts().watches_opened.of("widgets");
+        up.faults().only("widgets").end_watches();
+        let is_over = async || !behind.is_open() || up.counts().watches_opened.of("widgets") > opened;
+        eventually("it ends, or is resumed", is_over).await;
+        if behind.is_open() && changed.elapsed() >= SETTLING {
+            continue;
+        }
+        assert_eq!(behind.ended().await, Ended::Clean);
+        assert!(app.get(WIDGETS).await.is_cached());
+        return;
+    }
+    panic!("each stream ended too late: nothing was tried");
 }
 
 /// Each of 5,000 proxies would ask.
@@ -121,8 +137,9 @@ async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
 /// Upstream's discovery names its answers, and says in a few bytes that they have not changed.
 #[tokio::test]
 async fn discovery_that_has_not_changed_is_not_sent_again() {
-    // On a busy machine the feed of definitions may come back later than the question.
-    for _ in 0..5 {
+    // On a busy machine the feed of definitions may come back later than the question. That shows nothing, and is tried
+    // again.
+    for _ in 0..60 {
         let up = demo::upstream().run().await;
         let app = direct::app(&up).run().await;
         app.discovered().await;
@@ -154,12 +171,8 @@ async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() 
 /// Reads of widgets that wait for a version which no widget has yet.
 const NOT_YET: &str = "resourceVersion=9000000";
 
-/// How long a LIST waits for a version that does not come (L3).
-const WAIT_MAX: Duration = Duration::from_secs(3);
-
 /// Whoever waits for something of a feed is told by its end, and is answered by whoever is there then: here by
-/// upstream. A busy machine may take longer to notice the change than anybody waits: that shows nothing, and is tried
-/// again.
+/// upstream.
 #[tokio::test]
 async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
     let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;
@@ -167,27 +180,18 @@ async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_the
     app.discovered().await;
     let asked = |what: fn(&str) -> bool| direct::asked_by_proxies(&up, WIDGETS).iter().filter(|q| what(q)).count();
     let goes_after = |query: &str| query.contains("timeoutSeconds=5&resourceVersion=");
-    for _ in 0..5 {
-        define(&up, |version| version["served"] = json!(true));
-        let is_held = || async { app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached() };
-        eventually("widgets are held", is_held).await;
-        let before = asked(goes_after);
-        let began = Instant::now();
-        let gone = async {
-            eventually("somebody waits", || async { asked(goes_after) > before }).await;
-            define(&up, |version| version["served"] = json!(false));
-            eventually("the feed has ended", || async { app.feed("widgets").await.is_none() }).await;
-            began.elapsed()
-        };
-        let path = format!("{WIDGETS}?{NOT_YET}");
-        let (waited, noticed) = tokio::join!(app.get(&path), gone);
-        assert_eq!(waited.status, 504, "upstream has no such version either");
-        if asked(|query| query == NOT_YET) == 1 {
-            return;
-        }
-        assert!(noticed >= WAIT_MAX, "the feed had ended after {noticed:?}, and whoever waited was refused here");
-    }
-    panic!("no feed ended while somebody waited: nothing was tried");
+    let is_held = || async { app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached() };
+    eventually("widgets are held", is_held).await;
+    let before = asked(goes_after);
+    let gone = async {
+        eventually("somebody waits", || async { asked(goes_after) > before }).await;
+        assert_eq!(asked(|query| query == NOT_YET), 0, "it waits here");
+        define(&up, |version| version["served"] = json!(false));
+    };
+    let path = format!("{WIDGETS}?{NOT_YET}");
+    let (waited, ()) = tokio::join!(app.get(&path), gone);
+    assert_eq!(waited.status, 504, "upstream has no such version either");
+    assert_eq!(asked(|query| query == NOT_YET), 1, "upstream was asked when the feed had ended");
 }
 
 #[tokio::test]

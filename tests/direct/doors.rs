@@ -1,5 +1,7 @@
 //! Listeners, the hosts that requests may name on them, and chains and loops of proxies (R-DOWNSTREAM-16, R-THREAT-17).
 
+use std::net::SocketAddr;
+
 use http::Method;
 use kube_fanout::app::StartError;
 use kube_fanout::demo;
@@ -7,7 +9,7 @@ use kube_fanout::net::Address;
 use kube_fanout::verify::Promise;
 use tokio::net::TcpListener;
 
-use crate::direct::{self, Dir, PODS, Protocol};
+use crate::direct::{self, Dir, PODS, Protocol, within};
 
 #[tokio::test]
 async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
@@ -34,12 +36,24 @@ async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
     assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "nothing of it went upstream");
 }
 
+/// A port that is free now. Somebody else may take it before it is bound again.
+async fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("a port")
+}
+
 #[tokio::test]
 async fn a_proxy_that_is_its_own_upstream_notices() {
-    // A port that is free now, for an application that is to be its own upstream.
-    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("a port");
-    let plan = direct::in_front_of(&format!("http://{port}")).with(|config| config.listen = vec![Address::Tcp(port)]);
-    let app = plan.run().await;
+    let app = within("a port that is still free", async {
+        loop {
+            // A port that is free now, for an application that is to be its own upstream.
+            let port = free_port().await;
+            let plan = direct::in_front_of(&format!("http://{port}"));
+            if let Ok(app) = plan.with(|config| config.listen = vec![Address::Tcp(port)]).try_run().await {
+                break app;
+            }
+        }
+    })
+    .await;
     for path in ["/version", PODS, "/api"] {
         let answer = app.get(path).await;
         assert_eq!(answer.status, 508, "{path}: {}", answer.text());
@@ -56,9 +70,17 @@ async fn a_loop_of_two_is_noticed_and_a_chain_of_two_is_not_one() {
     let list = far.get(PODS).await;
     assert_eq!((list.status, list.items().len(), list.is_cached()), (200, 3, true));
     assert_eq!(far.get("/version").await.status, 200);
-    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("a port");
-    let back = direct::in_front_of(&format!("http://{port}")).run().await;
-    let forth = direct::in_front_of(&back.url()).with(|config| config.listen = vec![Address::Tcp(port)]).run().await;
+    let (back, forth) = within("a port that is still free", async {
+        loop {
+            let port = free_port().await;
+            let back = direct::in_front_of(&format!("http://{port}")).run().await;
+            let forth = direct::in_front_of(&back.url()).with(|config| config.listen = vec![Address::Tcp(port)]);
+            if let Ok(forth) = forth.try_run().await {
+                break (back, forth);
+            }
+        }
+    })
+    .await;
     assert_eq!(forth.get("/version").await.status, 508);
     assert_eq!(back.get("/version").await.status, 508);
 }

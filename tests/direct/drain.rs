@@ -12,21 +12,16 @@ use kube_fanout::config::Serve;
 use kube_fanout::demo;
 use kube_fanout::net::Address;
 use kube_fanout::upstream::CredentialSource;
-use tokio::io::AsyncWriteExt as _;
 
-use crate::direct::{
-    self, Answer, CONFIGMAPS, Client, Dir, Ended, PODS, Place, Protocol, configmap, eventually, in_time, within,
-};
+use crate::direct::{Answer, Client, Dir, PATIENCE, PODS, Place, Protocol, Watch, configmap, eventually, within};
 use crate::process::{Process, run_passing};
 
-/// Short enough for a test to wait for it.
-const GRACE: Duration = Duration::from_secs(15);
 /// Long enough for no test to.
 const LONG: &str = "10m";
 
 /// Short requests, until it is told to stop. Four workers open a connection for each. Two more keep one until the proxy
 /// tells them to leave it.
-struct Load {
+pub struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
     workers: Vec<tokio::task::JoinHandle<Vec<String>>>,
@@ -34,11 +29,13 @@ struct Load {
 
 const WORKERS: u32 = 6;
 const OPENING: u32 = 4;
+/// How long a proxy that drains waits for the first request of a new connection.
+const NEWCOMER_MAX: Duration = Duration::from_millis(500);
 /// How many requests each worker sends.
 const REQUESTS_MAX: u32 = 5_000;
 
 impl Load {
-    fn start(client: &Client) -> Self {
+    pub fn start(client: &Client) -> Self {
         let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
         let worker = |number: u32| {
             let (stop, answered) = (stop.clone(), answered.clone());
@@ -53,16 +50,20 @@ impl Load {
                     let name = format!("load-{number}-{request}");
                     let name = request.is_multiple_of(10).then_some(&*name);
                     let began = Instant::now();
-                    let mut asked = ask(kept.as_ref().unwrap_or(&client), name).await;
                     // A client sends once more what was not taken from a connection that ends. A write that had been
                     // taken all the same would be refused as a second one. An answer that broke off is a failure.
                     let is_left = |error: &String| !error.starts_with("the body broke off");
-                    // Whoever connects during a drain has half a second to ask, and may not run for as long.
-                    let is_late = kept.is_none() && began.elapsed() >= Duration::from_millis(500);
-                    if (kept.is_some() || is_late) && asked.as_ref().is_err_and(is_left) {
+                    let (mut attempt, mut asked) = (began, ask(kept.as_ref().unwrap_or(&client), name).await);
+                    // Whoever connects during a drain has half a second to ask, and on a busy machine may not run for
+                    // as long, more than once.
+                    while asked.as_ref().is_err_and(is_left)
+                        && (kept.is_some() && attempt == began || attempt.elapsed() >= NEWCOMER_MAX)
+                        && began.elapsed() < PATIENCE
+                    {
                         if kept.is_some() {
                             kept = Some(client.multiplexed().await);
                         }
+                        attempt = Instant::now();
                         asked = ask(kept.as_ref().unwrap_or(&client), name).await;
                     }
                     match asked {
@@ -81,12 +82,12 @@ impl Load {
     }
 
     /// Returns when so many more have been answered.
-    async fn goes_on(&self, more: u32) {
+    pub async fn goes_on(&self, more: u32) {
         let until = self.answered.load(Ordering::Relaxed) + more;
         eventually("requests are answered", || async { self.answered.load(Ordering::Relaxed) >= until }).await;
     }
 
-    async fn stop(self) -> (u32, Vec<String>) {
+    pub async fn stop(self) -> (u32, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
         let failed = join_all(self.workers).await.into_iter().flat_map(|worker| worker.expect("no panic")).collect();
         (self.answered.load(Ordering::Relaxed), failed)
@@ -103,72 +104,6 @@ async fn ask(client: &Client, creates: Option<&str>) -> Result<Answer, String> {
 }
 
 #[tokio::test]
-async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
-    let up = demo::upstream().pods(3).run().await;
-    let mut app = direct::app(&up).drain(GRACE).run().await;
-    let from = up.revision();
-    let early = join_all((0..6).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future())).await;
-    let load = Load::start(&app);
-    load.goes_on(20).await;
-    app.begin_stop();
-    let ready = &app;
-    eventually("not ready", || async { ready.admin("/readyz").await.status == 503 }).await;
-    let body = configmap("default", "late", "x").to_string();
-    let create = app.request(Method::POST, "/api/v1/namespaces/default/configmaps").body(body);
-    assert_eq!(create.header("content-type", "application/json").send().await.status, 201);
-    assert_eq!(app.get("/api/v1/namespaces/default/configmaps/late").await.status, 200);
-    let listed = app.get(CONFIGMAPS).await.items();
-    assert!(listed.iter().any(|(key, _)| key == "default/late"), "{listed:?}");
-    load.goes_on(100).await;
-    let (_, failed) = load.stop().await;
-    assert!(failed.is_empty(), "{failed:?}");
-    let late = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
-    let late = join_all(late).await;
-    let told = up.create_pod("default", "p");
-    for watch in &late {
-        watch.reached(told).await;
-    }
-    for (number, watch) in early.iter().chain(&late).enumerate() {
-        assert_eq!(watch.ended_in_time(GRACE).await, Ended::Clean);
-        let seen: Vec<_> = watch.changes().iter().map(|event| event.rv).collect();
-        // Whoever was there before may have been sent away before that.
-        assert!(seen == [told] || seen.is_empty() && number < early.len(), "{seen:?}");
-    }
-    in_time(GRACE, "the end", app.stop()).await;
-}
-
-/// They come until the proxy is gone, and each wants to keep it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_comes_again_and_again_does_not_keep_a_proxy_from_ending() {
-    let up = demo::upstream().pods(3).run().await;
-    let grace = Duration::from_secs(2);
-    let mut app = direct::app(&up).drain(grace).run().await;
-    let (client, watch) = ((*app).clone(), app.watch(PODS).from(up.revision()).await);
-    app.begin_stop();
-    let strangers = tokio::spawn(async move {
-        let mut kept = Vec::new();
-        for number in 0..20_000 {
-            let Ok(mut stranger) = client.connect().await else { break };
-            let said: &[u8] = match number % 4 {
-                0 => b"",
-                1 => b"GET /api/v1/pods?watch=1 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-                2 => b"POST /api/v1/namespaces/default/pods HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n",
-                _ => b"GET /vers",
-            };
-            let _ = stranger.write_all(said).await;
-            kept.push(stranger);
-            if kept.len() > 200 {
-                kept.remove(0);
-            }
-        }
-        kept.len()
-    });
-    in_time(grace, "the end", app.stop()).await;
-    assert!(strangers.await.expect("no panic") > 0);
-    assert!(!watch.is_open());
-}
-
-#[tokio::test]
 async fn a_second_signal_ends_a_drain_at_once() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
@@ -176,38 +111,15 @@ async fn a_second_signal_ends_a_drain_at_once() {
     let config = config.to_str().expect("text");
     for (first, second) in [("TERM", "TERM"), ("INT", "TERM")] {
         let process = Process::serve(&dir, &up.url(), &["--config", config]).await;
-        let watch = process.client().watch(PODS).from(up.revision()).await;
+        // Each leaves at a random moment of the drain.
+        let watches = (0..8).map(|_| process.client().watch(PODS).from(up.revision()).into_future());
+        let watches = join_all(watches).await;
         process.signal(first);
         eventually("not ready", || async { !process.is_ready().await }).await;
-        assert!(watch.is_open());
+        assert!(watches.iter().any(Watch::is_open));
         process.signal(second);
         assert_eq!(process.ended_in_time(Duration::ZERO).await.code, Some(0), "{first} {second}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_is_given_over_to_a_process_beside_and_nobody_notices() {
-    let up = demo::upstream().pods(3).run().await;
-    let dir = Dir::new();
-    let config = dir.file("config.yaml", "reusePort: true\ndrain: 3s\n");
-    let arguments = ["--config", config.to_str().expect("text")];
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
-    let mut first = Process::at(free, &dir, &up.url(), &arguments).await;
-    let load = Load::start(&Client::to(Place::Tcp(free)));
-    load.goes_on(50).await;
-    for _ in 0..3 {
-        let watch = first.client().watch(PODS).from(up.revision()).await;
-        let second = Process::at(free, &dir, &up.url(), &arguments).await;
-        eventually("the successor is ready", || async { second.is_ready().await }).await;
-        load.goes_on(50).await;
-        first.signal("TERM");
-        assert_eq!(first.ended_in_time(Duration::from_secs(3)).await.code, Some(0));
-        watch.ended().await;
-        load.goes_on(50).await;
-        first = second;
-    }
-    let (answered, failed) = load.stop().await;
-    assert_eq!(failed, Vec::<String>::new(), "of {answered}");
 }
 
 /// As when systemd starts a service again: the next process begins when the one before has ended.

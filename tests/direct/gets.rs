@@ -141,19 +141,3 @@ async fn where_proofs_are_late_gets_are_passed_on_and_wait_for_nothing() {
     let from_memory = asked.cached();
     assert!(from_memory < 300, "{from_memory} of 1500 waited for proofs that came late");
 }
-
-/// A client that reads single objects now and then does not cost upstream a stream for ever.
-#[tokio::test]
-async fn gets_that_are_passed_on_keep_no_feed_running() {
-    let up = demo::upstream().pods(5).run().await;
-    let app = direct::app(&up).idle(Duration::from_millis(300)).run().await;
-    let watch = app.watch(PODS).initial_events().from(0).await;
-    assert!(app.feed("pods").await.is_some(), "somebody watches");
-    drop(watch);
-    let is_over = || async {
-        let answer = app.get("/api/v1/namespaces/default/pods/one").await;
-        assert!(!answer.is_cached());
-        app.feed("pods").await.is_none()
-    };
-    direct::eventually("the feed is idle", is_over).await;
-}

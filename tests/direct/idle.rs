@@ -20,7 +20,7 @@ async fn an_idle_feed_stops_and_starts_again() {
         assert_eq!(up.counts().watches_open.of("pods"), 1);
         drop(watch);
         in_time(SOON, "the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
-        assert_eq!(app.feed("pods").await, None);
+        direct::eventually("there is no feed", || async { app.feed("pods").await.is_none() }).await;
         assert_eq!(up.counts().watch_lists.of("pods"), round as u64);
         up.create_pod("default", &format!("round-{round}"));
     }
@@ -80,4 +80,20 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
     tokio::join!(comer(1), comer(2));
     // That it stopped, and began again for who came next.
     assert!(up.counts().watch_lists.of("pods") > 20, "{:?}", up.counts());
+}
+
+/// A client that reads single objects now and then does not cost upstream a stream for ever.
+#[tokio::test]
+async fn gets_that_are_passed_on_keep_no_feed_running() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).idle(Duration::from_millis(300)).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    assert!(app.feed("pods").await.is_some(), "somebody watches");
+    drop(watch);
+    let is_over = || async {
+        let answer = app.get("/api/v1/namespaces/default/pods/one").await;
+        assert!(!answer.is_cached());
+        app.feed("pods").await.is_none()
+    };
+    direct::eventually("the feed is idle", is_over).await;
 }

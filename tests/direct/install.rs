@@ -25,7 +25,7 @@ enable)
   socket=$(sed -n 's|^ListenStream=/run/kube-fanout|run|p' "$units/kube-fanout.socket")
   program=$(sed -n "s|^ExecStart=|$HOME|p" "$units/kube-fanout.service" | sed "s| /etc/| $HOME/etc/|")
   # shellcheck disable=SC2086
-  timeout 120 systemd-socket-activate --listen="$HOME/$socket" $program --admin 127.0.0.1:0 >"$HOME/log" 2>&1 &
+  timeout 600 systemd-socket-activate --listen="$HOME/$socket" $program --admin 127.0.0.1:0 >"$HOME/log" 2>&1 &
   echo $! >"$HOME/pid"
   until [ -S "$HOME/$socket" ]; do sleep 0.02; done ;;
 *) exit 64 ;;

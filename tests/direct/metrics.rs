@@ -236,7 +236,7 @@ async fn what_makes_room_in_a_full_memory_is_counted() {
     let dir = Dir::new();
     let file = dir.file("config", "feeds: {memoryMebibytes: 1}");
     let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
-    assert!(process.client().get(CONFIGMAPS).await.is_cached());
+    assert!(direct::proven(&process.client(), || CONFIGMAPS.to_owned()).await.is_cached());
     let value = "x".repeat(40_000);
     for n in 0..60 {
         up.put("configmaps", configmap("default", &format!("large-{n}"), &value));
@@ -272,7 +272,7 @@ async fn looks_back_for_those_who_return_are_counted() {
     up.churn(3).await;
     let process = Process::serve(&Dir::new(), &up.url(), &[]).await;
     let client = process.client();
-    assert!(client.get(PODS).await.is_cached());
+    assert!(direct::proven(&client, || PODS.to_owned()).await.is_cached());
     let watch = client.watch(PODS).from(from).await;
     watch.received(1).await;
     move_up(&process, &OF_THOSE_WHO_RETURN).await;

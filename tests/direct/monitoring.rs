@@ -273,7 +273,7 @@ async fn what_the_overview_shows_is_exposed() {
     let up = demo::upstream().pods(5).run().await;
     let process = Process::serve(&Dir::new(), &up.url(), &[]).await;
     let client = process.client();
-    assert!(client.get(PODS).await.is_cached());
+    assert!(direct::proven(&client, || PODS.to_owned()).await.is_cached());
     let watch = client.watch(PODS).initial_events().await;
     watch.listed().await;
     client.get("/version").await;

@@ -5,17 +5,18 @@ use std::time::Duration;
 use kube_fanout::demo::{self, RequestCounts, RunningUpstream};
 use tokio::time::timeout;
 
-use crate::direct::{self, CONFIGMAPS, PODS, configmap, eventually, within};
+use crate::direct::{self, App, CONFIGMAPS, PODS, configmap, eventually, within};
 
 /// More than a frame may have, and far more than etcd takes.
 const HUGE_BYTES: usize = 17 << 20;
 
-/// Returns when nobody has asked upstream for config maps for a second.
-async fn all_is_still(up: &RunningUpstream) {
+/// Returns when there is no feed of config maps any more, and nobody has asked upstream for them for a second.
+async fn all_is_still(up: &RunningUpstream, app: &App) {
     let asked = |counts: &RequestCounts| (counts.lists.of("configmaps"), counts.watches_opened.of("configmaps"));
     loop {
         let so_far = asked(&up.counts());
-        if timeout(Duration::from_secs(1), up.until(|counts| asked(counts) != so_far)).await.is_err() {
+        let is_asked = timeout(Duration::from_secs(1), up.until(|counts| asked(counts) != so_far)).await.is_ok();
+        if !is_asked && app.feed("configmaps").await.is_none() && asked(&up.counts()) == so_far {
             return;
         }
     }
@@ -38,7 +39,7 @@ async fn the_clients_of_its_resource_pass_through_and_all_others_are_served() {
         !answer.is_cached() && answer.rv() >= huge
     };
     eventually("upstream answers for it", passes).await;
-    within("attempts to read it end", all_is_still(&up)).await;
+    within("attempts to read it end", all_is_still(&up, &app)).await;
     let asked = up.counts();
     for _ in 0..20 {
         assert!(!app.get(&path).await.is_cached());

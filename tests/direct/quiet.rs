@@ -3,11 +3,9 @@
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use http::Request;
-use hyper::body::Incoming;
 use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 
-use crate::direct::{self, Answer, App, Behind, CONFIGMAPS, FRESH_MAX, PODS, Stub, configmap};
+use crate::direct::{self, Answer, App, CONFIGMAPS, FRESH_MAX, configmap};
 
 /// Resources that have as many objects as a test puts there.
 const QUIET: [(&str, &str); 4] = [
@@ -88,49 +86,5 @@ async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
             }
         }
         assert_eq!(good, ROUNDS, "of {ROUNDS_MAX} rounds");
-    }
-}
-
-/// A server of two storages, as an apiserver with `--etcd-servers-overrides`: config maps are in the second one.
-async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub {
-    let (main, own) = (Behind::at(&up.url()), Behind::at(&other.url()));
-    let relay = move |request: Request<Incoming>| {
-        let behind = if request.uri().path().ends_with("/configmaps") { own.clone() } else { main.clone() };
-        async move { behind.answer(request).await }
-    };
-    direct::stub(relay).await
-}
-
-/// The version that pods are proven by is one that config maps have reached, and not the one that they have come to.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_of_one_storage_proves_nothing_of_another() {
-    let (up, other) = (demo::upstream().pods(5).run().await, demo::upstream().pods(5).run().await);
-    let server = of_two_storages(&up, &other).await;
-    let app = direct::in_front_of(&server.url()).run().await;
-    app.discovered().await;
-    for trial in 0..5 {
-        while other.revision() < up.revision() {
-            other.put("configmaps", configmap("default", "padding", &other.revision().to_string()));
-        }
-        while up.revision() < other.revision() {
-            up.update_pod("default", "one");
-        }
-        // Both feeds are there, and are current.
-        join_all([PODS, CONFIGMAPS].map(|path| app.get(path))).await;
-        app.reached("configmaps", other.revision()).await;
-        other.faults().stall_watches(0);
-        let (name, before) = (format!("new-{trial}"), other.counts().watch_lists.of("configmaps"));
-        let written = other.put("configmaps", configmap("default", &name, "x"));
-        assert!(up.revision() < written);
-        let goes_on = async {
-            // A question of the wrong storage would not have come here.
-            let is_asked = other.until(|counts| counts.watch_lists.of("configmaps") > before);
-            let _ = tokio::time::timeout(direct::ALLOWANCE, is_asked).await;
-            other.faults().resume_watches();
-        };
-        let (pods, configmaps, ()) = tokio::join!(app.get(PODS), app.get(CONFIGMAPS), goes_on);
-        assert_eq!((pods.status, configmaps.status), (200, 200));
-        let key = format!("default/{name}");
-        assert!(configmaps.items().iter().any(|(held, _)| *held == key), "{key} was written before it was asked for");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::demo::{self, RunningUpstream};
 
-use crate::direct::{self, App, Client, Ended, Event, PODS, Protocol, Watch};
+use crate::direct::{self, Answer, App, Client, Ended, Event, PODS, Protocol, Watch};
 
 const READABLE: &str = "/api/v1/pods?kubeFanoutReadable=true";
 /// Answers are remembered for no longer than this, and leases asserted as often.
@@ -44,8 +44,11 @@ async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
     let up = demo::upstream().pods(0).remember_requests(true).run().await;
     let (_app, ada) = ada(&up).await;
     assert_eq!(ada.get(PODS).await.status, 403);
+    // A namespace about which an answer is late is hidden for seconds.
+    let keys = |answer: &Answer| answer.items().into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    direct::eventually("both are known", || async { keys(&ada.get(READABLE).await) == ["a/p", "b/p"] }).await;
     let answer = ada.get(READABLE).await;
-    let keys: Vec<_> = answer.items().into_iter().map(|(key, _)| key).collect();
+    let keys = keys(&answer);
     assert!(answer.is_cached(), "{}", answer.text());
     assert_eq!((keys, answer.header("kube-fanout-readable")), (vec!["a/p".into(), "b/p".into()], Some("some")));
     up.reviews().allow("ada", "*");
@@ -66,6 +69,9 @@ async fn a_watch_is_filtered_and_ends_with_its_credential() {
         let (_app, ada) = ada(&up).await;
         let watch = ada.watch(READABLE).initial_events().over(protocol).await;
         watch.listed().await;
+        // Right behind the state, if the answer about a namespace is late.
+        told(&watch, "ADDED", "a/p").await;
+        told(&watch, "ADDED", "b/p").await;
         assert_eq!(watch.changes().len(), 2);
         up.create_pod("c", "q");
         watch.reached(up.create_pod("a", "q")).await;
@@ -90,6 +96,8 @@ async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
     let (_app, ada) = ada(&up).await;
     let watch = ada.watch(READABLE).initial_events().await;
     watch.listed().await;
+    told(&watch, "ADDED", "a/p").await;
+    told(&watch, "ADDED", "b/p").await;
     up.reviews().refuse(Some(503));
     up.reviews().allow("ada", "new");
     up.create_pod("new", "p");

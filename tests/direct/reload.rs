@@ -4,7 +4,7 @@ use kube_fanout::bench::{Fleet, Plan, TargetCredentials};
 use kube_fanout::demo;
 use serde_json::{Value, json};
 
-use crate::direct::{CONFIGMAPS, Dir, PATIENCE, PODS, eventually};
+use crate::direct::{self, CONFIGMAPS, Dir, PATIENCE, PODS, eventually};
 use crate::process::{Process, metric};
 
 const WATCHES: u64 = 1_000;
@@ -45,7 +45,7 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
     let settings = |key: &str| page["settings"][key].clone();
     assert_eq!((settings("reusePort"), settings("consistency")), (false.into(), "bounded".into()), "what runs");
     assert_eq!(client.watch(PODS).initial_events().open().await.err().map(|answer| answer.status), Some(429));
-    assert!(client.get(CONFIGMAPS).await.is_cached());
+    assert!(direct::proven(&client, || CONFIGMAPS.to_owned()).await.is_cached());
     eventually("what is preloaded now is there", || process.is_ready()).await;
     let named = client.request(http::Method::GET, PODS).host("fanout.example").send().await;
     assert_eq!(named.status, 200, "{}", named.text());

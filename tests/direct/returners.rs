@@ -66,7 +66,7 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
     let up = demo::upstream().pods(30).seed(217).run().await;
     let old = up.revision();
     let last = up.churn(40).await;
-    let app = direct::app(&up).sync_wait(Duration::from_millis(300)).run().await;
+    let app = direct::app(&up).sync_wait(Duration::from_millis(300)).fresh_wait_of_product().run().await;
     app.discovered().await;
     // What happened since does not come.
     up.faults().hush_watches();
@@ -74,7 +74,15 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
     let _ = app.watch(PODS).from(old).open().await;
     let version = old.to_string();
     app.until_feed("pods", "it begins there", |feed| feed["resourceVersion"] == version.as_str()).await;
-    let late = app.watch(PODS).from(old).await;
+    // It is told to come again as long as the feed is not live.
+    let late = direct::within("a watch", async {
+        loop {
+            if let Ok(watch) = app.watch(PODS).from(old).open().await {
+                break watch;
+            }
+        }
+    })
+    .await;
     for path in [format!("{PODS}?resourceVersion=0"), PODS.to_owned()] {
         let list = app.get(&path).await;
         assert!(list.status == 200 && list.rv() >= last, "{path}: {} of {last}", list.rv());
@@ -89,21 +97,32 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_who_comes_from_long_ago_costs_the_others_nothing() {
-    let up = demo::upstream().pods(30).seed(218).run().await;
-    let ancient = up.revision();
-    up.churn(10).await;
-    // What was is still there, and what happened since is not.
-    up.faults().forget_window();
-    let mut history = History::begin(&up, PODS).await;
-    up.churn(10).await;
-    let app = direct::app(&up).run().await;
-    let old = app.watch(PODS).from(ancient).into_future();
-    let recent = join_all((0..9).map(|n| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future()));
-    let (old, recent) = tokio::join!(old, recent);
-    assert_eq!(old.ended().await, Ended::Expired);
-    let last = up.churn(10).await;
-    history.is_told_to(&recent, last).await;
-    assert_eq!((asked(&app, "initial").await, asked(&app, "relist").await), (1, 0), "one list");
+    // Those who come within 300 ms begin a feed together. On a busy machine the oldest may come long before the others,
+    // so that the feed begins twice: that shows nothing, and is tried again.
+    for _ in 0..20 {
+        let up = demo::upstream().pods(30).seed(218).run().await;
+        let ancient = up.revision();
+        up.churn(10).await;
+        // What was is still there, and what happened since is not.
+        up.faults().forget_window();
+        let mut history = History::begin(&up, PODS).await;
+        up.churn(10).await;
+        let app = direct::app(&up).run().await;
+        let began = Instant::now();
+        let old = app.watch(PODS).from(ancient).into_future();
+        let recent = (0..9).map(|n| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future());
+        let (old, recent) = tokio::join!(old, join_all(recent));
+        let joined = began.elapsed();
+        assert_eq!(old.ended().await, Ended::Expired);
+        let last = up.churn(10).await;
+        history.is_told_to(&recent, last).await;
+        let lists = (asked(&app, "initial").await, asked(&app, "relist").await);
+        if lists == (1, 0) {
+            return;
+        }
+        assert!(joined >= Duration::from_millis(300), "one list: {lists:?}");
+    }
+    panic!("they never came together: nothing was tried");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,12 +135,13 @@ async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_wat
     let last = up.churn(5).await;
     history.upto(last).await;
     let mut versions: Vec<_> = history.all().iter().map(|event| event.rv - 1).take(FLEET).collect();
-    fastrand::shuffle(&mut versions);
+    fastrand::Rng::with_seed(211).shuffle(&mut versions);
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
     history.is_told_to(&fleet, last).await;
     let watches = asked(&app, "prehistory").await;
-    // Whoever comes from before all so far costs one: six on average, if they come one by one in any order.
-    assert!((1..=12).contains(&watches), "{watches} watches for {FLEET} clients that came together");
+    // Whoever comes from before all so far costs one: six on average, if they come one by one in any order, and which
+    // order that is the machine decides as well. More than 25 have a probability of less than one in a billion.
+    assert!((1..=25).contains(&watches), "{watches} watches for {FLEET} clients that came together");
     assert_eq!(asked(&app, "initial").await, 1);
 }
 
@@ -256,7 +276,7 @@ async fn an_upstream_that_refuses_is_not_insisted_upon() {
     for watch in &fleet {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
-    assert!(began.elapsed() < HELD, "{:?}", began.elapsed());
+    assert!(began.elapsed() < HELD + ALLOWANCE, "{:?}", began.elapsed());
     assert_eq!(asked(&app, "prehistory").await, 1);
 }
 

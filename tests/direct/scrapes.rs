@@ -94,7 +94,12 @@ async fn metrics_are_for_whom_upstream_allows_them_and_others_are_told_in_its_wo
 #[tokio::test]
 async fn a_scrape_asks_nothing_that_is_remembered_and_nobody_asks_when_there_is_none() {
     let (up, dir) = (upstream().await, Dir::new());
-    let app = asked(direct::app(&up), &dir).run().await;
+    let long = std::time::Duration::from_secs(600);
+    let remembering = asked(direct::app(&up), &dir).with(|config| {
+        let scrapes = config.scrapes.as_mut().expect("asked");
+        (scrapes.token_ttl, scrapes.allowed_ttl, scrapes.denied_ttl) = (long, long, long);
+    });
+    let app = remembering.run().await;
     app.discovered().await;
     assert_eq!(up.reviews().asked(), ReviewCounts::default(), "no scrape, no question");
     for _ in 0..10 {
@@ -137,7 +142,8 @@ async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_keep_no_scraper
     let stated = u64::from(limits.reviews_burst_per_source) + seconds * u64::from(limits.reviews_per_source);
     let asked = up.reviews().asked().tokens;
     assert!(asked <= stated + 1 + scrapes, "{asked} questions in {seconds} s");
-    assert!(shed > 0, "there were more guesses than that");
+    // A machine that stalls may leave time for all of them.
+    assert!(shed > 0 || stated >= 300, "there were more guesses than that");
 }
 
 #[tokio::test]

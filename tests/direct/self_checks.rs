@@ -103,7 +103,7 @@ async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
 
 #[tokio::test]
 async fn a_comparison_that_upstream_does_not_answer_holds_up_no_drain() {
-    let grace = Duration::from_secs(10);
+    let grace = Duration::from_secs(300);
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).drain(grace).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;

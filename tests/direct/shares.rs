@@ -108,10 +108,16 @@ async fn many_tokens_of_one_user_leave_questions_to_others() {
     for token in of_ada {
         assert!(app.bearing(token).get(PODS).await.is_cached());
     }
-    let mut refused = 0;
-    for number in 0..100 {
-        refused += u32::from(app.bearing(&of_ada[number % 2]).get(PODS).await.status == 429);
+    // Twenty at once and one a second: of a machine that stalls for so long that all may be asked, this shows nothing.
+    for round in 1.. {
+        let (began, mut refused) = (std::time::Instant::now(), 0);
+        for number in 0..100 {
+            refused += u32::from(app.bearing(&of_ada[number % 2]).get(PODS).await.status == 429);
+        }
+        if refused > 10 {
+            break;
+        }
+        assert!(began.elapsed().as_secs() >= 10 && round < 20, "{refused} refused");
     }
-    assert!(refused > 10, "{refused} refused");
     assert!(app.bearing("b").get(PODS).await.is_cached(), "there is room for others");
 }

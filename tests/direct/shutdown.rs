@@ -10,61 +10,30 @@ use hyper::body::Incoming;
 use kube_fanout::app::StartError;
 use kube_fanout::demo;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
-use crate::direct::{self, ALLOWANCE, Ended, Event, PODS, Protocol, Stub, in_time, stub};
-
-const GRACE: Duration = Duration::from_secs(10);
+use crate::direct::{self, ALLOWANCE, Ended, Event, PATIENCE, PODS, Protocol, Stub, in_time, stub};
 
 #[tokio::test]
 async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
     let up = demo::upstream().pods(3).run().await;
-    let app = direct::app(&up).unix().drain(GRACE).run().await;
+    // It does not wait for this: what is longer than any pause of the machine shows that.
+    let grace = Duration::from_secs(600);
+    let app = direct::app(&up).unix().drain(grace).run().await;
     app.get("/api/v1/pods?resourceVersion=0").await;
     // A connection that is kept alive without a request on it is idle too.
     let (kept, client) = (app.multiplexed().await, (*app).clone());
     kept.get(PODS).await;
     let stopped = app.stop().await;
-    assert!(stopped.took < GRACE / 2, "{:?}", stopped.took);
+    assert!(stopped.took < grace / 2, "{:?}", stopped.took);
     in_time(Duration::ZERO, "nothing open", up.until(|counts| counts.watches_open.total() == 0)).await;
     let refused = client.request(http::Method::GET, PODS).try_send().await;
     assert!(refused.is_err(), "the port is closed");
 }
 
 #[tokio::test]
-async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
-    // The last are told to end long before, so that a busy machine is in time.
-    const GRACE: Duration = Duration::from_secs(15);
-    let up = demo::upstream().pods(30).seed(131).run().await;
-    let mut app = direct::app(&up).drain(GRACE).run().await;
-    let from = up.revision();
-    let open = (0..60).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future());
-    let watches = join_all(open).await;
-    let began = Instant::now();
-    app.begin_stop();
-    let ends = join_all(watches.iter().map(|watch| async { (watch.ended().await, began.elapsed()) }));
-    let ends = direct::amid_churn(&up, ends).await;
-    assert!(ends.iter().all(|(ended, _)| *ended == Ended::Clean), "{ends:?}");
-    // When others have the machine, all of them are late alike.
-    let first = ends.iter().map(|(_, at)| *at).min().expect("some");
-    let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| at.saturating_sub(first) < GRACE / 3);
-    assert!(early.len() >= 6 && late.len() >= 6, "{} early, {} late", early.len(), late.len());
-    assert!(ends.iter().all(|(_, at)| *at < GRACE), "before the deadline");
-    let mut seen = 0;
-    for watch in &watches {
-        let events = watch.events();
-        assert!(events.windows(2).all(|pair| pair[1].rv == pair[0].rv + 1), "no hole, up to the end");
-        seen += events.len();
-    }
-    assert!(seen > watches.len(), "{seen} events are too few to have a hole");
-    let stopped = app.stop().await;
-    assert!(stopped.took < GRACE);
-}
-
-#[tokio::test]
 async fn a_drained_watch_is_told_how_far_it_was() {
     let up = demo::upstream().pods(3).run().await;
-    let grace = Duration::from_secs(10);
+    let grace = Duration::from_secs(20);
     let mut app = direct::app(&up).drain(grace).run().await;
     let from = up.revision();
     let nowhere = "/api/v1/namespaces/nowhere/pods";
@@ -112,7 +81,7 @@ async fn a_request_that_is_being_answered_is_answered_and_so_are_new_ones_until_
         Ok(Stub::reply(200, "at last"))
     })
     .await;
-    let drain = Duration::from_secs(20);
+    let drain = Duration::from_secs(600);
     let mut app = direct::in_front_of(&upstream.url()).drain(drain).run().await;
     let client = (*app).clone();
     let slow = tokio::spawn({
@@ -171,7 +140,7 @@ async fn a_second_start_on_the_same_socket_waits_for_the_first_to_leave() {
 #[tokio::test]
 async fn readiness_ends_before_service_does() {
     let up = demo::upstream().pods(3).run().await;
-    let mut app = direct::app(&up).drain(GRACE).run().await;
+    let mut app = direct::app(&up).drain(PATIENCE).run().await;
     let watches = join_all((0..12).map(|_| app.watch(PODS).from(up.revision()).into_future())).await;
     let ready = &app;
     direct::eventually("ready", || async { ready.admin("/readyz").await.status == 200 }).await;
@@ -181,4 +150,6 @@ async fn readiness_ends_before_service_does() {
     direct::eventually("not ready", stopping).await;
     assert!(watches.iter().any(direct::Watch::is_open), "while watches still run");
     assert_eq!(app.admin("/livez").await.status, 200);
+    drop(watches);
+    app.stop().await;
 }

@@ -20,6 +20,7 @@ async fn the_stuck_one_holds_up_nobody_and_gets_everything_when_it_reads_on() {
     let last = up.churn(4_000).await;
     direct::within("the fast ones", join_all(fast.iter().map(|watch| watch.reached(last)))).await;
     history.is_told_to(&fast, last).await;
+    join_all(stuck.iter().map(|watch| watch.received(10))).await;
     assert!(stuck.iter().all(|watch| watch.events().len() == 10));
     stuck.iter().for_each(Watch::resume);
     // The ring has it all.

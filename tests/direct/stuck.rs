@@ -8,6 +8,7 @@ use kube_fanout::auth::AuthMode;
 use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::serve::Unread;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::direct::{self, App, CONFIGMAPS, Client, Ended, Plan, Protocol, Watch, within};
 
@@ -16,9 +17,9 @@ const OBJECTS: usize = 40;
 const OBJECT_BYTES: usize = 512 << 10;
 
 /// Impatient, but for `state_idle_max`, which a busy machine could take for a stop.
-const UNREAD: Unread = Unread { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
+pub const UNREAD: Unread = Unread { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
 
-async fn large() -> RunningUpstream {
+pub async fn large() -> RunningUpstream {
     let up = demo::upstream().run().await;
     let value = "x".repeat(OBJECT_BYTES);
     for n in 0..OBJECTS {
@@ -27,32 +28,39 @@ async fn large() -> RunningUpstream {
     up
 }
 
-fn impatient(up: &RunningUpstream, unread: Unread) -> Plan {
+pub fn impatient(up: &RunningUpstream, unread: Unread) -> Plan {
     direct::app(up).with(|config| config.serve.unread = unread).idle(Duration::from_millis(40))
 }
 
 /// One of each protocol that reads one object of the state and then no more.
-async fn stuck(app: &App, client: &Client, timeout_seconds: i64) -> Vec<Watch> {
+pub async fn stuck(app: &App, client: &Client, timeout_seconds: i64) -> Vec<Watch> {
+    let (stuck, pinned) = told_a_state(app, client, timeout_seconds).await;
+    assert_eq!(pinned, Some(stuck.len() as u64));
+    stuck
+}
+
+/// The same, and how many are being told a state when each has read its object, or has ended.
+async fn told_a_state(app: &App, client: &Client, timeout_seconds: i64) -> (Vec<Watch>, Option<u64>) {
     let mut stuck = Vec::new();
     for protocol in Protocol::ALL {
         let plan = client.watch(CONFIGMAPS).initial_events().timeout_seconds(timeout_seconds);
         stuck.push(plan.over(protocol).stall_after(1).await);
     }
     for watch in &stuck {
-        watch.received(1).await;
+        within("an object", watch.more_than(0)).await;
     }
-    assert_eq!(app.feed("configmaps").await.map(|feed| feed["pinned"].clone()), Some(stuck.len().into()));
-    stuck
+    let pinned = app.feed("configmaps").await.and_then(|feed| feed["pinned"].as_u64());
+    (stuck, pinned)
 }
 
 /// Nothing that they had is kept for longer than that, nor the feed for their sake.
-async fn nothing_is_kept_behind(app: &App, time: Duration) {
+pub async fn nothing_is_kept_behind(app: &App, time: Duration) {
     let gone = || async { app.feed("configmaps").await.is_none() };
     direct::eventually_in_time(time, "the feed is idle and ends", gone).await;
 }
 
 /// They were cut, and see that.
-async fn were_cut(stuck: &[Watch]) {
+pub async fn were_cut(stuck: &[Watch]) {
     for watch in stuck {
         watch.resume();
         let ended = watch.ended().await;
@@ -65,34 +73,24 @@ async fn were_cut(stuck: &[Watch]) {
 async fn their_time_is_up_whether_they_read_or_not() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
-    let stuck = stuck(&app, &app, 10).await;
-    nothing_is_kept_behind(&app, Duration::from_secs(10) + UNREAD.grace).await;
-    were_cut(&stuck).await;
+    let mut were_stuck = false;
+    // A machine may stall for so long that their time is up before all of them are told a state.
+    for lasts in [10, 30, 90] {
+        let began = Instant::now();
+        let (watches, pinned) = told_a_state(&app, &app, lasts).await;
+        let took = began.elapsed();
+        nothing_is_kept_behind(&app, Duration::from_secs(lasts.unsigned_abs()) + UNREAD.grace).await;
+        if pinned == Some(watches.len() as u64) {
+            were_cut(&watches).await;
+            were_stuck = true;
+            break;
+        }
+        assert!(took.as_secs() >= lasts.unsigned_abs(), "{pinned:?} are told a state");
+    }
+    assert!(were_stuck, "nobody was told a state in time");
     let whole = app.watch(CONFIGMAPS).initial_events().await;
     whole.listed().await;
     assert_eq!(whole.changes().len(), up.keys("configmaps").len(), "who reads gets everything");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
-    let up = large().await;
-    let unread = Unread { state_idle_max: Duration::from_secs(12), ..UNREAD };
-    let app = impatient(&up, unread).run().await;
-    let stuck = stuck(&app, &app, 3_000).await;
-    nothing_is_kept_behind(&app, unread.state_idle_max).await;
-    were_cut(&stuck).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_does_not_wait_for_them() {
-    let up = large().await;
-    let drain = Duration::from_secs(20);
-    let app = impatient(&up, UNREAD).drain(drain).run().await;
-    let stuck = stuck(&app, &app, 3_000).await;
-    let stopped = app.stop().await;
-    // Who still took something when the drain began goes at its own moment, which is before its last fifth.
-    assert!(stopped.took < drain, "{:?}", stopped.took);
-    were_cut(&stuck).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,14 +141,14 @@ async fn a_window_that_was_never_open_keeps_nothing() {
     let mut builder = h2::client::Builder::new();
     let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(io).await.expect("h2");
     drop(tokio::spawn(connection));
-    let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=2";
+    let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=10";
     let mut answers = Vec::new();
-    for path in [format!("{CONFIGMAPS}?{query}"), format!("{CONFIGMAPS}?watch=true&timeoutSeconds=2")] {
+    for path in [format!("{CONFIGMAPS}?{query}"), format!("{CONFIGMAPS}?watch=true&timeoutSeconds=10")] {
         let request = http::Request::get(format!("http://{address}{path}")).body(()).expect("a request");
         let (answer, _) = sender.send_request(request, true).expect("it is open");
         answers.push(within("a head", answer).await.expect("an answer").into_body());
     }
-    nothing_is_kept_behind(&app, Duration::from_secs(2) + UNREAD.grace).await;
+    nothing_is_kept_behind(&app, Duration::from_secs(10) + UNREAD.grace).await;
     for mut body in answers {
         let end = within("a reset", body.data()).await.expect("not the end").expect_err("no data");
         assert_eq!(end.reason(), Some(h2::Reason::CANCEL));

@@ -62,7 +62,8 @@ async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_a
     let (zones, through) = seen(&up, PODS);
     assert_eq!(through, 0, "what the leaf asks to prove it the zone answers");
     let asked = zones - before.0;
-    assert!(asked <= 2 * 10 + 10, "{asked} questions for 10 reads");
+    // A machine that stalls has each of them asked again, a few times; clients are many more.
+    assert!(asked <= 10 * 10, "{asked} questions for 10 reads");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,7 @@ use http::Method;
 use kube_fanout::demo;
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, PeerAddress, Tls};
 
-use crate::direct::{self, Dir, Listening, PODS, Protocol, Trust, eventually, pair};
+use crate::direct::{self, Dir, Listening, PODS, Protocol, Trust, eventually, pair, within};
 
 fn bind(address: &str) -> Listener {
     Listener::bind(&address.parse().expect("an address")).expect("it can be bound")
@@ -61,8 +61,15 @@ async fn a_connection_ends_at_its_age_and_its_watch_goes_on() {
     let up = demo::upstream().pods(2).run().await;
     let age = Duration::from_secs(5);
     let app = direct::app(&up).with(|config| config.connections.connection_age_max = age).run().await;
-    let client = app.multiplexed().await;
-    let watch = client.watch(PODS).from(up.revision()).await;
+    let (client, watch) = within("a watch before the connection has its age", async {
+        loop {
+            let client = app.multiplexed().await;
+            if let Ok(watch) = client.watch(PODS).from(up.revision()).try_open().await {
+                break (client, watch.unwrap_or_else(|refused| panic!("{}", refused.text())));
+            }
+        }
+    })
+    .await;
     watch.reached(up.create_pod("default", "before")).await;
     let gone = || async { client.request(Method::GET, "/version").try_send().await.is_err() };
     eventually("it takes no more requests", gone).await;

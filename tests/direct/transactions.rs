@@ -87,7 +87,7 @@ const REST_MAX: Duration = Duration::from_secs(3);
 #[tokio::test]
 async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
     const LASTS: u32 = 6;
-    for _ in 0..4 {
+    for _ in 0..20 {
         let Amid { watch, up: _up, app: _app, .. } = amid(|plan| plan, LASTS.into()).await;
         assert_eq!(watch.ended().await, Ended::Clean);
         let told = gone(&watch);
@@ -106,11 +106,19 @@ const DRAIN: Duration = Duration::from_secs(25);
 
 #[tokio::test]
 async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {
-    let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(DRAIN), 600).await;
-    let stopping = tokio::spawn(app.stop());
-    assert_eq!(watch.ended().await, Ended::Clean);
-    assert_eq!(gone(&watch), GONE);
-    stopping.await.expect("it stops");
+    // Of a machine that stalls until the drain is over this shows nothing, and it is tried again.
+    for _ in 0..5 {
+        let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(DRAIN), 600).await;
+        let stopping = tokio::spawn(app.stop());
+        let ended = watch.ended().await;
+        let told = gone(&watch);
+        let stopped = stopping.await.expect("it stops");
+        if stopped.took < DRAIN {
+            assert_eq!((ended, told), (Ended::Clean, GONE.map(str::to_owned).to_vec()));
+            return;
+        }
+    }
+    panic!("the drain was always over before the rest came");
 }
 
 #[tokio::test]

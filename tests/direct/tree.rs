@@ -222,7 +222,13 @@ async fn reviewed_for(zone: &Client, user: &str, cause: &str) -> (u16, Option<bo
 
 /// A zone that hears of changes of rights, a leaf of it, and the leaf's watch, for which the zone listens.
 async fn zone_that_hears(up: &RunningUpstream) -> (App, Client, Watch) {
-    let zone = zone(up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    // Answers are remembered for longer than any test takes.
+    let remembering = zone(up).with(|config| {
+        config.auth = AuthMode::Delegated;
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl) = (Duration::from_secs(600), Duration::from_secs(600));
+    });
+    let zone = remembering.run().await;
     zone.discovered().await;
     let leaf = zone.bearing("leaf");
     let watch = leaf.watch(PODS).from(up.revision()).await;

@@ -186,6 +186,7 @@ async fn servers_that_take_turns_are_not_listed_again_and_again() {
         let pods = metrics.lines().find(|line| line.contains("renewal") && line.contains("pods"));
         pods.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
     };
+    let began = std::time::Instant::now();
     for _ in 0..12 {
         let opened = up.counts().watches_opened.of("pods");
         up.faults().drop_connections();
@@ -194,7 +195,9 @@ async fn servers_that_take_turns_are_not_listed_again_and_again() {
         assert_eq!(app.get(CACHED).await.items().len(), 20);
     }
     let renewals = renewals().await;
-    assert!((1..=4).contains(&renewals), "{renewals} lists because of 12 streams");
+    // Ever more rarely, but a machine that stalls leaves time for more.
+    let renewals_max = 4 + began.elapsed().as_secs() / 5;
+    assert!((1..=renewals_max).contains(&renewals), "{renewals} lists because of 12 streams, {renewals_max} at most");
     let last = up.churn(3).await;
     for watch in &open {
         watch.reached(last).await;

@@ -222,7 +222,7 @@ async fn a_truth_that_lost_its_history_judges_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fault_that_fails_is_told_and_a_run_without_one_that_works_is_void() {
     let up = demo::upstream().run().await;
-    let fault = ["--duration", "3s", "--fault", "echo no apiserver here >&2; false", "--fault-every", "1s", "1s"];
+    let fault = ["--duration", "10s", "--fault", "echo no apiserver here >&2; false", "--fault-every", "1s", "1s"];
     let output = verify(&up.url(), &up.url(), &Dir::new(), &fault).await;
     assert_eq!(output.code, Some(2), "{}{}", output.stdout, output.stderr);
     assert!(output.stdout.contains("no apiserver here") && output.stdout.contains("0 faults"), "{}", output.stdout);

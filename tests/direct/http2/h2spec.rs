@@ -21,7 +21,7 @@ const FAILED: [(&str, &str); 1] = [(
 /// not run between that and what is wrong behind it, the answer is over, and so is the stream (RFC 9113 §8.1). So if
 /// this one fails, all are run again.
 const ANSWERED_SOONER: &str = "http2/6.9.1/3";
-const RUNS_MAX: usize = 4;
+const RUNS_MAX: usize = 20;
 
 /// The binary that `make h2spec` and `make test` build. In CI there has to be one.
 fn binary() -> Option<PathBuf> {
@@ -41,7 +41,10 @@ async fn run(app: &App, arguments: &[&str]) -> BTreeSet<String> {
     let Some(binary) = binary() else { return BTreeSet::new() };
     let origin = app.origin();
     let (_, port) = origin.rsplit_once(':').expect("a port");
-    let output = Command::new(binary).args(["-port", port, "-path", "/any"]).args(arguments).output().await;
+    let mut command = Command::new(binary);
+    // How long each answer may take: it ends a hang.
+    command.args(["-port", port, "-path", "/any", "-timeout", "120s"]).args(arguments);
+    let output = command.output().await;
     let output = output.expect("it runs");
     let (told, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{people}");

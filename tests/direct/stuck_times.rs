@@ -1,0 +1,29 @@
+//! Clients that stop reading in the middle of a state, and the seconds after which they are cut off (R-THREAT-11; O1).
+
+use std::time::Duration;
+
+use kube_fanout::serve::Unread;
+
+use crate::stuck::{UNREAD, impatient, large, nothing_is_kept_behind, stuck, were_cut};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
+    let up = large().await;
+    let unread = Unread { state_idle_max: Duration::from_secs(12), ..UNREAD };
+    let app = impatient(&up, unread).run().await;
+    let stuck = stuck(&app, &app, 3_000).await;
+    nothing_is_kept_behind(&app, unread.state_idle_max).await;
+    were_cut(&stuck).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_does_not_wait_for_them() {
+    let up = large().await;
+    let drain = Duration::from_secs(20);
+    let app = impatient(&up, UNREAD).drain(drain).run().await;
+    let stuck = stuck(&app, &app, 3_000).await;
+    let stopped = app.stop().await;
+    // Who still took something when the drain began goes at its own moment, which is before its last fifth.
+    assert!(stopped.took < drain, "{:?}", stopped.took);
+    were_cut(&stuck).await;
+}
