@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 #[cfg(any(feature = "bench", feature = "verify"))]
 use futures_util::future::BoxFuture;
+use kube_fanout::app::check::CheckVerdict;
 use kube_fanout::app::{self, Bound, Inherited, LogLevel, Reloading};
 #[cfg(feature = "bench")]
 use kube_fanout::config::BenchArguments;
@@ -120,7 +121,11 @@ fn check(arguments: CheckArguments) -> ExitCode {
             Ok(checked) => {
                 // Nothing can be done about an output that is closed.
                 let _ = std::io::stdout().write_all(checked.text.as_bytes());
-                if checked.passes { ExitCode::SUCCESS } else { ExitCode::from(ILL) }
+                match checked.verdict {
+                    CheckVerdict::Passes => ExitCode::SUCCESS,
+                    CheckVerdict::Fails => ExitCode::from(ILL),
+                    CheckVerdict::Inconclusive => ExitCode::from(VOID),
+                }
             }
             Err(why) => fail(VOID, &why),
         }

@@ -20,7 +20,16 @@ use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, 
 /// What was found out.
 pub struct Checked {
     pub text: String,
-    pub passes: bool,
+    pub verdict: CheckVerdict,
+}
+
+/// What the findings come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckVerdict {
+    Passes,
+    Fails,
+    /// Nothing failed, and something could not be found out.
+    Inconclusive,
 }
 
 /// How long all of it may take.
@@ -29,7 +38,7 @@ const CHECK_MAX: Duration = Duration::from_secs(120);
 /// Looks at everything that a proxy needs.
 ///
 /// # Errors
-/// Nothing can be said: upstream cannot be reached, or not as anybody.
+/// It takes too long.
 #[inline(never)]
 pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checked, String>> {
     Box::pin(async move {
@@ -44,19 +53,30 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checke
             }
         };
         let found = timeout(CHECK_MAX, findings(&config, arguments.nodes)).await;
-        Ok(said(&found.map_err(|_| format!("not within {CHECK_MAX:?}"))??, &arguments))
+        Ok(said(&found.map_err(|_| format!("not within {CHECK_MAX:?}"))?, &arguments))
     })
 }
 
-async fn findings(config: &Serve, nodes: u64) -> Result<Vec<CheckFinding>, String> {
+/// Looks at one thing after the other. What fails does not keep the rest from being looked at, unless it would fail for
+/// the same reason.
+async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
     let mut found = vec![CheckFinding::ok("configuration", "it is valid")];
     found.extend(of_certificates(config));
-    let unanswered = |error: crate::upstream::Error| format!("upstream: {error}");
     let endpoints = Endpoints::new(config.endpoints.clone());
     let client = Client::connect_to(&config.upstream, endpoints.clone(), CostLedger::default(), Tasks::new());
-    let client = client.map_err(|error| format!("upstream: {error}"))?;
-    let identity = identity(&client).await.map_err(unanswered)?;
+    let client = match client {
+        Ok(client) => client,
+        Err(error) => {
+            found.push(CheckFinding::failed("upstream", error.to_string()));
+            return found;
+        }
+    };
+    found.extend(of_client_certificate(&client));
+    let identity = identity(&client).await;
     found.extend(identity.findings);
+    if !identity.is_usable {
+        return found;
+    }
     if let Some(path) = &config.delegated.impersonator {
         let source = CredentialSource::File(path.clone());
         let impersonator = Client::connect_to(&source, endpoints, CostLedger::default(), Tasks::new());
@@ -70,16 +90,33 @@ async fn findings(config: &Serve, nodes: u64) -> Result<Vec<CheckFinding>, Strin
         });
     }
     let catalog = Catalog::new(client.clone(), insistence(config));
-    catalog.refresh(Instant::now()).await.map_err(unanswered)?;
-    let plan = Plan::of(config, &catalog);
+    let is_known = match catalog.refresh(Instant::now()).await {
+        Ok(_) => true,
+        Err(error) => {
+            found.push(CheckFinding::unanswered("upstream", "what it serves", &error));
+            false
+        }
+    };
+    let plan = Plan::of(config, is_known.then_some(&catalog));
     found.extend(plan.findings);
-    found.extend(rights(&client, &plan.needs).await.map_err(unanswered)?);
+    found.extend(rights(&client, &plan.needs).await);
     let counted = if plan.needs.named.is_empty() { &plan.needs.others } else { &plan.needs.named };
     let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
-    found.extend(sizes(&client, counted, budget).await.map_err(unanswered)?);
+    if is_known {
+        found.extend(sizes(&client, counted, budget).await);
+    }
     let feeds = counted.len() as u64;
     found.push(cost(&FleetCost { nodes: nodes.max(1), feeds, own: plan.needs.own_streams() }));
-    Ok(found)
+    found
+}
+
+/// The certificate that the kubeconfig has for the proxy. The apiserver answers an expired one with 401 and no reason.
+fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
+    let validity = client.client_certificate()?;
+    Some(match validity.check(WallClock::default().now()) {
+        Ok(()) => CheckFinding::ok("certificates", "upstream.kubeconfig: the client certificate is valid now"),
+        Err(why) => CheckFinding::failed("certificates", format!("upstream.kubeconfig: the client certificate {why}")),
+    })
 }
 
 /// What the configuration asks of upstream.
@@ -89,13 +126,15 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(config: &Serve, catalog: &Catalog) -> Self {
+    /// Without a catalog only the rights are known that every proxy of the mode needs.
+    fn of(config: &Serve, catalog: Option<&Catalog>) -> Self {
         let coverage = &config.serve.coverage;
         let on_node = coverage.node.is_some();
         let (mut needs, mut findings) = (Needs::default(), Vec::new());
         needs.asks_about_callers = config.auth == AuthMode::Delegated;
         needs.asks_about_scrapes = config.scrapes.is_some();
         needs.follows_cluster = !on_node;
+        let Some(catalog) = catalog else { return Self { needs, findings } };
         for (key, names) in [("preload", &config.preload), ("feeds.resources", &coverage.resources)] {
             for name in names {
                 match catalog.find_by_name(name).map(|resource| wanted(coverage, &resource)) {
@@ -147,14 +186,20 @@ fn of_certificates(config: &Serve) -> Vec<CheckFinding> {
 
 fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
     let fails = |finding: &&CheckFinding| match finding.outcome {
-        CheckOutcome::Ok => false,
+        CheckOutcome::Ok | CheckOutcome::Unknown => false,
         CheckOutcome::Note => arguments.strict,
         CheckOutcome::Failed => true,
     };
     let failed = findings.iter().filter(fails).count();
+    let unknown = findings.iter().filter(|finding| finding.outcome == CheckOutcome::Unknown).count();
+    let verdict = match (failed, unknown) {
+        (0, 0) => CheckVerdict::Passes,
+        (0, _) => CheckVerdict::Inconclusive,
+        _ => CheckVerdict::Fails,
+    };
     if arguments.json {
-        let json = serde_json::json!({"passes": failed == 0, "findings": findings});
-        return Checked { text: format!("{json:#}\n"), passes: failed == 0 };
+        let json = serde_json::json!({"passes": verdict == CheckVerdict::Passes, "findings": findings});
+        return Checked { text: format!("{json:#}\n"), verdict };
     }
     let mut text = String::new();
     for CheckFinding { outcome, about, what, remedy } in findings {
@@ -163,10 +208,11 @@ fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
             let _ = writeln!(text, "       add {remedy}");
         }
     }
-    let _ = match failed {
-        0 => writeln!(text, "a proxy with this configuration can be run"),
-        1 => writeln!(text, "1 thing is missing"),
-        _ => writeln!(text, "{failed} things are missing"),
+    let _ = match (failed, unknown) {
+        (0, 0) => writeln!(text, "a proxy with this configuration can be run"),
+        (0, _) => writeln!(text, "inconclusive: {unknown} of the checks could not be made"),
+        (1, _) => writeln!(text, "1 check failed"),
+        _ => writeln!(text, "{failed} checks failed"),
     };
-    Checked { text, passes: failed == 0 }
+    Checked { text, verdict }
 }

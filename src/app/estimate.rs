@@ -35,6 +35,12 @@ pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
     Ok(text(&found, arguments))
 }
 
+fn write_row(text: &mut String, EstimateRow { agent, resource, lists, watches, gets, rest }: &EstimateRow) {
+    let cut = |text: &str, to: usize| text.chars().take(to).collect::<String>();
+    let (agent, resource) = (cut(agent, 40), cut(resource, 36));
+    let _ = writeln!(text, "{agent:<40} {resource:<36} {lists:>9} {watches:>9} {gets:>9} {rest:>9}");
+}
+
 fn text(found: &Estimate, arguments: &EstimateArguments) -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -47,14 +53,16 @@ fn text(found: &Estimate, arguments: &EstimateArguments) -> String {
         "{:<40} {:<36} {:>9} {:>9} {:>9} {:>9}",
         "USER AGENT", "RESOURCE", "LISTS", "WATCHES", "GETS", "REST"
     );
-    for EstimateRow { agent, resource, lists, watches, gets, rest } in found.rows.iter().take(arguments.rows) {
-        let cut = |text: &str, to: usize| text.chars().take(to).collect::<String>();
-        let (agent, resource) = (cut(agent, 40), cut(resource, 36));
-        let _ = writeln!(text, "{agent:<40} {resource:<36} {lists:>9} {watches:>9} {gets:>9} {rest:>9}");
+    for row in found.rows.iter().take(arguments.rows) {
+        write_row(&mut text, row);
     }
     let left = found.rows.len().saturating_sub(arguments.rows);
     if left > 0 {
-        let _ = writeln!(text, "and {left} rows more: --rows, or --json, which has all");
+        let _ = writeln!(text, "({left} more rows; --rows or --json shows them)");
+    }
+    write_row(&mut text, &found.total);
+    if found.of_apiserver > 0 {
+        let _ = writeln!(text, "left out: {} requests of the apiserver to itself", found.of_apiserver);
     }
     let part = 100.0 * found.from_memory as f64 / found.requests as f64;
     let _ = writeln!(text, "from memory: {} of {} requests, {part:.1} %", found.from_memory, found.requests);

@@ -43,6 +43,7 @@ const OWN_ACCESSES: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessrevie
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 /// The name of the user that every caller is, who is not authenticated here.
 const ASKER: &str = "demo";
+const FORBIDDEN: u16 = 403;
 
 impl ReviewAnswers {
     /// Gives the token to the user.
@@ -85,12 +86,19 @@ impl ReviewAnswers {
         reason.clone_into(&mut self.rules.lock().reason);
     }
 
-    /// Says to whoever asks about its own rights that it has not this one. Nothing else is refused for it.
+    /// Says to whoever asks about its own rights that it has not this one, or none for two `*`. Nothing else is refused
+    /// for it.
     pub fn lack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));
     }
 
-    /// Answers all reviews with this status code instead; `None` ends that.
+    /// Takes back what [`lack`](Self::lack) has taken away.
+    pub fn unlack(&self, verb: &str, resource: &str) {
+        self.rules.lock().lacking.remove(&(verb.to_owned(), resource.to_owned()));
+    }
+
+    /// Answers all reviews with this status code instead; `None` ends that. With 403 who asks about itself is told that
+    /// it may not create reviews of others.
     pub fn refuse(&self, code: Option<u16>) {
         self.rules.lock().refusal = code;
     }
@@ -113,7 +121,8 @@ impl ReviewAnswers {
             ACCESSES => rules.asked.accesses += 1,
             _ => {}
         }
-        if let Some(code) = rules.refusal {
+        let is_of_others = [TOKENS, ACCESSES].contains(&path);
+        if let Some(code) = rules.refusal.filter(|code| *code != FORBIDDEN || is_of_others) {
             return Err(DemoStatus::ordered(code, None));
         }
         let text = |pointer: &str| review.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -132,7 +141,10 @@ impl ReviewAnswers {
             }
             OWN_ACCESSES => {
                 let of = |name: &str| text(&format!("/spec/resourceAttributes/{name}"));
-                json!({"allowed": !rules.lacking.contains(&(of("verb"), of("resource")))})
+                let lacks = |verb: String, resource: String| rules.lacking.contains(&(verb, resource));
+                let is_refused = rules.refusal == Some(FORBIDDEN) && of("resource").ends_with("reviews");
+                let lacks = is_refused || lacks(of("verb"), of("resource")) || lacks("*".to_owned(), "*".to_owned());
+                json!({"allowed": !lacks})
             }
             _ => json!({"userInfo": user_info(ASKER)}),
         };

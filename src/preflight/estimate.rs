@@ -1,7 +1,7 @@
 //! Reads an apiserver's audit log and says which of its requests proxies would have answered from memory.
 //!
-//! The log is read once, line by line. What is kept is a row for each user agent and resource, so many at most; the
-//! time of a request, its query and its user are not.
+//! The log is read once, line by line. What is kept is a row for each user agent and resource, and for each open watch
+//! its ID and when it began, so many of each at most; the time of any other request, its query and its user are not.
 
 mod audit_event;
 mod tally;
@@ -28,9 +28,12 @@ pub struct EstimateOrder {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
-    /// The time from the first request to the last.
+    /// The time from the first record to the last.
     pub seconds: f64,
+    /// All requests but those that an apiserver sends to itself.
     pub requests: u64,
+    /// Requests of an apiserver to itself (`system:apiserver`), which no proxy answers. They are in no other number.
+    pub of_apiserver: u64,
     /// Those that would have been answered from memory.
     pub from_memory: u64,
     /// Watches among all of them, and how many were open on average.
@@ -48,6 +51,8 @@ pub struct Estimate {
     pub unreadable_lines: u64,
     /// Those with the most to gain come first.
     pub rows: Vec<EstimateRow>,
+    /// All rows added up.
+    pub total: EstimateRow,
 }
 
 /// A longer line is no record: records at the level of metadata have a few KiB.
@@ -124,6 +129,46 @@ mod tests {
         let first = &found.rows[0];
         assert_eq!((first.agent.as_str(), first.resource.as_str()), ("informer/v1", "pods"));
         assert_eq!((first.lists, first.watches, first.gets, first.rest), (3, 1, 1, 3));
+    }
+
+    /// A log of 60 s in which 60 watches begin at its start and end at its end has 60 open, not one window of received
+    /// requests' worth.
+    #[test]
+    fn average_of_open_watches_covers_the_whole_log() {
+        let watch = |id: usize, stage: &str, received: u32, reached: u32| {
+            let at = |second: u32| format!("2026-11-25T10:{:02}:{:02}.000000Z", second / 60, second % 60);
+            record(0, stage, "watch", "/api/v1/pods?watch=1&resourceVersion=7", "informer/v1")
+                .replace("\"x\"", &format!("\"{id}\""))
+                .replace(
+                    r#""requestReceivedTimestamp":"2026-11-25T10:00:00.000000Z""#,
+                    &format!(r#""requestReceivedTimestamp":"{}""#, at(received)),
+                )
+                .replace(
+                    r#""stageTimestamp":"2026-11-25T10:00:00.000000Z""#,
+                    &format!(r#""stageTimestamp":"{}""#, at(reached)),
+                )
+        };
+        let near = |found: &Estimate, seconds: f64, open: f64| {
+            assert!((found.seconds - seconds).abs() < 1e-6 && (found.watches_open - open).abs() < 1e-6, "{found:?}");
+        };
+        let begun: Vec<_> = (0..60).map(|id| watch(id, "ResponseStarted", 60, 60)).collect();
+        let ended: Vec<_> = (0..60).map(|id| watch(id, "ResponseComplete", 60, 120)).collect();
+        near(&read(&[begun.clone(), ended.clone()].concat()), 60.0, 60.0);
+        // Without their ends they are open to the end of the log.
+        let later = [watch(99, "ResponseComplete", 119, 120)];
+        near(&read(&[&begun[..], &later].concat()), 60.0, 60.0 + 1.0 / 60.0);
+        // Watches that began long before the log are counted within it.
+        let old: Vec<_> = (0..60).map(|id| watch(id, "ResponseComplete", 0, 100 + u32::from(id >= 30) * 60)).collect();
+        near(&read(&old), 60.0, 30.0);
+    }
+
+    #[test]
+    fn requests_of_an_apiserver_to_itself_are_left_out() {
+        let own = record(0, "ResponseComplete", "list", "/api/v1/pods", "kube-apiserver/v1.37")
+            .replace(r#""username":"u""#, r#""username":"system:apiserver""#);
+        let found = read(&[own, record(1, "ResponseComplete", "list", "/api/v1/pods", "a")]);
+        assert_eq!((found.requests, found.of_apiserver, found.rows.len()), (1, 1, 1), "{found:?}");
+        assert_eq!((found.total.agent.as_str(), found.total.lists), ("TOTAL", 1));
     }
 
     #[test]

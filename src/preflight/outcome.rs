@@ -1,4 +1,8 @@
+use std::fmt::Display;
+
 use serde::Serialize;
+
+use crate::upstream::Error;
 
 /// How one thing stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -8,6 +12,8 @@ pub enum CheckOutcome {
     /// It works without; something is slower, or passes through.
     Note,
     Failed,
+    /// It could not be found out.
+    Unknown,
 }
 
 /// One thing that was looked at.
@@ -35,6 +41,13 @@ impl CheckFinding {
         Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
     }
 
+    /// Upstream has not answered a question: it refuses the proxy, or nothing is known.
+    pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
+        let is_refused = matches!(error.code(), Some(401 | 403));
+        let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
+        Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
+    }
+
     /// The same with what would mend it.
     #[must_use]
     pub fn mended_by(self, remedy: impl Into<String>) -> Self {
@@ -49,6 +62,7 @@ impl CheckOutcome {
             Self::Ok => "ok",
             Self::Note => "note",
             Self::Failed => "FAILED",
+            Self::Unknown => "?",
         }
     }
 }

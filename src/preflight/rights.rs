@@ -51,24 +51,40 @@ const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
 /// Asks about each right that is needed, and names the rule that is missing.
-///
-/// # Errors
-/// Upstream does not answer.
-pub async fn rights(client: &Client, needs: &Needs) -> Result<Vec<CheckFinding>, Error> {
+pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
     let wanted = needs.rights();
     let count = wanted.len();
     let mut asked = stream::iter(wanted).map(|right| ask(client, right)).buffer_unordered(AT_A_TIME);
-    let mut missing: Vec<Right> = Vec::new();
+    let (mut missing, mut held, mut failed): (Vec<Right>, usize, Vec<Error>) = Default::default();
     while let Some(answer) = asked.next().await {
-        missing.extend(answer?);
+        match answer {
+            Ok(Some(right)) => missing.push(right),
+            Ok(None) => held += 1,
+            Err(error) => failed.push(error),
+        }
     }
-    if missing.is_empty() {
-        return Ok(vec![CheckFinding::ok(ABOUT, format!("all {count} that are needed"))]);
+    let mut findings = Vec::new();
+    if let Some(error) = failed.first() {
+        findings.push(CheckFinding::unanswered(
+            ABOUT,
+            format!("{} of {count} could not be asked", failed.len()),
+            error,
+        ));
     }
-    let held = CheckFinding::ok(ABOUT, format!("{} of {count} that are needed or useful", count - missing.len()));
-    let mut findings = vec![held];
+    let header = match (held, missing.len()) {
+        (_, 0) if held == count => CheckFinding::ok(ABOUT, format!("all {count} that are needed")),
+        (0, 0) => return findings,
+        (0, _) => CheckFinding::failed(ABOUT, format!("none of {count} that are needed or useful")),
+        _ => CheckFinding::ok(ABOUT, format!("{held} of {count} that are needed or useful")),
+    };
+    findings.push(header);
+    let readable = needs.others.iter().filter(|of| !missing.iter().any(|right| right.is_to_read(of))).count();
     findings.extend(grouped(missing));
-    Ok(findings)
+    if !needs.others.is_empty() && readable == 0 && failed.is_empty() {
+        let what = "no resource may be both listed and watched: nothing would be cached, and every read passed through";
+        findings.push(CheckFinding::failed(ABOUT, what).mended_by("list and watch for what clients read, in a role"));
+    }
+    findings
 }
 
 /// The right, if it is missing.
@@ -114,6 +130,10 @@ impl Needs {
 }
 
 impl Right {
+    fn is_to_read(&self, wanted: &Wanted) -> bool {
+        self.lack == Lack::PassesThrough && self.gvr == wanted.gvr
+    }
+
     fn access(&self) -> Access {
         let target = ResourceTarget {
             group: self.gvr.group.to_string(),

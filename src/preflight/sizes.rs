@@ -50,20 +50,27 @@ const SAMPLE: usize = 20;
 const BOOKMARK_BYTES: u64 = 250;
 
 /// Counts what there is of each resource, and says how much that is together. `budget` is the memory of all feeds.
-///
-/// # Errors
-/// Upstream does not answer.
-pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Result<Vec<CheckFinding>, Error> {
-    let mut found = Vec::new();
+pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<CheckFinding> {
+    let (mut found, mut failed) = (Vec::new(), None);
     for of in wanted.iter().take(ASKED_MAX) {
-        if let Some(size) = size(client, of).await? {
-            found.push((size.objects.saturating_mul(size.bytes), size.objects, of));
+        match size(client, of).await {
+            Ok(Some(size)) => found.push((size.objects.saturating_mul(size.bytes), size.objects, of)),
+            Ok(None) => {}
+            Err(error) => {
+                let is_gone = error.code().is_none();
+                failed.get_or_insert_with(|| CheckFinding::unanswered(ABOUT, of.gvr.group_resource(), &error));
+                // Each further question would wait for as long.
+                if is_gone {
+                    break;
+                }
+            }
         }
     }
     found.sort_by_key(|(bytes, ..)| Reverse(*bytes));
     let bytes: u64 = found.iter().map(|(bytes, ..)| bytes).sum();
     let mut findings: Vec<_> =
         found.iter().take(SAID_MAX).map(|(bytes, objects, of)| said(of, *objects, *bytes)).collect();
+    findings.extend(failed);
     if let Some(rest) = found.get(SAID_MAX..).filter(|rest| !rest.is_empty()) {
         let objects: u64 = rest.iter().map(|(_, objects, _)| objects).sum();
         findings.push(CheckFinding::ok(ABOUT, format!("{} more resources: {objects} objects", rest.len())));
@@ -79,7 +86,7 @@ pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Result<
     } else {
         CheckFinding::ok(ABOUT, format!("together about {all} in JSON, of {room} that feeds may hold"))
     });
-    Ok(findings)
+    findings
 }
 
 fn said(of: &Wanted, objects: u64, bytes: u64) -> CheckFinding {
@@ -121,14 +128,13 @@ fn mebibytes(bytes: u64) -> String {
 
 /// Says what a fleet costs upstream at rest.
 pub fn cost(of: &FleetCost) -> CheckFinding {
-    let streams = of.nodes * (of.feeds + of.own);
+    let each = of.feeds + of.own;
+    let streams = of.nodes * each;
     let what = format!(
-        "{} prox{} of {} feeds and {} streams of their own each: {streams} streams upstream, and at rest no request, \
-         and {} KiB a minute of bookmarks",
+        "{} prox{} × {each} watch{} = {streams} upstream watches; at rest no requests, {} KiB of bookmarks a minute",
         of.nodes,
         if of.nodes == 1 { "y" } else { "ies" },
-        of.feeds,
-        of.own,
+        if each == 1 { "" } else { "es" },
         (streams * BOOKMARK_BYTES) >> 10
     );
     CheckFinding::ok("cost", what)
@@ -151,6 +157,6 @@ mod tests {
     #[test]
     fn the_cost_grows_with_the_nodes_alone() {
         let said = cost(&FleetCost { nodes: 1_000, feeds: 5, own: 2 }).what;
-        assert!(said.contains("7000 streams upstream"), "{said}");
+        assert!(said.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{said}");
     }
 }

@@ -1,39 +1,60 @@
 use super::CheckFinding;
-use crate::upstream::{Client, Error};
+use crate::upstream::{Client, Release};
 
-/// Who is asked, and who asks.
+/// What is known of the apiserver and of the account that the proxy has there.
 #[derive(Debug, Clone)]
 pub struct UpstreamIdentity {
     pub findings: Vec<CheckFinding>,
-    pub user: String,
+    /// Whether it answers and accepts the credentials: otherwise every other question would fail the same way.
+    pub is_usable: bool,
 }
 
 const ABOUT: &str = "upstream";
 /// The first release that streams lists unless told otherwise, and answers older pages of its own cache.
-const STREAMS_LISTS: (u32, u32) = (1, 34);
-/// Before this, Kubernetes has no API that the proxy reads by selectors in reviews, and nobody has tried.
-const TRIED_SINCE: (u32, u32) = (1, 30);
+const STREAMS_LISTS: Release = Release { major: 1, minor: 34 };
+/// The oldest release that this was tried with.
+const TRIED_SINCE: Release = Release { major: 1, minor: 30 };
 
-/// Finds out who upstream takes us for, and which release it runs.
-///
-/// # Errors
-/// Upstream cannot be reached, or lets us do nothing.
-pub async fn identity(client: &Client) -> Result<UpstreamIdentity, Error> {
-    let release = client.release().await?;
-    let user = client.who_am_i().await?.name;
-    let version = (release.major, release.minor);
-    let named = format!("kube-apiserver {}.{}", version.0, version.1);
-    let finding = if version < TRIED_SINCE {
+/// Finds out which release the apiserver runs, and as whom it authenticates the proxy.
+pub async fn identity(client: &Client) -> UpstreamIdentity {
+    let url = client.server_url();
+    let mut findings = Vec::new();
+    match client.release().await {
+        Ok(release) => findings.push(of_release(&url, release)),
+        Err(error) if error.code().is_none_or(|code| code == 401) => {
+            let findings = vec![CheckFinding::unanswered(ABOUT, &url, &error)];
+            return UpstreamIdentity { findings, is_usable: false };
+        }
+        Err(error) => findings.push(CheckFinding::unanswered(ABOUT, format!("{url}: /version"), &error)),
+    }
+    let is_usable = match client.who_am_i().await {
+        Ok(user) => {
+            findings.push(CheckFinding::ok(ABOUT, format!("authenticated as {}", user.name)));
+            true
+        }
+        // A server before 1.28 has no such review, and a cluster may let nobody create one.
+        Err(error) if matches!(error.code(), Some(403 | 404)) => {
+            findings
+                .push(CheckFinding::note(ABOUT, format!("cannot tell as whom the proxy is authenticated: {error}")));
+            true
+        }
+        Err(error) => {
+            findings.push(CheckFinding::unanswered(ABOUT, "the proxy's own identity", &error));
+            error.code().is_some_and(|code| code != 401)
+        }
+    };
+    UpstreamIdentity { findings, is_usable }
+}
+
+fn of_release(url: &str, release: Release) -> CheckFinding {
+    let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
+    if release < TRIED_SINCE {
         CheckFinding::note(ABOUT, format!("{named} is older than any that this was tried with (1.30)"))
-    } else if version < STREAMS_LISTS {
+    } else if release < STREAMS_LISTS {
         let what =
             format!("{named} may not stream lists (WatchList, on by default since 1.34): they are read in pages");
         CheckFinding::note(ABOUT, what)
     } else {
         CheckFinding::ok(ABOUT, named)
-    };
-    Ok(UpstreamIdentity {
-        findings: vec![finding, CheckFinding::ok(ABOUT, format!("it takes the proxy for {user}"))],
-        user,
-    })
+    }
 }

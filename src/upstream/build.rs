@@ -1,3 +1,5 @@
+use std::fmt;
+
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +10,12 @@ use super::BUILD;
 pub struct Release {
     pub major: u32,
     pub minor: u32,
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
 }
 
 /// The build that a server reports in `/version`. Servers that report the same build write the same bytes.

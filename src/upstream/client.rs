@@ -17,6 +17,7 @@ use super::pool::{Outgoing, ResponseBody, UpstreamBody};
 use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
 use crate::base::{Tasks, watch};
 use crate::kube::{Payer, Status};
+use crate::net::CertificateValidity;
 use crate::wire::Encoding;
 
 /// Talks to upstream with our own credentials. Cloning shares the connections.
@@ -107,6 +108,16 @@ impl Client {
     /// The servers that upstream has.
     pub fn endpoints(&self) -> &Endpoints {
         &self.shared.links.endpoints
+    }
+
+    /// The URL of the server that is used.
+    pub fn server_url(&self) -> String {
+        self.shared.links.current().credentials.base.to_string().trim_end_matches('/').to_owned()
+    }
+
+    /// When the certificate is valid that we show, if the credentials have one; not that of an exec plugin.
+    pub fn client_certificate(&self) -> Option<CertificateValidity> {
+        self.shared.links.current().credentials.client_certificate
     }
 
     /// A name of this process, for recognizing its own requests.

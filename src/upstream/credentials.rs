@@ -2,6 +2,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
 use http::header::AUTHORIZATION;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
@@ -17,7 +18,8 @@ use super::MemoryUpstream;
 use super::plugins::put_runner;
 use super::secrecy::words;
 use super::token_file::TokenFile;
-use crate::net::is_loopback;
+use crate::base::WallClock;
+use crate::net::{CertificateValidity, is_loopback};
 
 /// Says where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +109,8 @@ pub(super) struct UpstreamCredentials {
     pub(super) server_name: Option<String>,
     /// Where connections lead to, if not to the address.
     pub(super) memory: Option<MemoryUpstream>,
+    /// When the certificate is valid that we show.
+    pub(super) client_certificate: Option<CertificateValidity>,
     headers: HeaderService,
     /// When it was last logged that there are no headers.
     said: Arc<Mutex<Option<Instant>>>,
@@ -180,7 +184,11 @@ impl UpstreamCredentials {
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
         let (endpoint, memory, said) = (0, None, Arc::default());
-        Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, headers, said })
+        let client_certificate = client_certificate(&config.auth_info);
+        if let Some(Err(why)) = client_certificate.map(|validity| validity.check(WallClock::default().now())) {
+            tracing::warn!(server = %base, %why, "our own client certificate is not valid now; upstream refuses it");
+        }
+        Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, said })
     }
 
     /// The headers that identify us: the current token, refreshed when due, and configured extras.
@@ -214,6 +222,16 @@ impl UpstreamCredentials {
     pub(super) fn without_identity(&self) -> Self {
         Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
+}
+
+/// The certificate in the credentials. Inline data has precedence over a file, as in kube-client.
+fn client_certificate(auth: &AuthInfo) -> Option<CertificateValidity> {
+    let pem = match (&auth.client_certificate_data, &auth.client_certificate) {
+        (Some(data), _) => base64::engine::general_purpose::STANDARD.decode(data).ok()?,
+        (None, Some(path)) => std::fs::read(path).ok()?,
+        (None, None) => return None,
+    };
+    CertificateValidity::of_pem(&pem)
 }
 
 /// The configuration for a server without TLS that takes everybody for nobody.

@@ -27,10 +27,10 @@ async fn what_is_missing_is_named_by_its_rule() {
     assert_eq!(all.code, Some(0), "{}{}", all.stdout, all.stderr);
     for part in [
         "upstream: kube-apiserver 1.",
-        "it takes the proxy for demo",
+        "authenticated as demo",
         "rights: all ",
         "sizes: pods: 42 objects",
-        "cost: 1000 proxies of 2 feeds and 6 streams of their own each: 8000 streams upstream",
+        "cost: 1000 proxies × 8 watches = 8000 upstream watches",
         "a proxy with this configuration can be run",
     ] {
         assert!(all.stdout.contains(part), "{part}: {}", all.stdout);
@@ -89,6 +89,64 @@ async fn what_cannot_be_asked_is_void_and_what_is_wrong_fails() {
 
     up.faults().down().await;
     let void = checked(&file, &["--preload", "pods"]).await;
-    assert_eq!((void.code, void.stdout.as_str()), (Some(2), ""), "{}", void.stderr);
-    assert!(void.stderr.contains("upstream: "), "{}", void.stderr);
+    assert_eq!(void.code, Some(2), "{}{}", void.stdout, void.stderr);
+    let address = up.url().trim_start_matches("http://").to_owned();
+    let why = format!("cannot connect to {address}: tcp connect error: Connection refused");
+    assert!(void.stdout.contains("?      upstream: ") && void.stdout.contains(&why), "{}", void.stdout);
+    assert!(void.stdout.contains("ok     configuration: ") && void.stdout.contains("inconclusive"), "{}", void.stdout);
+}
+
+/// Whoever forgot the binding of the role is told so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_fails_without_any_right() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().lack("*", "*");
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let none = checked(&file, &[]).await;
+    assert_eq!(none.code, Some(1), "{}{}", none.stdout, none.stderr);
+    for part in ["FAILED rights: none of ", "FAILED rights: no resource may be both listed and watched"] {
+        assert!(none.stdout.contains(part), "{part}: {}", none.stdout);
+    }
+    assert!(!none.stdout.contains("can be run"), "{}", none.stdout);
+}
+
+/// One refusal does not hide what else is wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_goes_on_after_an_error_of_upstream() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().refuse(Some(500));
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let found = checked(&file, &["--preload", "pods,unicorns"]).await;
+    assert_eq!(found.code, Some(1), "{}{}", found.stdout, found.stderr);
+    for part in [
+        "?      upstream: the proxy's own identity: ",
+        "FAILED configuration: preload: unicorns: upstream serves no such resource",
+        "could not be asked: ",
+        "sizes: pods: 3 objects",
+    ] {
+        assert!(found.stdout.contains(part), "{part}: {}", found.stdout);
+    }
+}
+
+/// The apiserver says no more of an expired certificate than 401.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_says_that_the_client_certificate_has_expired() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut parameters = rcgen::CertificateParams::new(vec!["proxy".to_owned()]).expect("parameters");
+    parameters.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    parameters.not_after = rcgen::date_time_ymd(2021, 2, 3);
+    let certificate = parameters.self_signed(&key).expect("a certificate");
+    let certificate = dir.file("client.crt", &certificate.pem()).display().to_string();
+    let key = dir.file("client.key", &key.serialize_pem()).display().to_string();
+    let text = std::fs::read_to_string(kubeconfig(&dir, &up.url(), "")).expect("a kubeconfig");
+    let user = format!("user: {{client-certificate: {certificate}, client-key: {key}}}");
+    let file = dir.file("expired", &text.replace("user: {}", &user));
+    let expired = checked(&file, &["--preload", "pods"]).await;
+    assert_eq!(expired.code, Some(1), "{}{}", expired.stdout, expired.stderr);
+    let why = "FAILED certificates: upstream.kubeconfig: the client certificate expired on Feb  3 ";
+    assert!(expired.stdout.contains(why), "{}", expired.stdout);
 }

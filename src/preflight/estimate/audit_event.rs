@@ -8,6 +8,8 @@ use crate::kube::Query;
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AuditLine<'a> {
+    #[serde(borrow, default, rename = "auditID")]
+    audit_id: Cow<'a, str>,
     #[serde(borrow)]
     stage: Cow<'a, str>,
     #[serde(borrow, rename = "requestURI")]
@@ -17,6 +19,8 @@ pub(super) struct AuditLine<'a> {
     #[serde(borrow, default)]
     user_agent: Cow<'a, str>,
     #[serde(borrow, default)]
+    user: AuditUser<'a>,
+    #[serde(borrow, default)]
     object_ref: Option<ObjectRef<'a>>,
     #[serde(default)]
     response_status: Option<ResponseStatus>,
@@ -25,6 +29,15 @@ pub(super) struct AuditLine<'a> {
     #[serde(borrow, default)]
     stage_timestamp: Cow<'a, str>,
 }
+
+#[derive(Debug, Default, Deserialize)]
+struct AuditUser<'a> {
+    #[serde(borrow, default)]
+    username: Cow<'a, str>,
+}
+
+/// The user of an apiserver's own clients, which read from it over loopback and can use no proxy.
+const APISERVER: &str = "system:apiserver";
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -69,6 +82,16 @@ impl AuditLine<'_> {
             "ResponseComplete" => Some(AnswerStage::Complete),
             _ => None,
         }
+    }
+
+    /// What all records of one request have in common.
+    pub(super) fn audit_id(&self) -> &str {
+        &self.audit_id
+    }
+
+    /// Whether an apiserver asks itself.
+    pub(super) fn is_of_apiserver(&self) -> bool {
+        self.user.username == APISERVER
     }
 
     pub(super) fn is_watch(&self) -> bool {

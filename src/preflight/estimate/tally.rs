@@ -29,6 +29,12 @@ pub(super) struct LogTally {
     first: Option<f64>,
     last: f64,
     watch_seconds: f64,
+    /// When watches began whose end was not read yet, by their audit ID.
+    open: HashMap<String, f64>,
+    /// The beginnings and ends of watches that are not in `watch_seconds` yet.
+    closed: Vec<(f64, f64)>,
+    /// Requests of an apiserver to itself.
+    of_apiserver: u64,
     other: u64,
     unreadable: u64,
 }
@@ -46,6 +52,8 @@ struct Counts {
 /// Rows that are kept; all others are one.
 pub(super) const ROWS_MAX: usize = 2_000;
 const RESOURCES_MAX: usize = 10_000;
+const OPEN_WATCHES_MAX: usize = 200_000;
+const CLOSED_WATCHES_MAX: usize = 10_000;
 const OTHERS: &str = "(others)";
 const SENSITIVE: [&str; 1] = ["secrets"];
 
@@ -59,11 +67,18 @@ impl LogTally {
             self.other += 1;
             return;
         };
+        if event.is_of_apiserver() {
+            self.of_apiserver += u64::from(stage == AnswerStage::Complete);
+            return;
+        }
         if let Some((received, reached)) = event.times() {
-            self.first = Some(self.first.map_or(received, |first| first.min(received)));
-            self.last = self.last.max(received);
-            if event.is_watch() && stage == AnswerStage::Complete {
-                self.watch_seconds += (reached - received).max(0.0);
+            // The log begins with its first record. A watch that ends in it may have begun long before.
+            let reached = reached.max(received);
+            let logged = if event.is_watch() { reached } else { received };
+            self.first = Some(self.first.map_or(logged, |first| first.min(logged)));
+            self.last = self.last.max(reached);
+            if event.is_watch() {
+                self.watch(event, stage, (received, reached));
             }
         }
         let is_held = |resource: &str| !SENSITIVE.contains(&resource) || sensitive.contains(resource);
@@ -82,6 +97,30 @@ impl LogTally {
             (Fate::Rest, AnswerStage::Complete) => counts.rest += 1,
             (Fate::Rest, AnswerStage::Started) => {}
         }
+    }
+
+    /// Notes how long a watch was open. One whose end is not in the log is open to the end of the log.
+    fn watch(&mut self, event: &AuditLine<'_>, stage: AnswerStage, (received, reached): (f64, f64)) {
+        match stage {
+            AnswerStage::Started if self.open.len() < OPEN_WATCHES_MAX => {
+                self.open.insert(event.audit_id().to_owned(), received);
+            }
+            AnswerStage::Started => {}
+            AnswerStage::Complete => {
+                self.open.remove(event.audit_id());
+                self.closed.push((received, reached));
+                if self.closed.len() >= CLOSED_WATCHES_MAX {
+                    self.fold_closed();
+                }
+            }
+        }
+    }
+
+    /// Adds up the watches that have ended. What lies before the first record is left out, because nothing else of that
+    /// time is known.
+    fn fold_closed(&mut self) {
+        let first = self.first.unwrap_or_default();
+        self.watch_seconds += self.closed.drain(..).map(|(from, to)| to - from.max(first)).sum::<f64>();
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "seconds since 1970")]
@@ -112,7 +151,11 @@ impl LogTally {
         self.rows.entry(key).or_default()
     }
 
-    pub(super) fn estimate(self, order: &EstimateOrder) -> Estimate {
+    pub(super) fn estimate(mut self, order: &EstimateOrder) -> Estimate {
+        self.fold_closed();
+        let (first, last) = (self.first.unwrap_or(self.last), self.last);
+        let open = self.open.values().map(|began| last - began.max(first)).sum::<f64>();
+        let watch_seconds = self.watch_seconds + open;
         let row = |((agent, resource), counts): ((String, String), Counts)| EstimateRow {
             agent,
             resource,
@@ -125,7 +168,7 @@ impl LogTally {
         rows.sort_by(|a, b| b.from_memory().cmp(&a.from_memory()).then_with(|| a.key().cmp(&b.key())));
         let sum = |of: fn(&EstimateRow) -> u64| rows.iter().map(of).sum::<u64>();
         let (from_memory, rest) = (sum(EstimateRow::from_memory), sum(|row| row.rest));
-        let seconds = self.first.map_or(0.0, |first| self.last - first);
+        let seconds = last - first;
         // A log of one moment has no rate.
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         let questions = self.questions * order.proxies;
@@ -135,7 +178,9 @@ impl LogTally {
             requests: from_memory + rest,
             from_memory,
             watches: sum(|row| row.watches),
-            watches_open: if seconds > 0.0 { self.watch_seconds / seconds } else { 0.0 },
+            watches_open: if seconds > 0.0 { watch_seconds / seconds } else { 0.0 },
+            total: total(&rows),
+            of_apiserver: self.of_apiserver,
             questions,
             streams: held.len() as u64 * order.proxies,
             requests_per_second_before: per_second(from_memory + rest),
@@ -145,6 +190,18 @@ impl LogTally {
             rows,
         }
     }
+}
+
+/// All rows added up.
+fn total(rows: &[EstimateRow]) -> EstimateRow {
+    let none = EstimateRow { agent: "TOTAL".to_owned(), ..EstimateRow::default() };
+    rows.iter().fold(none, |sum, row| EstimateRow {
+        lists: sum.lists + row.lists,
+        watches: sum.watches + row.watches,
+        gets: sum.gets + row.gets,
+        rest: sum.rest + row.rest,
+        ..sum
+    })
 }
 
 impl EstimateRow {
