@@ -26,7 +26,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 
 use crate::auth::BrowserGuard;
-use crate::base::{Pulse, Ready};
+use crate::base::{Pending, Pulse, Ready};
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
 
@@ -103,11 +103,11 @@ impl AdminPages {
     }
 }
 
-/// Says what is not ready yet, then `more`, and then whether the process is ready.
-fn verdict(pending: &[String], more: &str) -> AdminAnswer {
+/// Says what is not ready and why, then `more`, and then whether the process is ready.
+fn verdict(pending: &[Pending], more: &str) -> AdminAnswer {
     let mut text = String::new();
-    for what in pending {
-        let _ = writeln!(text, "[-]{what} not ready");
+    for pending in pending {
+        let _ = writeln!(text, "[-]{pending}");
     }
     let (code, verdict) =
         if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };

@@ -52,7 +52,7 @@ pub use self::private_memory::keep_memory_private;
 use self::reload::Tuned;
 pub use self::reload::{LogLevel, Reloading};
 use crate::admin::{self, AdminPages, HealthPages, MetricsPage, MetricsReaders};
-use crate::auth::{self, BrowserGuard, Gate};
+use crate::auth::{self, AuthMode, BrowserGuard, Gate};
 use crate::base::{self, Cores, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
 use crate::config::Serve;
 use crate::feeds::Feeds;
@@ -162,7 +162,7 @@ impl Bound {
         certificates.keep_up(config.look_every, &tasks);
         keep_up(config, &client, &tasks);
         let (drain, rights) = (DrainTrigger::new(), rights(config, &client, &feeds));
-        tasks.spawn_needed("rights", rights.clone().keep_up(client.clone()));
+        tasks.spawn_needed("rights", rights.clone().keep_up());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), tuned.reflect.clone(), tasks.clone());
         tasks.spawn_needed("supervisor", supervisor.run(demands));
         let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
@@ -278,15 +278,16 @@ impl Bound {
             pulse,
         } = self;
         let starting = ready.register("discovery");
+        prove_rights(&gate, &ready, &tasks);
         let config = tuned.running.get();
         let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
-        let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again };
+        let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again, mode: mode(&config) };
         let preload = preload::Preload { running: tuned.running.clone(), ready: ready.clone() };
         if let Some(reloading) = reloading {
             tasks.spawn_needed("configuration", tuned.clone().keep_up(reloading, frontend.clone(), feeds));
         }
         tasks.spawn_needed("discovery", async move {
-            known.learn().await;
+            known.learn(&starting).await;
             preload.start(&known);
             if let Some(leases) = gate.leases() {
                 let pauses = policy::Pauses { again, linger };
@@ -345,9 +346,17 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
 
 /// Keeps the credentials that we show upstream up to date, and looks for a better server.
 fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
+    tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
     if client.endpoints().are_several() {
         tasks.spawn_needed("upstream servers", client.clone().keep_servers());
+    }
+}
+
+/// Keeps the process from being ready as long as it may not create the reviews that every request needs.
+fn prove_rights(gate: &Gate, ready: &Ready, tasks: &Tasks) {
+    if let Some(proving) = gate.keep_ready(ready) {
+        tasks.spawn_needed("review rights", proving);
     }
 }
 
@@ -397,13 +406,29 @@ fn ops(
     Ok(ops::Ops { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()? })
 }
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How callers are known, and whose agents are served, for the log.
+fn mode(config: &Serve) -> String {
+    let auth = match config.auth {
+        AuthMode::None => "auth none",
+        AuthMode::Delegated => "auth delegated",
+    };
+    config.serve.coverage.node.as_ref().map_or_else(|| auth.to_owned(), |node| format!("{auth}, node {node}"))
+}
+
 /// How long the last audit records may take to be written.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
 /// The parts that try again when our rights may have changed.
 fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
     let catalog = Catalog::new(client.clone(), insistence(config));
-    rights::Rights { catalog, feeds: feeds.clone(), on_node: config.serve.coverage.node.is_some() }
+    rights::Rights {
+        client: client.clone(),
+        catalog,
+        feeds: feeds.clone(),
+        on_node: config.serve.coverage.node.is_some(),
+    }
 }
 
 /// Returns how often upstream is asked again for what it has refused.

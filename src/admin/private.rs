@@ -38,7 +38,7 @@ pub enum NotAdmitted {
     Denied,
     #[error("too many questions about who you are or what you may; try again")]
     TooMany,
-    #[error("it cannot be found out who you are or what you may")]
+    #[error("cannot authenticate or authorize: the apiserver is unreachable")]
     Unknown,
 }
 

@@ -53,8 +53,8 @@ const ADMITTED_MAX: Duration = Duration::from_secs(15);
 const RENDERED_MAX: Duration = Duration::from_secs(1);
 
 impl HealthPages {
-    /// Answers `/livez`, `/healthz` and `/readyz`, the last by the names of what is not ready and nothing else: feeds
-    /// are called by namespaces that callers name.
+    /// Answers `/livez`, `/healthz` and `/readyz`. The last shows what is not ready and why, and no feed: feeds are
+    /// called by namespaces that callers name.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         match request.uri().path() {
             "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(|| livez(&self.pulse)),

@@ -29,6 +29,8 @@ pub(super) struct DiscoveryLoop {
     pub(super) tasks: Tasks,
     /// The pause before a feed that tells of changes is tried again, where it could not be had.
     pub(super) again: Duration,
+    /// How the process runs, for the log.
+    pub(super) mode: String,
 }
 
 /// The time from a change until it is acted on: changes come in groups, and upstream itself serves a definition only a
@@ -36,18 +38,32 @@ pub(super) struct DiscoveryLoop {
 const SOON: Duration = Duration::from_millis(100);
 /// Messages of listeners that may wait to be read.
 const NEWS_MAX: usize = 16;
+/// How long the start waits to learn which release upstream runs, for the log.
+const RELEASE_MAX: Duration = Duration::from_secs(5);
 /// How long the start waits for the feeds that tell of changes.
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
-    /// Asks upstream what it serves until it has answered once.
-    pub(super) async fn learn(&self) {
+    /// Asks upstream what it serves until it has answered once. `starting` gets the reason why it has not.
+    pub(super) async fn learn(&self, starting: &NotReady) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
-            tracing::warn!(%error, "discovery failed; trying again");
+            tracing::warn!(%error, "discovery failed; retrying");
+            let why = error.in_brief();
+            starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
-        tracing::info!(resources = self.rights.catalog.len(), "discovered what upstream serves");
+        let Rights { client, catalog, .. } = &self.rights;
+        let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
+        tracing::info!(
+            version = super::VERSION,
+            mode = self.mode,
+            upstream = client.server_url(),
+            release = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string()),
+            resources = catalog.len(),
+            "discovered what upstream serves"
+        );
+        starting.set_reason(|| Some("waiting for the feeds of definitions".to_owned()));
     }
 
     /// Follows changes and asks again when that may be needed. `starting` is held until the listeners have reported, or

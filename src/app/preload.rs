@@ -9,10 +9,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::discovery::DiscoveryLoop;
 use super::rights::Rights;
-use crate::base::{NotReady, Ready, Tasks, Tunable, watch};
-use crate::cache::FeedState;
+use crate::base::{LogLimit, NotReady, Ready, Tasks, Tunable, watch};
+use crate::cache::{FeedEnd, FeedState};
 use crate::config::Serve;
-use crate::feeds::{FeedHandle, Feeds};
+use crate::feeds::{FeedHandle, Feeds, Unavailable};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
 
@@ -61,18 +61,29 @@ impl Preload {
 
     /// Keeps one feed running; `guard` is held until it has been complete for the first time.
     async fn keep(self, name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
-        let mut guard = Some(guard);
+        let (mut guard, failures) = (Some(guard), LogLimit::default());
         loop {
             match preloaded(&name, &self.running.get().serve.coverage, &catalog, &feeds) {
                 Ok(feed) => {
+                    if let Some(guard) = &guard {
+                        let counts = feed.counts.clone();
+                        guard.set_reason(move || Some(syncing(counts.trouble())));
+                    }
                     let mut state = feed.reader.watch_state();
                     let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
                     if matches!(settled, Ok(FeedState::Live | FeedState::Stale { .. })) {
                         drop(guard.take());
-                        self.tell_of_stream(&name, state).await;
+                        self.tell_of_stream(&name, &feed, state).await;
                     }
                 }
-                Err(why) => tracing::warn!(resource = name, %why, "preload: no feed; trying again"),
+                Err(why) => {
+                    if let Some(failures) = failures.failed(Instant::now()) {
+                        tracing::warn!(resource = name, %why, failures, "preload failed; retrying");
+                    }
+                    if let Some(guard) = &guard {
+                        guard.set_reason(move || Some(why.clone()));
+                    }
+                }
             }
             tokio::time::sleep(PRELOAD_AGAIN).await;
         }
@@ -80,7 +91,7 @@ impl Preload {
 
     /// Says that the process is not ready whenever a feed has been without its stream for too long; returns when the
     /// feed has ended.
-    async fn tell_of_stream(&self, name: &str, mut state: watch::Receiver<FeedState>) {
+    async fn tell_of_stream(&self, name: &str, feed: &FeedHandle, mut state: watch::Receiver<FeedState>) {
         let mut stale: Option<NotReady> = None;
         loop {
             let config = self.running.get();
@@ -96,7 +107,8 @@ impl Preload {
             if late.is_some_and(|late| late <= Instant::now()) {
                 if stale.is_none() {
                     tracing::warn!(resource = name, "without its stream for too long: not ready");
-                    stale = Some(self.ready.register(format!("stream of {name}")));
+                    let (guard, counts) = (self.ready.register(format!("stream of {name}")), feed.counts.clone());
+                    stale = Some(guard.because(move || counts.trouble()));
                 }
             } else if late.is_some() {
                 stale = None;
@@ -146,5 +158,25 @@ fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) 
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
     let scope = coverage.scope(&resource).map_err(|why| why.to_string())?;
     let feed = feeds.handle(&feed_spec(&resource, scope, resource.encoding), None);
-    Ok(feed.map_err(|why| format!("{why:?}"))?.only_keeping())
+    Ok(feed.map_err(|why| unavailable(why).to_owned())?.only_keeping())
+}
+
+/// Why a feed is not complete yet. Everybody who reaches the health port may read it.
+fn syncing(trouble: Option<String>) -> String {
+    trouble.map_or_else(|| "listing".to_owned(), |trouble| format!("the initial list failed: {trouble}"))
+}
+
+/// Why there is no feed, likewise.
+fn unavailable(why: Unavailable) -> &'static str {
+    match why {
+        Unavailable::TooMany => "there are too many feeds",
+        Unavailable::Ended(end) => match end {
+            FeedEnd::Forbidden => "upstream does not let this proxy list and watch it (RBAC)",
+            FeedEnd::Gone => "upstream serves no such resource",
+            FeedEnd::NotOffered => "upstream does not serve it in a format that can be cached",
+            FeedEnd::Unreadable => "its objects cannot be decoded",
+            FeedEnd::OverBudget => "it does not fit into the memory for feeds",
+            FeedEnd::Outdated | FeedEnd::Idle | FeedEnd::Shutdown => "its feed has ended",
+        },
+    }
 }

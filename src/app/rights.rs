@@ -6,6 +6,7 @@ use crate::upstream::{Catalog, Client};
 /// The parts that upstream may have refused something, and that try again when our rights may have changed.
 #[derive(Debug, Clone)]
 pub(super) struct Rights {
+    pub(super) client: Client,
     pub(super) catalog: Catalog,
     pub(super) feeds: Feeds,
     /// Whether the proxy serves one node. Then there are as many proxies as nodes.
@@ -25,8 +26,8 @@ impl Rights {
     }
 
     /// Reports each change of our credentials; never returns.
-    pub(super) async fn keep_up(self, client: Client) {
-        let mut credentials = client.credentials();
+    pub(super) async fn keep_up(self) {
+        let mut credentials = self.client.credentials();
         loop {
             credentials.changed().await;
             self.changed();

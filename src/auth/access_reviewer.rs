@@ -11,8 +11,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::changes::LOOKED_AT;
 use super::hearing::Hearing;
-use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
+use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, quota, remembered};
 use super::question_pace::QuestionPace;
+use super::review_rights::ReviewRight;
+use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::base::mutant;
@@ -121,7 +123,7 @@ impl AccessReviewer {
         let longest = Ages { allowed: config.recheck.max(config.recheck_rbac).max(config.recheck_nodes), ..ages };
         Self {
             reviews,
-            questions: Questions::new(Topic::Access),
+            questions: Questions::new(ReviewTopic::Access),
             of_requests: decisions(ages, DECISIONS_BYTES_MAX),
             of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
             of_leases: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
@@ -229,6 +231,11 @@ impl AccessReviewer {
                 memory.insert(question.clone(), decision.clone()).await;
             }
         }
+    }
+
+    /// Whether we may create such reviews.
+    pub(super) fn right(&self) -> &Arc<ReviewRight> {
+        self.questions.right()
     }
 
     /// The error for a question that is not put because there are too many.

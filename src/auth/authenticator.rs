@@ -1,15 +1,17 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{Authorities, CertificateHolder, Untrusted};
 use super::credential::Credential;
+use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::token_reviewer::{self, TokenReviewer};
 use super::{AuthConfig, AuthorityRole, NotGranted, Shown};
-use crate::base::{Reloaded, WallClock};
+use crate::base::{Ready, Reloaded, WallClock};
 use crate::kube::User;
 use crate::upstream::CredentialId;
 
@@ -26,6 +28,7 @@ pub struct FrontProxy {
 
 /// Finds out who somebody is and what they may. Both hold for an instant only, and are asked again.
 pub(super) struct Authenticator {
+    reviews: Arc<dyn Reviews>,
     key: ring::hmac::Key,
     token_reviewer: TokenReviewer,
     pub(super) access_reviewer: AccessReviewer,
@@ -57,11 +60,22 @@ impl Authenticator {
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
             token_reviewer: TokenReviewer::new(reviews.clone(), config, clock.clone()),
-            access_reviewer: AccessReviewer::new(reviews, config),
+            access_reviewer: AccessReviewer::new(reviews.clone(), config),
+            reviews,
             clock,
             client_authorities,
             front_proxy,
         }
+    }
+
+    /// Keeps `ready` from being ready as long as we may not create reviews. Never returns.
+    pub(super) fn keep_ready(&self, ready: &Ready) -> BoxFuture<'static, ()> {
+        let (tokens, accesses) = (self.token_reviewer.right().clone(), self.access_reviewer.right().clone());
+        let tokens = tokens.keep_ready(ReviewTopic::Token, self.reviews.clone(), ready.clone());
+        let accesses = accesses.keep_ready(ReviewTopic::Access, self.reviews.clone(), ready.clone());
+        Box::pin(async move {
+            let ((), ()) = tokio::join!(tokens, accesses);
+        })
     }
 
     /// The name of a credential. Nobody without our key can tell which credential it is.

@@ -1,7 +1,7 @@
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
@@ -16,10 +16,9 @@ use super::lease_terms::LeaseTerms;
 use super::namespace_quota::NamespaceQuota;
 use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
 use super::reviews::Reviews;
-use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, metrics, token_reviewer};
-use crate::base::{Shares, Tasks, WallClock, mutant, watch};
+use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
+use crate::base::{Ready, Shares, Tasks, WallClock, mutant, watch};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
-use crate::net::{Peer, PeerAddress};
 use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
 
 /// Decides who somebody is and what they may do.
@@ -56,28 +55,6 @@ pub struct Delegation {
     /// By which credentials end.
     pub clock: WallClock,
     pub tasks: Tasks,
-}
-
-/// Where a request comes from.
-#[derive(Debug, Clone)]
-pub struct RequestSender {
-    /// The certificates that the sender has the key of. Who issued them is looked at once for a connection.
-    pub certificates: Option<Arc<Shown>>,
-    /// The address that pays for questions about the sender.
-    pub address: Option<IpAddr>,
-}
-
-impl RequestSender {
-    /// The sender of the requests that come by this connection.
-    pub fn of(peer: &Peer) -> Self {
-        let address = match peer.address {
-            PeerAddress::Tcp(address) => address.ip(),
-            // All of them share a budget, as if they came from one machine, which they do.
-            PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
-        };
-        let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
-        Self { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
-    }
 }
 
 /// Who is asking.
@@ -271,6 +248,12 @@ impl Gate {
             shared.hearing.begins();
             shared.changes.begin();
         }
+    }
+
+    /// Keeps `ready` from being ready as long as upstream does not let this proxy create reviews; `None` where it
+    /// creates none. The guards are registered at once.
+    pub fn keep_ready(&self, ready: &Ready) -> Option<BoxFuture<'static, ()>> {
+        Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
     }
 
     /// How many leases open watches hold; `None` where nobody needs any. Whoever waits is woken by the first and by the

@@ -423,7 +423,7 @@ impl Drop for Unsure<'_> {
 }
 
 fn late() -> NotGranted {
-    NotGranted::Unavailable("whether this is still allowed could not be found out in time".to_owned())
+    NotGranted::Unavailable("cannot authorize: no answer in time".to_owned())
 }
 
 /// Completes when other certificates are accepted than before; never, if that does not matter or cannot happen.

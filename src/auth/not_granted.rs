@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::review_topic::ReviewTopic;
 use crate::kube::{Access, User};
 use crate::upstream::Error;
 
@@ -16,9 +17,9 @@ pub enum NotGranted {
     /// It cannot be found out now, which is never a yes.
     #[error("{0}")]
     Unavailable(String),
-    /// Upstream does not let us ask, so everything that depends on an answer ends soon.
-    #[error("upstream does not let this proxy ask about its callers")]
-    Disowned,
+    /// Upstream does not let us create reviews of the topic, so everything that depends on an answer ends soon.
+    #[error("the proxy's account may not create {0} (RBAC)")]
+    Disowned(&'static str),
     /// There are too many questions about one user, or about unknown callers.
     #[error("too many questions about who you are or what you may; try again")]
     TooMany { retry_after_seconds: u32 },
@@ -39,10 +40,11 @@ const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {
     /// Upstream did not answer.
-    pub(super) fn unanswered(error: &Error, what: &str) -> Self {
+    pub(super) fn unanswered(error: &Error, topic: ReviewTopic) -> Self {
         match error.code() {
-            Some(401 | 403) => Self::Disowned,
-            _ => Self::Unavailable(format!("{what} cannot be found out")),
+            Some(401 | 403) => Self::Disowned(topic.resource()),
+            Some(_) => Self::Unavailable(format!("{}: the apiserver refuses the review", topic.refusal())),
+            None => Self::Unavailable(format!("{}: the apiserver is unreachable", topic.refusal())),
         }
     }
 
@@ -57,20 +59,20 @@ impl NotGranted {
             Self::Unauthenticated => "unauthenticated",
             Self::Denied(_) => "denied",
             Self::Unavailable(_) => "unavailable",
-            Self::Disowned => "disowned",
+            Self::Disowned(_) => "disowned",
             Self::TooMany { .. } => "too_many",
         }
     }
 
     /// Whether it only says that nobody could tell.
     pub(super) fn is_doubt(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::Disowned | Self::TooMany { .. })
+        matches!(self, Self::Unavailable(_) | Self::Disowned(_) | Self::TooMany { .. })
     }
 
     /// How long open watches go on while this is the only answer. If upstream does not let us ask, that is no outage
     /// (R-CLOSED-1).
     pub(super) fn grace(&self, outage: Duration) -> Duration {
-        if *self == Self::Disowned { outage.min(DISOWNED_GRACE) } else { outage }
+        if matches!(self, Self::Disowned(_)) { outage.min(DISOWNED_GRACE) } else { outage }
     }
 }
 
@@ -93,7 +95,7 @@ mod tests {
             (Error::Credentials("/a/path".to_owned()), "unavailable"),
             (Error::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {
-            let why = NotGranted::unanswered(&error, "who you are");
+            let why = NotGranted::unanswered(&error, ReviewTopic::Token);
             assert_eq!(why.as_str(), expected, "{error}");
             // What went wrong is for our log, and not for callers.
             assert!(!why.to_string().contains(&error.to_string()), "{why}");

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::hash::Hash;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,17 +9,12 @@ use moka::future::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use super::review_rights::ReviewRight;
+use super::review_topic::ReviewTopic;
 use super::reviews::ReviewFuture;
 use super::{NotGranted, metrics};
-use crate::base::Shares;
+use crate::base::{LogLimit, Shares};
 use crate::kube::Payer;
-
-/// The topic of a question about a caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Topic {
-    Token,
-    Access,
-}
 
 /// What a question is asked for. Each class has places of its own and waits for none of the others. So a right that was
 /// taken away ends in time, however many requests, guessed tokens or namespaces of readable watches there are.
@@ -36,7 +32,9 @@ pub(super) enum QuestionClass {
 
 /// The way to upstream for questions of one topic: so many at a time, each for so long at most.
 pub(super) struct Questions {
-    topic: Topic,
+    topic: ReviewTopic,
+    right: Arc<ReviewRight>,
+    failures: LogLimit,
     leases: Semaphore,
     namespaces: Semaphore,
     known: Semaphore,
@@ -65,9 +63,11 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl Questions {
-    pub(super) fn new(topic: Topic) -> Self {
+    pub(super) fn new(topic: ReviewTopic) -> Self {
         Self {
             topic,
+            right: Arc::new(ReviewRight::new()),
+            failures: LogLimit::default(),
             leases: Semaphore::new(LEASES_MAX),
             namespaces: Semaphore::new(NAMESPACE_QUESTIONS_MAX),
             known: Semaphore::new(KNOWN_MAX),
@@ -102,14 +102,31 @@ impl Questions {
         };
         let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             self.came_to("timeout");
-            NotGranted::Unavailable(format!("{} could not be found out in time", self.topic.sought()))
+            self.log_failure(&format_args!("no answer within {ANSWER_MAX:?}"));
+            NotGranted::Unavailable(format!("{}: no answer in time", self.topic.refusal()))
         })?;
+        self.right.note(&answer);
         let answer = answer.map_err(|error| {
             self.came_to("error");
-            tracing::warn!(%error, "{} could not be reviewed", self.topic.reviewed());
-            NotGranted::unanswered(&error, self.topic.sought())
+            self.log_failure(&error);
+            NotGranted::unanswered(&error, self.topic)
         })?;
+        if let Some(failed) = self.failures.unlogged(Instant::now()) {
+            tracing::warn!(resource = self.topic.resource(), failed, "more reviews had failed; they succeed again");
+        }
         Ok((asked, answer))
+    }
+
+    /// Logs a failed review, or counts it for the next line.
+    fn log_failure(&self, error: &dyn fmt::Display) {
+        if let Some(failed) = self.failures.failed(Instant::now()) {
+            tracing::warn!(resource = self.topic.resource(), failed, %error, "review failed");
+        }
+    }
+
+    /// Whether upstream lets us create reviews of this topic.
+    pub(super) fn right(&self) -> &Arc<ReviewRight> {
+        &self.right
     }
 
     /// Counts a question by its result.
@@ -120,38 +137,13 @@ impl Questions {
     /// The error for a question that is not put because its turn comes too late.
     pub(super) fn late(&self) -> NotGranted {
         self.came_to("timeout");
-        NotGranted::Unavailable(format!("{} cannot be found out in time", self.topic.sought()))
+        NotGranted::Unavailable(format!("{}: too many reviews are waiting", self.topic.refusal()))
     }
 
     /// The error for a question that is not put because its caller has caused too many.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.came_to("over_budget");
         NotGranted::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
-    }
-}
-
-impl Topic {
-    /// The label of metrics.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Token => "token",
-            Self::Access => "access",
-        }
-    }
-
-    fn reviewed(self) -> &'static str {
-        match self {
-            Self::Token => "a token",
-            Self::Access => "an access",
-        }
-    }
-
-    /// What the question is about, for the message of a refusal.
-    fn sought(self) -> &'static str {
-        match self {
-            Self::Token => "whose the token is",
-            Self::Access => "whether this is allowed",
-        }
     }
 }
 

@@ -2,7 +2,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::credential::Token;
-use crate::kube::{Access, User};
+use super::review_topic::ReviewTopic;
+use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 use crate::upstream::{AccessVerdict, Cause, Client, Error, TokenVerdict};
 
 /// Answers questions about callers: upstream does, and in tests a stub.
@@ -12,6 +13,9 @@ pub(super) trait Reviews: Send + Sync {
 
     /// Reviews whether the user may, and tells upstream what for that is asked.
     fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict>;
+
+    /// Reviews whether we ourselves may create reviews of the topic.
+    fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool>;
 }
 
 /// The future of a review. It is boxed, for it is large and rarely made.
@@ -26,5 +30,19 @@ impl Reviews for Client {
     fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
         let (client, user, access) = (self.clone(), user.clone(), access.clone());
         Box::pin(async move { client.review_access(cause, &user, &access).await })
+    }
+
+    fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool> {
+        let client = self.clone();
+        Box::pin(async move {
+            let target = ResourceTarget {
+                group: topic.group().to_owned(),
+                version: "v1".to_owned(),
+                resource: topic.resource().to_owned(),
+                ..ResourceTarget::default()
+            };
+            let access = Access { verb: "create".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
+            client.review_own_access(&access).await.map(|verdict| verdict.allowed)
+        })
     }
 }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::credential::Token;
+use super::review_topic::ReviewTopic;
 use super::reviews::{ReviewFuture, Reviews};
 use super::{AuthConfig, Caller, Delegation, Gate, NotGranted, RequestSender};
 use crate::base::{Tasks, WallClock};
@@ -23,6 +24,9 @@ pub(super) struct Stub {
     rules: Mutex<Rules>,
     pub(super) clock: WallClock,
 }
+
+/// Makes an error of upstream's.
+pub(super) type Refusal = Box<dyn Fn() -> Error + Send>;
 
 #[derive(Default)]
 struct Rules {
@@ -38,6 +42,12 @@ struct Rules {
     /// Why something is allowed.
     reason: &'static str,
     asked: Vec<AskedQuestion>,
+    /// The resources of which we may not create reviews.
+    lacking: HashSet<&'static str>,
+    /// The answer to every question about our own rights.
+    own_rights: Option<Refusal>,
+    /// How many questions about our own rights were asked.
+    own_asked: u32,
 }
 
 /// A question that was put.
@@ -88,6 +98,26 @@ impl Stub {
         self.rules.lock().mute = Some(namespace.to_owned());
     }
 
+    /// Takes the right to create reviews of the topic from us, or gives it back.
+    pub(super) fn lack(&self, topic: ReviewTopic, lacks: bool) {
+        let mut rules = self.rules.lock();
+        if lacks {
+            rules.lacking.insert(topic.resource())
+        } else {
+            rules.lacking.remove(topic.resource())
+        };
+    }
+
+    /// Answers questions about our own rights with this; `None` ends that.
+    pub(super) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
+        self.rules.lock().own_rights = refusal;
+    }
+
+    /// How many questions about our own rights were asked.
+    pub(super) fn own_asked(&self) -> u32 {
+        self.rules.lock().own_asked
+    }
+
     /// What has been asked, and no more so that it is forgotten.
     pub(super) fn asked(&self) -> Vec<AskedQuestion> {
         std::mem::take(&mut self.rules.lock().asked)
@@ -105,6 +135,18 @@ impl Stub {
 }
 
 impl Reviews for Arc<Stub> {
+    fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool> {
+        let answer = {
+            let mut rules = self.rules.lock();
+            rules.own_asked += 1;
+            match &rules.own_rights {
+                Some(refusal) => Err(refusal()),
+                None => Ok(!rules.lacking.contains(&topic.resource())),
+            }
+        };
+        Box::pin(async move { answer })
+    }
+
     fn token(&self, token: &Token, _: &Arc<[String]>) -> ReviewFuture<TokenVerdict> {
         let (stub, name) = (self.clone(), token.reveal().to_owned());
         Box::pin(async move {

@@ -7,8 +7,10 @@ use moka::Expiry;
 use tokio::time::{Instant, sleep_until};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
+use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, quota, remembered};
 use super::question_pace::QuestionPace;
+use super::review_rights::ReviewRight;
+use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{AuthConfig, NotGranted};
 use crate::base::WallClock;
@@ -99,7 +101,7 @@ impl TokenReviewer {
             of_requests: Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build(),
             of_leases: Answers::builder().max_capacity(ANSWERS_MAX).expire_after(ages).build(),
             regulars,
-            questions: Questions::new(Topic::Token),
+            questions: Questions::new(ReviewTopic::Token),
             sources: RateLimiter::keyed(per_source),
             budget: RateLimiter::direct(in_all),
             budget_of_regulars: RateLimiter::direct(in_all),
@@ -130,6 +132,11 @@ impl TokenReviewer {
             return Err(NotGranted::Unauthenticated);
         }
         Ok(Bearer { asked: answer.asked, user, until: answer.until })
+    }
+
+    /// Whether we may create such reviews.
+    pub(super) fn right(&self) -> &Arc<ReviewRight> {
+        self.questions.right()
     }
 
     async fn ask(&self, id: CredentialId, token: &Token, asks: TokenPurpose<'_>) -> Result<Answer, NotGranted> {

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -9,14 +10,32 @@ pub struct Ready {
     waiting: Waiting,
 }
 
-/// How many guards there are of each name.
-type Waiting = Arc<Mutex<BTreeMap<String, usize>>>;
+type Waiting = Arc<Mutex<Guards>>;
+
+/// The guards that are held, by name and by number.
+#[derive(Debug, Default)]
+struct Guards {
+    held: BTreeMap<(String, u64), Option<Reason>>,
+    next: u64,
+}
+
+/// Returns why something is not ready, as of now.
+#[derive(Clone)]
+struct Reason(Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
 /// Something that is not ready yet; dropping it says that it is.
 #[derive(Debug)]
 pub struct NotReady {
     what: String,
+    number: u64,
     waiting: Waiting,
+}
+
+/// The name of something that is not ready, and why, where that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pending {
+    pub what: String,
+    pub reason: Option<String>,
 }
 
 impl Ready {
@@ -28,24 +47,72 @@ impl Ready {
     #[must_use]
     pub fn register(&self, what: impl Into<String>) -> NotReady {
         let what = what.into();
-        *self.waiting.lock().entry(what.clone()).or_default() += 1;
-        NotReady { what, waiting: self.waiting.clone() }
+        let mut waiting = self.waiting.lock();
+        let number = waiting.next;
+        waiting.next += 1;
+        waiting.held.insert((what.clone(), number), None);
+        NotReady { what, number, waiting: self.waiting.clone() }
     }
 
-    /// The names of what is still waited for, in order; empty when ready.
-    pub fn pending(&self) -> Vec<String> {
-        self.waiting.lock().keys().cloned().collect()
+    pub fn is_ready(&self) -> bool {
+        self.waiting.lock().held.is_empty()
+    }
+
+    /// What is not ready, in the order of names, each name once; empty when ready.
+    pub fn pending(&self) -> Vec<Pending> {
+        let held: Vec<_> =
+            self.waiting.lock().held.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
+        let mut pending: Vec<Pending> = Vec::new();
+        // A reason may take other locks, so none is held here.
+        for (what, why) in held {
+            let reason = why.and_then(|Reason(why)| why());
+            match pending.last_mut() {
+                Some(last) if last.what == what => last.reason = last.reason.take().or(reason),
+                _ => pending.push(Pending { what, reason }),
+            }
+        }
+        pending
+    }
+}
+
+impl NotReady {
+    /// Sets the function that returns why this is not ready. Everybody who reaches the health port may read it, so it
+    /// names no address, user or object.
+    #[must_use]
+    pub fn because(self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.set_reason(reason);
+        self
+    }
+
+    /// Replaces the function that [`because`](Self::because) sets.
+    pub fn set_reason(&self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        if let Some(held) = self.waiting.lock().held.get_mut(&(self.what.clone(), self.number)) {
+            *held = Some(Reason(Arc::new(reason)));
+        }
     }
 }
 
 impl Drop for NotReady {
     fn drop(&mut self) {
         let mut waiting = self.waiting.lock();
-        match waiting.get_mut(&self.what) {
-            Some(others) if *others > 1 => *others -= 1,
-            _ => drop(waiting.remove(&self.what)),
-        }
-        tracing::debug!(what = %self.what, still = ?waiting, "no longer waited for");
+        // The reason is dropped after the lock is released, because it may own anything.
+        let reason = waiting.held.remove(&(std::mem::take(&mut self.what), self.number));
+        drop(waiting);
+        drop(reason);
+    }
+}
+
+impl fmt::Display for Pending {
+    /// Writes `NAME not ready`, and the reason after a colon.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} not ready", self.what)?;
+        self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
+    }
+}
+
+impl fmt::Debug for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reason")
     }
 }
 
@@ -53,16 +120,32 @@ impl Drop for NotReady {
 mod tests {
     use super::*;
 
+    fn names(ready: &Ready) -> Vec<String> {
+        ready.pending().into_iter().map(|pending| pending.what).collect()
+    }
+
     #[test]
-    fn ready_is_when_the_last_guard_is_gone_whatever_it_is_called() {
+    fn ready_once_the_last_guard_is_dropped() {
         let ready = Ready::new();
         assert!(ready.pending().is_empty());
         let [first, second, other] = ["preload pods", "preload pods", "discovery"].map(|what| ready.register(what));
-        assert_eq!(ready.pending(), ["discovery", "preload pods"]);
+        assert_eq!(names(&ready), ["discovery", "preload pods"]);
         drop(first);
-        assert_eq!(ready.pending(), ["discovery", "preload pods"], "named twice, and waited for twice");
+        assert_eq!(names(&ready), ["discovery", "preload pods"], "the second guard of that name is still held");
         drop(other);
         drop(second);
-        assert!(ready.pending().is_empty());
+        assert!(ready.is_ready() && ready.pending().is_empty());
+    }
+
+    #[test]
+    fn reason_is_the_current_one() {
+        let (ready, why) = (Ready::new(), Arc::new(Mutex::new(None)));
+        let shown = why.clone();
+        let guard = ready.register("discovery").because(move || shown.lock().clone());
+        assert_eq!(ready.pending()[0].to_string(), "discovery not ready");
+        *why.lock() = Some("upstream cannot be reached".to_owned());
+        assert_eq!(ready.pending()[0].to_string(), "discovery not ready: upstream cannot be reached");
+        guard.set_reason(|| Some("upstream answered 401".to_owned()));
+        assert_eq!(ready.pending()[0].to_string(), "discovery not ready: upstream answered 401");
     }
 }

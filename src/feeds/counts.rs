@@ -21,6 +21,8 @@ pub struct FeedCounts {
     pub watches: AtomicU64,
     /// In the order in which it is told; what is counted so is rare.
     told: Mutex<BTreeMap<CountedMetric, u64>>,
+    /// Why the last attempt to list or watch failed.
+    trouble: Mutex<Option<String>>,
 }
 
 /// A metric and its one label besides the feed's. All of them are known beforehand.
@@ -49,6 +51,16 @@ struct Account {
 const ENDED_MAX: usize = FEEDS_MAX;
 
 impl FeedCounts {
+    /// Notes why an attempt to list or watch failed, without addresses, users or names of objects.
+    pub fn note_trouble(&self, why: String) {
+        *self.trouble.lock() = Some(why);
+    }
+
+    /// Why the last attempt failed, if one did.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
     pub fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Ordering::Relaxed);
     }

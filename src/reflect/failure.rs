@@ -14,7 +14,7 @@ use super::stream::Ended;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
     /// The feed is over.
-    #[error("{0:?}")]
+    #[error("feed ended: {}", .0.as_str())]
     Over(FeedEnd),
     #[error(transparent)]
     Stream(#[from] Ended),
@@ -100,6 +100,16 @@ impl StepFailure {
         match self {
             Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.is_expired(),
             _ => false,
+        }
+    }
+
+    /// The failure without anything that is not for everybody to read.
+    pub(super) fn in_brief(&self) -> String {
+        match self {
+            Self::Stream(Ended::Failed(error))
+            | Self::Upstream(error)
+            | Self::Broken(BrokenStream::Upstream(error)) => error.in_brief(),
+            other => other.to_string(),
         }
     }
 

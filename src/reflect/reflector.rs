@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::base::{Backoff, Waits, linger, watch};
+use crate::base::{Backoff, LogLimit, Waits, linger, watch};
 use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::wire::BookmarkTemplate;
@@ -55,6 +55,8 @@ pub(super) struct Reflector {
     begun: Begun,
     /// Whether the history is given up because upstream's is another one.
     rewinding: bool,
+    /// Limits the log of failures.
+    interruptions: LogLimit,
 }
 
 /// The parts that a reflector works with.
@@ -122,6 +124,7 @@ impl Reflector {
             inquiries: Inquiries::default(),
             begun: Begun { asked: Instant::now(), rewound: false },
             rewinding: false,
+            interruptions: LogLimit::default(),
         }
     }
 
@@ -138,8 +141,20 @@ impl Reflector {
                 return end;
             }
             let wait = self.pause_after(&failure, &mut state);
-            tracing::info!(feed = %self.means.upstream.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
+            self.log_interruption(&failure, wait);
             self.pause(wait, &failure).await;
+        }
+    }
+
+    /// Logs a failure. An apiserver ends each watch now and then; any other end is a warning, which is limited, because
+    /// all feeds fail at once when upstream is gone.
+    fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
+        let feed = &self.means.upstream.feed;
+        feed.counts.note_trouble(failure.in_brief());
+        if let StepFailure::Stream(Ended::Clean) = failure {
+            tracing::info!(feed = %feed.spec.key, %failure, ?wait, "upstream stream interrupted");
+        } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
+            tracing::warn!(feed = %feed.spec.key, %failure, failures, ?wait, "upstream stream interrupted");
         }
     }
 

@@ -192,7 +192,7 @@ pub(super) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
     }
     let is_well = match info.path.as_str() {
         "/livez" | "/healthz" => true,
-        "/readyz" => ready.pending().is_empty(),
+        "/readyz" => ready.is_ready(),
         _ => return None,
     };
     metrics::answered_proxy("health", AnsweredFrom::Memory);

@@ -14,7 +14,7 @@ pub(super) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Stat
     match why {
         NotGranted::Unauthenticated => Status::unauthorized(),
         NotGranted::Denied(reason) => Status::forbidden_access(user, access, reason),
-        NotGranted::Unavailable(_) | NotGranted::Disowned => unavailable(&why.to_string()),
+        NotGranted::Unavailable(_) | NotGranted::Disowned(_) => unavailable(&why.to_string()),
         NotGranted::TooMany { retry_after_seconds } => Status::too_many_requests(why.to_string(), *retry_after_seconds),
     }
 }
@@ -54,7 +54,13 @@ mod tests {
             (Denied(Arc::from("")), 403, "Forbidden", None, denied.to_owned()),
             (Denied(Arc::from("no")), 403, "Forbidden", None, format!("{denied}: no")),
             (Unavailable("who you are".to_owned()), 503, "ServiceUnavailable", Some(1), "who you are".to_owned()),
-            (Disowned, 503, "ServiceUnavailable", Some(1), Disowned.to_string()),
+            (
+                Disowned("tokenreviews"),
+                503,
+                "ServiceUnavailable",
+                Some(1),
+                "the proxy's account may not create tokenreviews (RBAC)".to_owned(),
+            ),
             (
                 TooMany { retry_after_seconds: 7 },
                 429,

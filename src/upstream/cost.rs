@@ -30,7 +30,7 @@ pub enum Cause {
     LeaseReview,
     /// Whose a token is (`TokenReview`).
     TokenReview,
-    /// Who we are (`SelfSubjectReview`).
+    /// Who we are (`SelfSubjectReview`), and whether we may create reviews (`SelfSubjectAccessReview`).
     SelfReview,
     /// Whether one of several servers is ready, when another may have failed.
     Readiness,

@@ -5,7 +5,7 @@ use crate::wire::{Encoding, WireError};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection, or it broke before the answer began.
-    #[error("upstream cannot be reached: {}", described(&**.0))]
+    #[error("upstream cannot be reached: {}", chain(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The answer broke off.
     #[error("upstream's answer broke off: {0}")]
@@ -51,6 +51,24 @@ pub enum Error {
     Wire(#[from] WireError),
 }
 
+/// A connection to upstream that could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to {server}")]
+pub(super) struct ConnectError {
+    /// `HOST:PORT`.
+    pub(super) server: String,
+    #[source]
+    pub(super) source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl ConnectError {
+    pub(super) fn new(uri: &http::Uri, source: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let default = if uri.scheme_str() == Some("http") { 80 } else { 443 };
+        let server = format!("{}:{}", uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(default));
+        Self { server, source }
+    }
+}
+
 /// Says why a request cannot be sent with its caller's rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsendable {
@@ -64,11 +82,22 @@ pub enum Unsendable {
 }
 
 impl Error {
-    /// The text that a caller is told. It reveals nothing about our own credentials.
+    /// The text that a caller is told. It reveals neither upstream's address nor our own credentials.
     pub fn for_callers(&self) -> String {
         match self {
+            Self::Unreachable(why) => format!("upstream cannot be reached: {}", root_cause(&**why)),
             Self::Credentials(_) => "the proxy's own credentials for upstream cannot be used now".to_owned(),
             error => error.to_string(),
+        }
+    }
+
+    /// The text for whoever reaches the health port: no address, user, path or object.
+    pub fn in_brief(&self) -> String {
+        match self {
+            Self::Refused(status) => format!("upstream answered {}", status.code),
+            Self::Unreachable(_) | Self::Credentials(_) => self.for_callers(),
+            Self::Broken(_) | Self::Timeout(_) | Self::OverBudget | Self::TooLarge(_) => self.to_string(),
+            _ => "upstream's answer cannot be used".to_owned(),
         }
     }
 
@@ -138,7 +167,7 @@ fn causes<'a>(
     std::iter::successors(Some(why), |cause| cause.source())
 }
 
-/// What TLS found wrong, if it did. That is all that is told of what is beneath: addresses are nobody's business.
+/// What TLS found wrong, if it did.
 fn of_tls<'a>(why: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     causes(why).find_map(tls_in)
 }
@@ -151,10 +180,25 @@ fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls
     }
 }
 
-fn described(why: &(dyn std::error::Error + 'static)) -> String {
+/// An error and all its causes, outermost first. What a cause repeats of the one before is left out.
+fn chain(why: &(dyn std::error::Error + 'static)) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    for cause in causes(why) {
+        // "client error (Connect)" says nothing that its causes do not say better.
+        let is_wrapper = cause.is::<hyper_util::client::legacy::Error>() && cause.source().is_some();
+        let text = cause.to_string();
+        if !is_wrapper && texts.last().is_none_or(|before| !before.ends_with(&text)) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ")
+}
+
+/// The innermost cause, or what TLS found wrong. Neither names an address, which only [`ConnectError`] does.
+fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     match of_tls(why) {
-        Some(tls) => format!("{why}: {tls}"),
-        None => why.to_string(),
+        Some(tls) => tls.to_string(),
+        None => causes(why).last().map_or_else(String::new, ToString::to_string),
     }
 }
 
@@ -201,6 +245,27 @@ mod tests {
         assert!(Error::Timeout(std::time::Duration::ZERO).may_pass());
         assert!(Error::Credentials("a plugin failed".to_owned()).may_pass());
         assert!(!Error::EndlessPages.may_pass() && !Error::OverBudget.may_pass());
+    }
+
+    /// The log names the server and every cause; callers and the health port learn no address.
+    #[test]
+    fn failed_connection_names_server_and_cause() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        for (server, named) in [
+            ("https://api.example", "api.example:443"),
+            ("http://10.0.0.1/prefix", "10.0.0.1:80"),
+            ("https://[fd00::1]:6443", "[fd00::1]:6443"),
+        ] {
+            let error = ConnectError::new(&server.parse().expect("a URI"), refused().into());
+            let error = Error::Unreachable(error.into());
+            let expected = format!("upstream cannot be reached: cannot connect to {named}: connection refused");
+            assert_eq!(error.to_string(), expected);
+            for text in [error.for_callers(), error.in_brief()] {
+                assert_eq!(text, "upstream cannot be reached: connection refused");
+            }
+        }
+        let refused = Error::Refused(Box::new(Status { code: 403, message: "ada".to_owned(), ..Status::default() }));
+        assert_eq!(refused.in_brief(), "upstream answered 403");
     }
 
     /// Sends a request over a connection whose peer goes as soon as it has read something of it.

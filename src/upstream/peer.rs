@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tower::Service;
 
 use super::Build;
+use super::error::ConnectError;
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::{FirstSettings, StreamLimit};
 
@@ -207,6 +208,8 @@ impl<C> Meeting<C> {
     }
 }
 
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
 /// A connection, and what is known of its other end: every answer that comes by it carries that.
 #[derive(Debug)]
 pub(super) struct Met<T> {
@@ -218,20 +221,26 @@ pub(super) struct Met<T> {
 
 impl<C> Service<Uri> for Meeting<C>
 where
-    C: Service<Uri, Response: Connection + Send + 'static, Error: Send + 'static, Future: Send + 'static>,
+    C: Service<
+            Uri,
+            Response: Connection + Send + 'static,
+            Error: Into<Failure> + Send + 'static,
+            Future: Send + 'static,
+        >,
 {
     type Response = Met<C::Response>;
-    type Error = C::Error;
+    type Error = Failure;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
-        self.connector.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        self.connector.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let (connecting, limit) = (self.runtime.run(self.connector.call(uri)), self.limit.clone());
+        let (connecting, limit) = (self.runtime.run(self.connector.call(uri.clone())), self.limit.clone());
         Box::pin(async move {
-            let (io, connection) = (connecting.await?, Arc::new(()));
+            let io = connecting.await.map_err(|error| ConnectError::new(&uri, error.into()))?;
+            let connection = Arc::new(());
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
             let settings = FirstSettings::new(limit, io.connected().is_negotiated_h2());
             Ok(Met { io, peer: Arc::new(peer), settings, _connection: connection })

@@ -69,7 +69,7 @@ impl Client {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
         let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let answer = self.create(Cause::AccessReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        let answer = self.create(Cause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
         let answered: SelfSubjectAccessReview =
             read(&answer).ok_or_else(|| Error::OtherDocument(SELF_SUBJECT_ACCESS_REVIEWS.to_owned()))?;
         Ok(AccessVerdict::of(answered.status.unwrap_or_default()))

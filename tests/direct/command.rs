@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use kube_fanout::demo;
 
 use crate::direct::{self, Dir, PODS, Protocol};
-use crate::process::{Process, kubeconfig, run};
+use crate::process::{Process, kubeconfig, metric, run};
 
 /// `sysexits.h`.
 const USAGE: i32 = 64;
@@ -216,6 +216,13 @@ fn credentials_that_cannot_be_used_are_78() {
         let output = run(&["serve", "--kubeconfig", path, "--listen", "127.0.0.1:0", "--admin", "off"]);
         assert_eq!(output.code, Some(CONFIG), "{path}: {}", output.stderr);
         assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
+        let line = output.stderr.lines().find(|line| line.contains("discovered what upstream serves"));
+        let line = line.unwrap_or_else(|| panic!("{}", output.stderr));
+        let upstream = format!("upstream=\"{}\"", up.url());
+        let version = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
+        for field in [&version, "mode=\"auth none\"", &upstream, "release=\"1."] {
+            assert!(line.contains(field), "{field}: {line}");
+        }
     }
     let outside = run(&["serve", "--listen", "127.0.0.1:0", "--admin", "off"]);
     assert_eq!(outside.code, Some(CONFIG));
@@ -256,6 +263,41 @@ async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
         assert!(lines[0].starts_with("serving on http://127.0.0.1:"));
         assert!(lines[1].starts_with("metrics and health on http://127.0.0.1:"));
     }
+}
+
+/// The runbook looks for warnings.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_feed_is_a_warning() {
+    let up = demo::upstream().pods(5).run().await;
+    let process = Process::serve(&Dir::new(), &up.url(), &["--preload", "pods"]).await;
+    direct::eventually("ready", || process.is_ready()).await;
+    up.faults().down().await;
+    let failures = || async {
+        let text = process.metrics().await;
+        metric(&text, "kube_fanout_upstream_failures_total", "resource=\"pods") >= 2.0
+    };
+    direct::eventually("it has failed twice, so the first failure is logged", failures).await;
+    process.signal("TERM");
+    let log = process.ended().await.stderr;
+    let lost = |line: &&str| line.contains("upstream stream interrupted") && line.contains("feed=pods");
+    let warned = log.lines().filter(lost).filter(|line| line.contains("WARN")).count();
+    assert_eq!(warned, 1, "once, however often it fails: {log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreachable_upstream_is_logged_with_host_and_cause() {
+    // Nobody listens there, and nobody else can have the port.
+    let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    nobody.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let address = nobody.local_addr().expect("bound").as_socket().expect("an address");
+    let process = Process::serve(&Dir::new(), &format!("http://{address}"), &[]).await;
+    let why = "[-]discovery not ready: upstream cannot be reached: ";
+    direct::eventually("it says why", || async { process.admin("/readyz").await.starts_with(why) }).await;
+    let ready = process.admin("/readyz").await;
+    assert!(ready.contains("Connection refused") && !ready.contains(&address.to_string()), "{ready}");
+    process.signal("TERM");
+    let log = process.ended().await.stderr;
+    assert!(log.contains(&format!("cannot connect to {address}: tcp connect error: Connection refused")), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -36,7 +36,7 @@ async fn probes_are_answered_whatever_their_host_and_are_told_of_no_caller() {
     up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
     let app = with_ports(direct::app(&up)).preload("nosuchthings").run().await;
     app.discovered().await;
-    let not_ready = "[-]preload nosuchthings not ready\nreadyz check failed\n";
+    let not_ready = "[-]preload nosuchthings not ready: upstream serves no such resource\nreadyz check failed\n";
     direct::eventually("it waits for one", || async { probe(&app, "/readyz").await == (503, not_ready.into()) }).await;
     assert!(app.get("/api/v1/namespaces/of-somebody/pods?resourceVersion=0").await.is_cached());
     assert!(app.admin("/readyz").await.text().contains("of-somebody"), "an operator is told");

@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use kube_fanout::auth::AuthMode;
 use kube_fanout::demo;
 use kube_fanout::net::Address;
 
@@ -10,7 +11,7 @@ use crate::direct::{self, Dir, PODS};
 use crate::process::run;
 
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
-const NOT_READY: &str = "[-]stream of pods not ready\n";
+const NOT_READY: &str = "[-]stream of pods not ready: ";
 
 #[tokio::test]
 async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive() {
@@ -32,6 +33,61 @@ async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive
         // Nothing is shown until the server at the other end of the new stream has said of which release it is.
         direct::eventually("its state is shown", || async { app.get(ANY).await.is_cached() }).await;
     }
+}
+
+/// A role or a binding that is wrong must not pass a rolling update: each request would be answered with 503.
+#[tokio::test]
+async fn process_without_the_right_to_create_reviews_is_not_ready_and_says_why() {
+    for (resource, group) in [("tokenreviews", "authentication"), ("subjectaccessreviews", "authorization")] {
+        let up = demo::upstream().pods(3).run().await;
+        up.reviews().lack("create", resource);
+        let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+        app.discovered().await;
+        let why = format!(
+            "[-]{resource} not ready: upstream refuses them (403): grant this proxy's account create on \
+             {resource}.{group}.k8s.io\n"
+        );
+        let says = || async {
+            let text = app.admin("/readyz?verbose").await.text();
+            text.starts_with(&why) && text.matches(" not ready").count() == 1
+        };
+        direct::eventually("that right alone is missed", says).await;
+        up.reviews().unlack("create", resource);
+        direct::eventually("ready", || async { app.admin("/readyz").await.status == 200 }).await;
+    }
+}
+
+#[tokio::test]
+async fn process_whose_reviews_are_refused_is_not_ready_until_they_succeed() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "*");
+    let app = direct::app(&up)
+        .with(|config| {
+            config.auth = AuthMode::Delegated;
+            let auth = &mut config.delegated.auth;
+            (auth.token_ttl, auth.allowed_ttl) = (Duration::ZERO, Duration::ZERO);
+        })
+        .run()
+        .await;
+    let ada = app.bearing("a");
+    let is = async |code: u16| {
+        direct::eventually("readiness", || async { app.admin("/readyz").await.status == code }).await;
+    };
+    is(200).await;
+    assert!(ada.get(PODS).await.is_cached());
+    // An apiserver that fails says nothing about our rights: all replicas would be without endpoints at once.
+    up.reviews().refuse(Some(500));
+    assert_eq!(ada.get(PODS).await.status, 503);
+    assert_eq!(app.admin("/readyz").await.status, 200);
+    up.reviews().refuse(Some(403));
+    let refused = ada.get(PODS).await;
+    assert_eq!((refused.status, refused.header("kube-fanout-refused-by")), (503, Some("proxy")));
+    assert!(refused.text().contains("the proxy's account may not create tokenreviews (RBAC)"), "{}", refused.text());
+    is(503).await;
+    up.reviews().refuse(None);
+    is(200).await;
+    assert!(ada.get(PODS).await.is_cached());
 }
 
 /// All replicas have the same upstream: were they not ready at once, nobody would be told what they have.
@@ -95,7 +151,11 @@ async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
         (&["--healthz-bind-address", address], 0, "/livez: 200 ok\n"),
         (&["--config", configured], 0, "/livez: 200 ok\n"),
         (&["--config", on_socket], 0, "admin.sock/livez: 200 ok\n"),
-        (&[&ready], 1, "503 [-]preload nosuchthings not ready; readyz check failed\n"),
+        (
+            &[&ready],
+            1,
+            "503 [-]preload nosuchthings not ready: upstream serves no such resource; readyz check failed\n",
+        ),
         (&[&pods], 1, "404 \n"),
         (&[&refuses], 2, "refused"),
         (&[&mute, "--timeout", "50ms"], 2, "no answer in time\n"),

@@ -85,7 +85,7 @@ class Page {
     this.feedsRead = feeds;
     this.showFeeds();
     this.showCost(of);
-    const pending = [...ready.matchAll(/^\[-\](.*) not ready$/gm)].map((match) => match[1]);
+    const pending = [...ready.matchAll(/^\[-\](.*?) not ready(?:: .*)?$/gm)].map((match) => match[1]);
     const old = feeds.filter((feed) => feed.state === "stale").length;
     const isOld = old > 0 ? `, ${old === 1 ? "1 feed is" : `${count(old)} feeds are`} without a stream upstream` : "";
     if (pending.length > 0) this.status(`Not ready: ${pending.join(", ")}${isOld}.`, "bad");

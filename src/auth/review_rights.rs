@@ -1,0 +1,144 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::review_topic::ReviewTopic;
+use super::reviews::Reviews;
+use crate::base::{Backoff, NotReady, Ready, Waits, watch};
+use crate::upstream::Error;
+
+/// Whether upstream lets this proxy create reviews of one topic: what the last review that it answered has shown.
+#[derive(Debug)]
+pub(super) struct ReviewRight {
+    state: watch::Sender<RightState>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RightState {
+    /// No review was answered yet.
+    Unproven,
+    Held,
+    /// Upstream answered a review with this code, which is 401 or 403.
+    Refused(u16),
+}
+
+/// The pauses between two questions about a right that is missing. They are short, because no request can be
+/// authorized until the right is back.
+const RECHECK: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+
+impl ReviewRight {
+    pub(super) fn new() -> Self {
+        Self { state: watch::Sender::new(RightState::Unproven) }
+    }
+
+    /// Notes how upstream answered a review. An error that says nothing about the right changes nothing.
+    pub(super) fn note<T>(&self, answer: &Result<T, Error>) {
+        match answer {
+            Ok(_) => self.set(RightState::Held),
+            Err(error) => match error.code() {
+                Some(code @ (401 | 403)) => self.set(RightState::Refused(code)),
+                _ => {}
+            },
+        }
+    }
+
+    fn set(&self, state: RightState) {
+        if *self.state.borrow() != state {
+            self.state.send_replace(state);
+        }
+    }
+
+    /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review. A
+    /// missing right is asked about with backoff; nothing is asked while it is held. The guard is registered at once;
+    /// the future never returns.
+    pub(super) fn keep_ready(
+        self: Arc<Self>,
+        topic: ReviewTopic,
+        reviews: Arc<dyn Reviews>,
+        ready: Ready,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let guard = self.not_ready(topic, &ready);
+        self.follow(topic, reviews, ready, guard)
+    }
+
+    async fn follow(self: Arc<Self>, topic: ReviewTopic, reviews: Arc<dyn Reviews>, ready: Ready, guard: NotReady) {
+        let mut state = self.state.subscribe();
+        let mut backoff = Backoff::new(RECHECK);
+        let mut guard = Some(guard);
+        let mut was_asked = false;
+        loop {
+            let now = *state.borrow_and_update();
+            if now == RightState::Held {
+                if guard.take().is_some() {
+                    tracing::info!(resource = topic.resource(), "this proxy may create reviews");
+                }
+                backoff.succeeded(Instant::now());
+                if state.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            let lost = guard.is_none();
+            guard.get_or_insert_with(|| self.not_ready(topic, &ready));
+            if was_asked || lost {
+                if let RightState::Refused(code) = now {
+                    tracing::warn!(
+                        resource = topic.resource(),
+                        code,
+                        "upstream refuses this proxy's reviews: not ready"
+                    );
+                }
+                let pause = backoff.failed(Instant::now());
+                tokio::select! {
+                    biased;
+                    () = is_held(&mut state) => continue,
+                    () = sleep(pause) => {}
+                }
+            }
+            was_asked = true;
+            self.ask(topic, &*reviews).await;
+        }
+    }
+
+    /// Asks whether the right is held.
+    async fn ask(&self, topic: ReviewTopic, reviews: &dyn Reviews) {
+        match reviews.own_right(topic).await {
+            Ok(true) => self.set(RightState::Held),
+            Ok(false) => self.set(RightState::Refused(403)),
+            Err(error) if error.code() == Some(401) => self.set(RightState::Refused(401)),
+            // A cluster may take the right to ask from everybody. Then only the next review can show whether it is let
+            // through, and no request comes to a process that is not ready.
+            Err(error) if error.code() == Some(403) => {
+                tracing::warn!(%error, "cannot prove the right to create reviews: assuming it");
+                self.set(RightState::Held);
+            }
+            Err(error) => tracing::debug!(%error, "own rights are not known"),
+        }
+    }
+
+    fn not_ready(self: &Arc<Self>, topic: ReviewTopic, ready: &Ready) -> NotReady {
+        let right = self.clone();
+        ready.register(topic.resource()).because(move || Some(right.reason(topic)))
+    }
+
+    fn reason(&self, topic: ReviewTopic) -> String {
+        match *self.state.borrow() {
+            RightState::Unproven => "it is not known yet whether this proxy may create them".to_owned(),
+            RightState::Held => "being checked".to_owned(),
+            RightState::Refused(401) => "upstream does not accept this proxy's own credentials (401)".to_owned(),
+            RightState::Refused(code) => {
+                let (group, resource) = (topic.group(), topic.resource());
+                format!("upstream refuses them ({code}): grant this proxy's account create on {resource}.{group}")
+            }
+        }
+    }
+}
+
+async fn is_held(state: &mut watch::Receiver<RightState>) {
+    // Its sender is owned by whoever waits.
+    drop(state.wait_for(|state| *state == RightState::Held).await);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+use std::time::Duration;
+
+use tokio::time::{Instant, advance, sleep};
+
+use super::*;
+use crate::auth::AuthConfig;
+use crate::auth::stub::{Stub, gate};
+use crate::base::{Pending, Tasks};
+use crate::kube::Status;
+
+/// Longer than any pause between two questions about a right.
+const RECHECKED: Duration = Duration::from_secs(31);
+
+/// A process that keeps its readiness by the answers of the stub.
+fn process() -> (Ready, Arc<Stub>, crate::auth::Gate, Tasks) {
+    let (gate, stub, tasks) = gate(AuthConfig::default());
+    let ready = Ready::new();
+    tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));
+    (ready, stub, gate, tasks)
+}
+
+fn refusal(code: i32) -> Error {
+    Error::Refused(Box::new(Status { code, ..Status::default() }))
+}
+
+fn names(ready: &Ready) -> Vec<String> {
+    ready.pending().into_iter().map(|Pending { what, .. }| what).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn ready_once_both_rights_are_proven_and_nothing_is_asked_after() {
+    let (ready, stub, _gate, _tasks) = process();
+    assert_eq!(names(&ready), ["subjectaccessreviews", "tokenreviews"], "before anything is answered");
+    sleep(Duration::from_millis(1)).await;
+    assert!(ready.is_ready());
+    assert_eq!(stub.own_asked(), 2);
+    sleep(Duration::from_secs(24 * 3600)).await;
+    assert_eq!(stub.own_asked(), 2, "no bytes at rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_right_keeps_process_unready_and_says_which() {
+    for topic in [ReviewTopic::Token, ReviewTopic::Access] {
+        let (gate, stub, tasks) = gate(AuthConfig::default());
+        stub.lack(topic, true);
+        let ready = Ready::new();
+        tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));
+        sleep(RECHECKED * 10).await;
+        let pending = ready.pending();
+        let [only] = pending.as_slice() else { panic!("{pending:?}") };
+        let words = format!("grant this proxy's account create on {}.{}", topic.resource(), topic.group());
+        assert!(only.what == topic.resource() && only.to_string().contains(&words), "{only}");
+        assert!(stub.own_asked() < 30, "{} questions in five minutes", stub.own_asked());
+        stub.lack(topic, false);
+        sleep(RECHECKED).await;
+        assert!(ready.is_ready(), "{:?}", ready.pending());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_review_makes_process_unready_until_one_succeeds() {
+    let (ready, stub, _gate, _tasks) = process();
+    sleep(Duration::from_millis(1)).await;
+    let right = ReviewRight::new();
+    let refused = |code| Err::<(), _>(refusal(code));
+    for (code, is_about_the_right) in [(500, false), (429, false), (401, true), (403, true)] {
+        right.set(RightState::Held);
+        right.note(&refused(code));
+        assert_eq!(*right.state.borrow() != RightState::Held, is_about_the_right, "{code}");
+    }
+    right.note(&Ok(()));
+    assert_eq!(*right.state.borrow(), RightState::Held);
+    // The same with the task that follows it.
+    let right = Arc::new(right);
+    tokio::spawn(right.clone().keep_ready(ReviewTopic::Access, Arc::new(stub.clone()), ready.clone()));
+    sleep(Duration::from_millis(1)).await;
+    assert!(ready.is_ready());
+    stub.lack(ReviewTopic::Access, true);
+    let asked = stub.own_asked();
+    right.note(&refused(403));
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(names(&ready), ["subjectaccessreviews"]);
+    right.note(&Ok(()));
+    sleep(Duration::from_millis(1)).await;
+    assert!(ready.is_ready());
+    assert_eq!(stub.own_asked(), asked, "a review that succeeds is proof enough");
+    right.note(&refused(403));
+    sleep(RECHECKED * 2).await;
+    assert!(!ready.is_ready());
+    stub.lack(ReviewTopic::Access, false);
+    sleep(RECHECKED).await;
+    assert!(ready.is_ready(), "no request comes to a process that is not ready, so it asks itself");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unreachable_upstream_proves_nothing_and_unknown_self_reviews_are_no_denial() {
+    let (gate, stub, tasks) = gate(AuthConfig::default());
+    stub.refuse_own_rights(Some(Box::new(|| refusal(503))));
+    let ready = Ready::new();
+    tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));
+    let began = Instant::now();
+    sleep(RECHECKED).await;
+    assert_eq!(names(&ready).len(), 2, "{:?}", began.elapsed());
+    stub.refuse_own_rights(Some(Box::new(|| refusal(401))));
+    sleep(RECHECKED).await;
+    assert!(ready.pending()[0].to_string().contains("own credentials (401)"), "{:?}", ready.pending());
+    stub.refuse_own_rights(None);
+    sleep(RECHECKED).await;
+    assert!(ready.is_ready());
+    // A cluster that lets nobody ask about itself: reviews will show.
+    let (other, stub, _tasks) = super::super::stub::gate(AuthConfig::default());
+    stub.refuse_own_rights(Some(Box::new(|| refusal(403))));
+    let ready = Ready::new();
+    tasks.spawn("review rights", other.keep_ready(&ready).expect("it delegates"));
+    advance(Duration::from_millis(1)).await;
+    sleep(Duration::from_millis(1)).await;
+    assert!(ready.is_ready());
+}

@@ -1,0 +1,71 @@
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Limits how often a recurring failure is logged: the first one at once, then one line a minute with the number of
+/// failures since the line before.
+#[derive(Debug, Default)]
+pub struct LogLimit {
+    window: Mutex<Option<Window>>,
+}
+
+#[derive(Debug)]
+struct Window {
+    logged: Instant,
+    /// Failures since then.
+    unlogged: u64,
+}
+
+impl LogLimit {
+    /// The time between two lines.
+    pub const EVERY: Duration = Duration::from_secs(60);
+
+    /// Counts a failure. Returns the number of failures that a line must report now, this one included, or `None` if no
+    /// line is due.
+    pub fn failed(&self, now: Instant) -> Option<u64> {
+        let mut window = self.window.lock();
+        match &mut *window {
+            Some(window) if now.duration_since(window.logged) < Self::EVERY => {
+                window.unlogged += 1;
+                None
+            }
+            other => {
+                let unlogged = other.replace(Window { logged: now, unlogged: 0 }).map_or(0, |window| window.unlogged);
+                Some(unlogged + 1)
+            }
+        }
+    }
+
+    /// Returns the number of failures that were not logged, once a line is due and if there are any. To be called on
+    /// success, so that the end of a series is reported as well.
+    pub fn unlogged(&self, now: Instant) -> Option<u64> {
+        let mut window = self.window.lock();
+        if window.as_ref().is_none_or(|window| now.duration_since(window.logged) < Self::EVERY) {
+            return None;
+        }
+        window.take().map(|window| window.unlogged).filter(|unlogged| *unlogged > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_failure_is_logged_and_later_ones_are_summed_up() {
+        let (limit, start) = (LogLimit::default(), Instant::now());
+        assert_eq!(limit.unlogged(start), None);
+        assert_eq!(limit.failed(start), Some(1));
+        for second in 1..=58 {
+            assert_eq!(limit.failed(start + Duration::from_secs(second)), None);
+        }
+        let second_line = start + LogLimit::EVERY;
+        assert_eq!(limit.failed(second_line), Some(59));
+        assert_eq!(limit.failed(second_line), None);
+        assert_eq!(limit.unlogged(second_line), None, "no line is due yet");
+        assert_eq!(limit.unlogged(second_line + LogLimit::EVERY), Some(1));
+        assert_eq!(limit.unlogged(second_line + LogLimit::EVERY), None);
+        assert_eq!(limit.failed(second_line + LogLimit::EVERY), Some(1));
+    }
+}
