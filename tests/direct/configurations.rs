@@ -88,7 +88,7 @@ async fn serves(sample: &Sample, up: &RunningUpstream) {
         assert_eq!(client.bearing("nobody's").get(read).await.status, 401, "{name}");
         client = client.bearing("ada's");
     }
-    let answer = direct::proven(&client, || read.to_owned()).await;
+    let answer = direct::proven(&client, || (*read).to_owned()).await;
     assert!(answer.status == 200 && answer.is_cached(), "{name}: {} {}", answer.status, answer.text());
     assert!(!answer.items().is_empty(), "{name}");
 }

@@ -52,6 +52,7 @@ mod pages;
 mod plugins;
 mod policy;
 mod ports;
+#[allow(dead_code, reason = "the tests of nightly.rs use the rest of it")]
 mod process;
 mod readable;
 mod ready;
