@@ -167,7 +167,7 @@ fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
         allowed_origins: read.allowed_origins.clone(),
         preload: read.preload.clone(),
         ready_stale_max: read.ready_stale_max,
-        serve: ServeConfig { coverage, body_max, unread, fresh_wait_max, ..read.serve.clone() },
+        serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..read.serve.clone() },
         cache: now.cache.keeping(&read.cache),
         reflect: ReflectConfig { retry: now.reflect.retry, ..read.reflect.clone() },
         connections: read.connections.clone(),

@@ -114,7 +114,7 @@ impl Frontend {
         let (node, authorizes) = (now.coverage.node.clone(), now.coverage.authorizes);
         let coverage = Coverage { node, authorizes, ..to.coverage.clone() };
         let (body_max, unread, fresh_wait_max) = (now.body_max, now.unread, now.fresh_wait_max);
-        self.config.set(ServeConfig { coverage, body_max, unread, fresh_wait_max, ..to.clone() });
+        self.config.set(ServeConfig { coverage, fresh_wait_max, body_max, unread, ..to.clone() });
         self.admission.tune(&to.limits);
     }
 

@@ -223,7 +223,7 @@ fn a_reader_that_had_their_version_before_may_leave_without_effect() {
 /// One deletion of an Event is seldom alone, because a lease has expired. No bookmark follows, so that silence decides.
 #[test]
 fn deleted_event_waits_for_the_rest_of_its_lease_and_not_for_ever() {
-    let moment = |writer: &CacheWriter| writer.settles_after().filter(|lasts| *lasts < REST_FOLLOWS_WITHIN).is_some();
+    let moment = |writer: &CacheWriter| writer.settles_after().is_some_and(|lasts| lasts < REST_FOLLOWS_WITHIN);
     let table = [("events", true, false), ("events", false, true), ("pods", true, true)];
     for (resource, goes, soon) in table {
         let (_, reader) = leased(10);

@@ -146,8 +146,9 @@ async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
 #[tokio::test(start_paused = true)]
 async fn second_410_in_a_row_lists_the_current_state() {
     let window = Some(ResourceVersion(15));
+    type Follows = fn(&mut Hands);
     // What follows the list, how long the stream then stays open, and whether the 410 is in a row.
-    let cases: [(&str, fn(&mut Hands), u64, bool); 5] = [
+    let cases: [(&str, Follows, u64, bool); 5] = [
         ("nothing", |_| {}, 0, true),
         ("an item", |hands| hands.told("b", 12, 11), 0, false),
         ("a quiet stream", |_| {}, 6, false),
