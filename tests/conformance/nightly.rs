@@ -8,6 +8,9 @@ mod bed;
 #[allow(dead_code, unused_imports, reason = "the tests of main.rs use the rest of it")]
 #[path = "../direct/direct/blocks.rs"]
 mod blocks;
+mod ledger;
+#[path = "../direct/direct/records.rs"]
+mod records;
 
 mod cluster;
 mod elections;
@@ -20,7 +23,9 @@ mod hostile;
 mod imperfect;
 mod informers_of_secrets;
 mod neighbours;
+mod proxy_restart;
 mod representations;
+mod rest;
 mod restarts;
 mod siege;
 mod tree;
@@ -30,3 +35,6 @@ mod verify;
 
 /// How much later than promised something may be, because the processors of a test machine do other things as well.
 pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// `feeds.syncWait` of a proxy whose test does not set it: the default.
+pub const SYNC_WAIT: &str = "10s";

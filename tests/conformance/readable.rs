@@ -126,7 +126,8 @@ async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
     // Page by page, without a word of what is not shown.
     let (mut token, mut paged) = (String::new(), BTreeMap::new());
     loop {
-        let page = scene.through.json(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}")).await;
+        let page = Ask::get(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}"));
+        let page = scene.through.list_now(page).await.value();
         assert!(page["metadata"].get("remainingItemCount").is_none());
         paged.extend(items(&page));
         token = page["metadata"]["continue"].as_str().unwrap_or_default().to_owned();
@@ -142,11 +143,12 @@ async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
     }
     // Whoever may read all of it gets all of it.
     let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
-    let whole = viewer.get(&format!("{ALL}?kubeFanoutReadable=true")).await;
+    let readable = Ask::get(&format!("{ALL}?kubeFanoutReadable=true"));
+    let whole = viewer.list_now(readable.clone()).await;
     assert_eq!((whole.status.as_u16(), whole.header("kube-fanout-readable")), (200, "all"));
     // And whoever may read nothing, nothing.
     let stranger = Authority::of(&scene.bed).issue(&unique("stranger"), &[]);
-    let nothing = scene.proxy.client_of(&stranger).json(&format!("{ALL}?kubeFanoutReadable=true")).await;
+    let nothing = scene.proxy.client_of(&stranger).list_now(readable).await.value();
     assert_eq!(items(&nothing).count(), 0);
 }
 

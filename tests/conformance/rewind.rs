@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, eventually, say, version_of};
+use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, Watch, eventually, say, version_of};
 
 const MAPS: &str = "/api/v1/configmaps";
 const DEFAULT_MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -52,7 +52,12 @@ async fn informer(client: Http, number: usize, seen: Shared) {
         let version = list.value()["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
         seen.lock().stores[number] = state(&list.value());
         let path = format!("{MAPS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}");
-        let mut watch = client.watch(Ask::get(&path)).await;
+        // While upstream starts, one that is passed through is refused.
+        let Some(response) = client.try_send(Ask::get(&path)).await.filter(|response| response.status() == 200) else {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            continue;
+        };
+        let mut watch = Watch::new(response);
         // A watch that nothing ends is waited for as long as the test takes.
         while let Ok(Some(event)) = tokio::time::timeout(bed::PATIENCE, watch.event()).await {
             let mut seen = seen.lock();

@@ -53,7 +53,7 @@ async fn rows_22_23_errors_and_documents_are_indented_for_those_who_want_it() {
         }
     }
     let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=3"));
-    let watches = agents.map(|agent| pair.same_watch(watch.clone().header(USER_AGENT, agent)));
+    let watches = agents.map(|agent| pair.same_watch_of(watch.clone().header(USER_AGENT, agent), 2));
     for (answer, _) in join_all(watches).await {
         assert_eq!(answer.text().lines().count(), 2, "watches are never indented");
     }
@@ -113,7 +113,8 @@ async fn row_35_tables_and_metadata_are_the_apiservers_own() {
         let (direct, through) = (pair.direct.ask(ask.clone()).await, pair.through.ask(ask).await);
         assert_eq!(without_age(&through.text()), without_age(&direct.text()), "{path}");
     }
-    let (answer, _) = pair.same_watch(Ask::get(&pair.path("?watch=1&timeoutSeconds=3")).accept(PARTIAL)).await;
+    let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=3")).accept(PARTIAL);
+    let (answer, _) = pair.same_watch_of(watch, 2).await;
     assert!(answer.text().lines().count() > 1);
     assert!(answer.text().lines().all(|line| line.contains("PartialObjectMetadata")));
     let mut watched = pair.through.watch(Ask::get(&pair.path("?watch=1")).accept(TABLE)).await;

@@ -1,17 +1,18 @@
 //! Watches of Tables: their rows are as the apiserver prints them, and all watches share one stream.
 
-use futures_util::future::{join_all, try_join_all};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
-use tokio_tungstenite::tungstenite::Message;
 
-use crate::bed::{self, Ask, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, Target, eventually, say, unique};
+use crate::bed::{
+    self, Ask, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, TOO_LARGE, Target, Watch, eventually, say, unique,
+    within,
+};
 use crate::websocket;
 
 /// What kubectl accepts.
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
                      application/json";
-/// How long the watches that are compared go on: the writes take a second or two.
-const LASTS: &str = "timeoutSeconds=25";
 const INCLUDES: [&str; 4] = ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"];
 
 /// How a watch is had.
@@ -21,27 +22,40 @@ enum Way {
     WebSocket,
 }
 
-/// A whole watch, as lines; it has been answered when this returns, and goes on until it ends by itself.
-async fn start(target: Target, way: Way, path: String) -> tokio::task::JoinHandle<Vec<String>> {
+/// Whether these lines of a watch of this path end with the last that it sends.
+type IsOver = fn(&str, &[String]) -> bool;
+
+/// Opens a watch, and then reads its lines until it is over. It has been answered when this returns.
+async fn start(target: Target, way: Way, path: String, is_over: IsOver) -> tokio::task::JoinHandle<Vec<String>> {
     match way {
         Way::Http(protocol) => {
             let mut watch = Http::new(target, protocol).watch(Ask::get(&path).accept(TABLE)).await;
             tokio::spawn(async move {
                 let mut lines = Vec::new();
-                while let Some(Frame::Json(line)) = watch.frame().await {
+                while !is_over(&path, &lines) {
+                    let Some(Frame::Json(line)) = watch.frame().await else { panic!("{path} ended: {lines:#?}") };
                     lines.push(String::from_utf8(line.to_vec()).expect("JSON is text"));
                 }
                 lines
             })
         }
         Way::WebSocket => {
-            let socket = websocket::open(&target, &path, TABLE).await;
+            let mut socket = websocket::open(&target, &path, TABLE).await;
             tokio::spawn(async move {
-                let text = |message: Message| message.into_text().expect("JSON is text").to_string();
-                websocket::messages(socket).await.0.into_iter().map(text).collect()
+                let mut lines = Vec::new();
+                while !is_over(&path, &lines) {
+                    let message = within("a WebSocket message", socket.next()).await.expect("it goes on");
+                    lines.push(message.expect("a message").into_text().expect("JSON is text").to_string());
+                }
+                lines
             })
         }
     }
+}
+
+/// Whether the last line is of the object whose first cells are these.
+fn is_of(lines: &[String], cells: &str) -> bool {
+    lines.last().is_some_and(|line| line.contains(&format!("\"cells\":[{cells},")))
 }
 
 /// An event's line without its columns and with its ages taken out, and the columns.
@@ -56,12 +70,13 @@ fn taken_apart(line: &str) -> (String, String) {
 }
 
 /// Opens each watch once directly and several times through the proxy, lets `write` happen, and compares all events.
-/// `open` is called when the proxied ones are open and the direct ones are not. How many events were compared.
+/// `open` is called when the proxied ones are open and the direct ones are not. Each is read until it is over. Returns
+/// how many events were compared.
 async fn compare(
     plane: &Plane,
     proxy: &Proxy,
     paths: &[String],
-    ways: &[Way],
+    (ways, is_over): (&[Way], IsOver),
     open: impl AsyncFnOnce(),
     write: impl AsyncFnOnce(),
 ) -> usize {
@@ -69,7 +84,7 @@ async fn compare(
         let watches = paths.iter().flat_map(move |path| ways.clone().into_iter().map(move |way| (path.clone(), way)));
         join_all(watches.map(move |(path, way)| {
             let target = target.clone();
-            async move { (path.clone(), way, start(target, way, path).await) }
+            async move { (path.clone(), way, start(target, way, path, is_over).await) }
         }))
     };
     let through = start_all(proxy.target(), ways.to_vec()).await;
@@ -116,7 +131,7 @@ async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more()
     let paths: Vec<_> = selectors
         .iter()
         .flat_map(|selector| INCLUDES.map(|include| format!("{selector}{include}")))
-        .map(|query| format!("{pods}?watch=1&resourceVersion={version}&{LASTS}&{query}"))
+        .map(|query| format!("{pods}?watch=1&resourceVersion={version}&{query}"))
         .collect();
     let ways = [Way::Http(Protocol::H1), Way::Http(Protocol::H2), Way::Http(Protocol::H2), Way::WebSocket];
     let one_more = async || {
@@ -141,10 +156,23 @@ async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more()
         client.patch(&named("b/status"), json!({"status": {"phase": "Succeeded"}})).await;
         client.delete(&named("a")).await;
         client.delete(&named("b")).await;
+        // The last event of each selector.
+        client.create(&pods, pod("a", "x")).await;
+        client.create(&pods, pod("end", "y")).await;
     };
-    let compared = compare(&bed, &proxy, &paths, &ways, one_more, writes).await;
+    let is_over: IsOver = |path, lines| {
+        let is_only_x = path.contains("metadata.name%3Da") || path.contains("app%3Dx");
+        let is_again = lines.len() > 4 && lines.last().is_some_and(|line| line.starts_with("{\"type\":\"ADDED\""));
+        if is_only_x { is_again && is_of(lines, "\"a\"") } else { is_of(lines, "\"end\"") }
+    };
+    let compared = compare(&bed, &proxy, &paths, (&ways, is_over), one_more, writes).await;
     let watches = i64::try_from(paths.len() * ways.len()).expect("some");
-    let metrics = proxy.metrics().await;
+    // A watch is counted when the proxy notices that its client has gone.
+    let metrics = eventually("all are counted", async || {
+        let metrics = proxy.metrics().await;
+        (metrics.sum("kube_fanout_served_total", &[("verb", "watch")]) >= watches).then_some(metrics)
+    })
+    .await;
     let served = |label: &str| metrics.sum("kube_fanout_served_total", &[("verb", "watch"), ("representation", label)]);
     assert_eq!(
         [served("table"), served("table_none"), served("table_object")],
@@ -190,7 +218,7 @@ async fn rows_of_custom_resources_have_their_own_columns() {
     let paths: Vec<_> = ["", "labelSelector=color%3Dred"]
         .iter()
         .flat_map(|selector| INCLUDES.map(|include| format!("{selector}{include}&allowWatchBookmarks=false")))
-        .map(|query| format!("{widgets}?watch=1&resourceVersion={version}&{LASTS}&{query}"))
+        .map(|query| format!("{widgets}?watch=1&resourceVersion={version}&{query}"))
         .collect();
     let writes = async || {
         client.create(&widgets, widget("second", "re\"d,\\\"object\":{}")).await;
@@ -198,9 +226,11 @@ async fn rows_of_custom_resources_have_their_own_columns() {
         client.patch(&format!("{widgets}/first"), green).await;
         client.patch(&format!("{widgets}/first"), json!({"metadata": {"labels": {"color": "red"}}})).await;
         client.delete(&format!("{widgets}/first")).await;
+        client.create(&widgets, widget("end", "red")).await;
     };
     let ways = [Way::Http(Protocol::H2), Way::WebSocket];
-    let compared = compare(&bed, &proxy, &paths, &ways, async || {}, writes).await;
+    let is_over: IsOver = |_, lines| is_of(lines, "\"end\"");
+    let compared = compare(&bed, &proxy, &paths, (&ways, is_over), async || {}, writes).await;
     assert!(compared > 0);
     say(&format!("{compared} events of custom resources equal to direct ones"));
 
@@ -248,8 +278,13 @@ async fn every_resource_has_rows_that_are_read() {
             let version = direct.version(collection).await;
             join_all(INCLUDES.map(async |include| {
                 let path = format!("{collection}?watch=1&resourceVersion={version}&timeoutSeconds=1{include}");
-                let answer = through.ask(Ask::get(&path).accept(TABLE)).await;
-                assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{path}: {}", answer.text());
+                // Until upstream's first Table has been read, its watches are upstream's.
+                eventually(&format!("served from the cache: {path}"), async || {
+                    let answer = through.ask(Ask::get(&path).accept(TABLE)).await;
+                    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+                    answer.is_cached().then_some(())
+                })
+                .await;
             }))
             .await;
         }))
@@ -272,7 +307,7 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
     let names = ["a", "b", "missing"].map(|name| format!("fieldSelector=metadata.name%3D{name}"));
     let queries = starts.iter().flat_map(|start| names.iter().map(move |name| format!("{start}&{name}")));
     let queries = queries.flat_map(|query| INCLUDES.map(|include| format!("{query}{include}")));
-    let paths: Vec<_> = queries.map(|query| format!("{maps}?watch=1&{LASTS}&{query}")).collect();
+    let paths: Vec<_> = queries.map(|query| format!("{maps}?watch=1&{query}")).collect();
     let one_more = async || {
         eventually("one feed is what the apiserver sees", async || {
             (bed.open_watches("configmaps").await == before + 1).then_some(())
@@ -283,10 +318,19 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
         client.patch(&format!("{maps}/a"), json!({"data": {"k": "v"}})).await;
         client.delete(&format!("{maps}/b")).await;
         client.create(&maps, json!({"metadata": {"name": "missing"}})).await;
+        // The last event of each name, also for those who select the label.
+        let end =
+            json!({"metadata": {"labels": {"none": "y"}}, "data": {"k": null, "1": "", "2": "", "3": "", "4": ""}});
+        client.patch(&format!("{maps}/a"), end.clone()).await;
+        client.create(&maps, json!({"metadata": {"name": "b"}})).await;
+        client.patch(&format!("{maps}/b"), end.clone()).await;
+        client.patch(&format!("{maps}/missing"), end).await;
     };
     let ways = [Way::Http(Protocol::H1), Way::Http(Protocol::H2)];
-    let compared = compare(&bed, &proxy, &paths, &ways, one_more, writes).await;
-    assert_eq!(compared, 2 * 4 * 2 * (2 + 2 + 1), "states and events");
+    let is_over: IsOver = |_, lines| ["a", "b", "missing"].iter().any(|name| is_of(lines, &format!("\"{name}\",4")));
+    let compared = compare(&bed, &proxy, &paths, (&ways, is_over), one_more, writes).await;
+    // With the patches at the end; whoever selects the label is told of those alone.
+    assert_eq!(compared, 2 * 4 * (2 * (3 + 4 + 2) + 3), "states and events");
     say(&format!("{} Table watches of one object, {compared} events equal to direct ones", 2 * paths.len()));
 }
 
@@ -300,25 +344,52 @@ async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
     let old = client.version(&maps).await;
     client.create(&maps, json!({"metadata": {"name": "a"}})).await;
     let created = client.create(&maps, json!({"metadata": {"name": "b"}})).await;
-    let events = async |http: Http, query: String| {
-        let answer = http.ask(Ask::get(&format!("{maps}?watch=1&timeoutSeconds=2&{query}")).accept(TABLE)).await;
-        assert_eq!(answer.status, 200, "{query}");
-        let lines: Vec<_> = answer.text().lines().map(|line| taken_apart(line).0).collect();
-        (lines, answer.is_cached())
+    let open = async |http: Http, query: &str| {
+        let ask = Ask::get(&format!("{maps}?watch=1&{query}")).accept(TABLE);
+        let response = http.send(ask).await;
+        assert_eq!(response.status(), 200, "{query}");
+        let is_cached = response.headers().get("kube-fanout-served").is_some_and(|by| by == "cache");
+        (Watch::new(response), is_cached)
+    };
+    // The first event. Whoever is told that there was no state in time asks again.
+    let begun = async |http: Http, query: &str| {
+        eventually("a watch begins", async || {
+            let (mut watch, is_cached) = open(http.clone(), query).await;
+            assert!(!is_cached, "{query}");
+            let line = watch.event().await.expect("the watch goes on").line;
+            (!line.contains(TOO_LARGE)).then_some((watch, line))
+        })
+        .await
     };
     // The feed begins here.
     let now = bed::version_of(&created);
-    let (none, cached) = events(proxy.client(), format!("resourceVersion={now}")).await;
-    assert_eq!((none.len(), cached), (0, true));
-    for (query, count) in
-        [(format!("resourceVersion={old}"), 2), (String::new(), 3), ("resourceVersion=0".to_owned(), 3)]
-    {
-        let both = [bed.direct(), proxy.client()].map(async |http| Ok::<_, ()>(events(http, query.clone()).await));
-        let both = try_join_all(both).await.expect("two answers");
-        assert_eq!((&both[1].0, both[1].1), (&both[0].0, false), "{query}");
-        assert!(both[0].0.len() >= count - 1, "{query}: {both:?}");
+    let from_now = format!("resourceVersion={now}");
+    let (mut watch, _) = eventually("the watch is served from the cache", async || {
+        Some(open(proxy.client(), &from_now).await).filter(|(_, is_cached)| *is_cached)
+    })
+    .await;
+    for query in [format!("resourceVersion={old}"), String::new(), "resourceVersion=0".to_owned()] {
+        let direct = begun(bed.direct(), &query).await;
+        let through = begun(proxy.client(), &query).await;
+        let last = unique("later");
+        client.create(&maps, json!({"metadata": {"name": last}})).await;
+        // All that comes up to the event of that one.
+        let [ours, theirs] = join_all([through, direct].map(async |(mut watch, line): (Watch, String)| {
+            let mut lines = vec![line];
+            while !is_of(&lines, &format!("\"{last}\"")) {
+                lines.push(watch.event().await.expect("the watch goes on").line);
+            }
+            lines.iter().map(|line| taken_apart(line).0).collect::<Vec<_>>()
+        }))
+        .await
+        .try_into()
+        .expect("two");
+        assert_eq!(ours, theirs, "{query}");
+        assert!(theirs.len() > 2, "{query}: {theirs:?}");
     }
+    let first = watch.event().await.expect("the watch goes on").line;
+    assert!(!first.contains("\"b\"") && first.contains("later"), "no event before the version: {first}");
     let forwarded = proxy.forwarded().await;
-    assert!(forwarded.contains(&("reason=\"too_old\"".to_owned(), 1)), "{forwarded:?}");
-    assert!(forwarded.contains(&("reason=\"table\"".to_owned(), 2)), "{forwarded:?}");
+    let times = |reason: &str| forwarded.iter().find(|(why, _)| why.contains(reason)).map_or(0, |(_, times)| *times);
+    assert!(times("too_old") >= 1 && times("\"table\"") >= 2, "{forwarded:?}");
 }

@@ -16,7 +16,7 @@ const ROUNDS: usize = 30;
 const COMPARED_MAX: usize = 150;
 /// Runs until one shows something. A stream that begins amid a transaction is never told the rest of it (R-WATCH-4),
 /// whoever follows it, and an apiserver ends streams when it is slow. What differs then shows nothing.
-const RUNS_MAX: usize = 3;
+const RUNS_MAX: usize = 20;
 
 /// The storage, asked without the apiserver.
 struct Storage {

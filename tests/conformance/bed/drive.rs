@@ -41,7 +41,8 @@ impl Drive {
         let (out, errors) = (plane.file(&format!("drive-{what}.out")), plane.file(&format!("drive-{what}.err")));
         let mut command = Command::new(&plane.binary);
         command.args(["drive", what, "--kubeconfig"]).arg(plane.kubeconfig());
-        Self { command, what: format!("drive {what}"), out, errors }.args(["--timeout", "2m"])
+        // It counts from the start of the driver, and ends a hang if the test itself has ended.
+        Self { command, what: format!("drive {what}"), out, errors }.args(["--timeout", "30m"])
     }
 
     pub fn args<I: IntoIterator<Item: AsRef<OsStr>>>(mut self, args: I) -> Self {

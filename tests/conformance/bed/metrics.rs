@@ -1,4 +1,4 @@
-use super::{Plane, eventually};
+use super::{Plane, settled};
 
 /// One scrape, in the text format of Prometheus.
 pub struct Metrics {
@@ -43,12 +43,6 @@ impl Plane {
     /// The same number once it no longer changes: then the watches of earlier tests are gone and the apiserver's own
     /// are open.
     pub async fn settled_watches(&self, resource: &str) -> i64 {
-        let mut seen = (-1, 0);
-        eventually("the apiserver's watches have settled", async || {
-            let open = self.open_watches(resource).await;
-            seen = if open == seen.0 { (open, seen.1 + 1) } else { (open, 0) };
-            (seen.1 == 20).then_some(open)
-        })
-        .await
+        settled("the apiserver's watches", async || self.open_watches(resource).await).await
     }
 }

@@ -3,13 +3,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use serde_json::Value;
 use tokio::sync::OnceCell;
 
 use super::drive::Drive;
-use super::http::{Http, Protocol, Target};
+use super::http::{Ask, Http, Protocol, Target};
 use super::metrics::Metrics;
 use super::process::{Process, cpu_seconds_of};
-use super::{eventually, say, scratch, unique};
+use super::{eventually, say, scratch, settled, unique};
 
 /// A running control plane.
 pub struct Plane {
@@ -73,6 +74,23 @@ impl Plane {
         }
     }
 
+    /// Waits until the apiserver has written what it writes when it starts. It is ready before that.
+    pub(super) async fn until_quiet(&self) {
+        const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
+        let direct = self.direct();
+        let tracking = Ask::get(&format!("/api/v1/namespaces/kube-system/configmaps/{TRACKING}"));
+        direct.until_ok("the start of token tracking is written", tracking).await;
+        eventually("the ServiceCIDR is ready", async || {
+            let listed = direct.get("/apis/networking.k8s.io/v1/servicecidrs").await;
+            // Kubernetes before 1.33 has none.
+            let is_ready = |cidr: &Value| cidr["status"]["conditions"][0]["status"] == "True";
+            let has = |list: &Value| list["items"].as_array().is_some_and(|items| items.iter().any(is_ready));
+            (listed.status == 404 || listed.status == 200 && has(&listed.value())).then_some(())
+        })
+        .await;
+        settled("the version of the cluster", async || direct.version("/api/v1/namespaces").await).await;
+    }
+
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
     }
@@ -85,13 +103,13 @@ impl Plane {
     /// The URL of etcd, which is without TLS.
     pub fn etcd_url(&self) -> String {
         let settings = fs::read_to_string(self.dir.join("settings.json")).expect("the test bed writes it");
-        let settings: serde_json::Value = serde_json::from_str(&settings).expect("JSON");
+        let settings: Value = serde_json::from_str(&settings).expect("JSON");
         format!("http://127.0.0.1:{}", settings["etcdPort"])
     }
 
     /// The entries of the audit log so far, one per stage of a request. Only [`audited`](super::audited) planes have
     /// one.
-    pub fn audit(&self) -> Vec<serde_json::Value> {
+    pub fn audit(&self) -> Vec<Value> {
         let log = fs::read_to_string(self.dir.join(AUDIT)).expect("an audit log");
         let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()

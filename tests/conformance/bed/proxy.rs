@@ -190,6 +190,9 @@ impl Plan {
         if let Some(every) = self.self_check.filter(|_| config["feeds"]["selfCheck"].is_null()) {
             config["feeds"]["selfCheck"] = json!(every);
         }
+        if config["feeds"]["syncWait"].is_null() {
+            config["feeds"]["syncWait"] = json!(crate::SYNC_WAIT);
+        }
         config
     }
 }

@@ -3,7 +3,7 @@
 use http::header::{ACCEPT, AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use crate::bed::{Ask, Target};
+use crate::bed::{Ask, LASTS_MAX, Target};
 
 /// What a request travels in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +78,18 @@ impl Probe {
             Parameter::Value(own, value) if *own == name => Some(value.as_str()),
             _ => None,
         })
+    }
+
+    /// Doubles the time of a watch, up to [`LASTS_MAX`]. Returns whether it has.
+    pub fn last_longer(&mut self) -> bool {
+        let lasts = self.query.iter_mut().find_map(|parameter| match parameter {
+            Parameter::Value("timeoutSeconds", seconds) => Some(seconds),
+            _ => None,
+        });
+        let longer = lasts.as_deref().and_then(|seconds| seconds.parse::<u32>().ok()).map(|seconds| 2 * seconds);
+        let Some((lasts, longer)) = lasts.zip(longer.filter(|longer| *longer <= LASTS_MAX)) else { return false };
+        *lasts = longer.to_string();
+        true
     }
 
     pub fn writes(&self) -> bool {

@@ -1,7 +1,8 @@
 //! The outcomes of comparing two answers to one question, and how often each may occur.
 //!
 //! No question is asked a second time because its answers differ. A difference is an error, unless the answers
-//! themselves show that it is one of the permitted kinds that are described here.
+//! themselves show that it is one of the permitted kinds that are described here. A watch whose time was up too early
+//! is sent again with more time, because nothing else shows whether the rest would have come.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use super::compare::{Compared, Seen};
 use super::probe::Probe;
-use crate::bed::ages;
+use crate::bed::{TOO_LARGE, ages, is_cut_short};
 
 /// How an answer of the proxy is beside the apiserver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,8 +19,9 @@ pub enum Verdict {
     /// Alike but for the moment that it tells of: ages in a Table, and the time of a document that is made anew for
     /// each answer. They are no further apart than the answers.
     AnotherMoment,
-    /// A state that the proxy could not prove within the second that the watch was to last, so that it ended with the
-    /// 504 of a state that is waited for: one that there is.
+    /// A watch whose time was up before it had sent everything, on one side: it has sent only the first of the other
+    /// side's events, or the 504 of a state that exists and could not be proven in time. The same watch with more time
+    /// is then the same on both sides.
     Late,
     /// Otherwise, as docs/DIFFERENCES.md says.
     Documented,
@@ -31,7 +33,7 @@ pub enum Verdict {
 const ONE_IN: [(Verdict, u64, &str); 3] = [
     (Verdict::AnotherMoment, 20, "one question in twenty is for a Table, and answers are milliseconds apart"),
     // L5 has a watch-list wait for its proof for 30 s, and these last for one.
-    (Verdict::Late, 100, "a proof takes milliseconds, and a second only where others have the machine"),
+    (Verdict::Late, 20, "each was the same with more time, but a proxy that needs it is slow"),
     (Verdict::Documented, 50, "an apiserver breaks off what makes a handler panic, and forgets who has impersonated"),
 ];
 /// A connection is closed behind a question of somebody unknown, and what was sent meanwhile is not heard.
@@ -60,6 +62,8 @@ impl Verdict {
             Self::AnotherMoment
         } else if is_late(probe, expected, told, when.through_took, when.settled)
             || is_late(probe, told, expected, when.direct_took, when.settled)
+            || is_cut(probe, expected, told, when.through_took)
+            || is_cut(probe, told, expected, when.direct_took)
         {
             Self::Late
         } else if expected.status == 0 && matches!(told.status, 502 | 503) {
@@ -100,7 +104,7 @@ fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled:
     let Some((first, others)) = told.body.split_first() else { return false };
     // A WebSocket says when it is closed.
     let is_all = others.iter().all(|message| message.starts_with("Ok(Close("));
-    let Some((head, rest)) = first.split_once("Too large resource version: ") else { return false };
+    let Some((head, rest)) = first.split_once(TOO_LARGE) else { return false };
     let version: String = rest.chars().take_while(char::is_ascii_digit).collect();
     let is_there = version.parse::<u64>().is_ok_and(|version| version <= settled + 1);
     let lasts = probe.first("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
@@ -113,6 +117,20 @@ fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled:
         && is_there
         && waited
         && of_now
+}
+
+/// Whether a watch has lasted as long as it was to, and has sent only the first of the other one's events.
+fn is_cut(probe: &Probe, expected: &Seen, told: &Seen, took: Duration) -> bool {
+    // A WebSocket says when it is closed.
+    let events = |seen: &Seen| {
+        let events = seen.body.iter().filter(|message| !message.starts_with("Ok(Close("));
+        events.cloned().collect::<Vec<_>>()
+    };
+    let lasts = probe.first("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    expected.status == told.status
+        && expected.headers == told.headers
+        && lasts.is_some_and(|lasts| !lasts.is_zero() && took >= lasts)
+        && is_cut_short(&events(told), &events(expected))
 }
 
 /// What the questions of a run came to.
@@ -224,6 +242,24 @@ mod tests {
     }
 
     #[test]
+    fn watch_that_ended_in_time_with_the_first_events_is_late() {
+        let watch = |events: &[&str]| {
+            let body = events.iter().map(|event| (*event).to_owned()).collect();
+            Seen { body, ..seen(200, "", &[], "") }
+        };
+        let probe = probe(&[("watch", "1"), ("timeoutSeconds", "1")]);
+        let whole = watch(&["ADDED a", "ADDED b", "Ok(Close(None))"]);
+        let of = |told: &[&str], when| Verdict::of(&probe, &whole, &watch(told), when);
+        assert_eq!(of(&["ADDED a"], WHEN), Verdict::Late);
+        assert_eq!(of(&["ADDED a", "Ok(Close(None))"], WHEN), Verdict::Late);
+        assert_eq!(of(&[], WHEN), Verdict::Late);
+        assert_eq!(of(&["ADDED b"], WHEN), Verdict::Different, "an event is missing before it");
+        let early = Circumstances { through_took: Duration::from_millis(900), ..WHEN };
+        assert_eq!(of(&["ADDED a"], early), Verdict::Different, "its time was not up");
+        assert_eq!(Verdict::of(&probe, &whole, &watch(&["ADDED a", "ADDED b", "ADDED c"]), early), Verdict::Different);
+    }
+
+    #[test]
     fn a_run_without_a_cache_or_with_too_many_excuses_is_complained_of() {
         let counts = |cached, late| Counts {
             asked: 1000,
@@ -231,9 +267,9 @@ mod tests {
             verdicts: BTreeMap::from([(Verdict::Late, late), (Verdict::Same, 1000 - late)]),
             ..Counts::default()
         };
-        assert_eq!(counts(200, 10).complaints(5), Vec::<String>::new());
-        assert_eq!(counts(199, 10).complaints(5).len(), 1);
-        assert_eq!(counts(200, 11).complaints(5).len(), 1);
+        assert_eq!(counts(200, 50).complaints(5), Vec::<String>::new());
+        assert_eq!(counts(199, 50).complaints(5).len(), 1);
+        assert_eq!(counts(200, 51).complaints(5).len(), 1);
         assert_eq!(Counts { unheard: 11, ..counts(200, 0) }.complaints(5).len(), 1);
     }
 }

@@ -156,7 +156,7 @@ impl Caller {
         let forms = ["application/json", "application/vnd.kubernetes.protobuf;stream=watch", super::drawn::METADATA];
         let asks = starts.iter().flat_map(|start| forms.map(|form| (start.clone(), form)));
         asks.map(|(start, form)| {
-            let ask = Ask::get(&format!("{place}?watch=1&timeoutSeconds=8&{start}{fields}")).accept(form);
+            let ask = Ask::get(&format!("{place}?watch=1&{start}{fields}")).accept(form);
             (ask, needs.clone())
         })
         .collect()

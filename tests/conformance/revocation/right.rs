@@ -51,7 +51,7 @@ pub struct Right {
 }
 
 /// For how long a token is good that will be over. Long enough to open a watch.
-const TOKEN_SECONDS: i64 = 20;
+const TOKEN_SECONDS: i64 = 60;
 
 impl Loss {
     pub const ALL: [Self; 7] = [
