@@ -2,8 +2,8 @@
 //!
 //! **Invariants.** Watches, short requests and tunnels never share a connection: a stream that is not read, or a GOAWAY
 //! for somebody's bad credential, must not end a watch (R-HTTP-2, R-HTTP-3). Redirects are never
-//! followed. A request that is not a read is sent at most once. Of several servers one is used at a time; while it is
-//! well nothing is sent to another.
+//! followed. A request that is not a read is sent again only if its server has certainly not processed it. Of several
+//! servers one is used at a time; while it is well nothing is sent to another.
 
 mod acting_as;
 mod build;
@@ -20,16 +20,19 @@ mod forward_pool;
 mod identity_headers;
 mod link;
 mod metrics;
+mod outgoing;
 mod peer;
 mod plugins;
 mod pool;
 mod readiness;
 mod release;
+mod resend;
 mod review;
 mod runtime;
 mod secrecy;
 mod server_url;
 mod stream_limit;
+mod strict_transport;
 mod token_file;
 
 pub use acting_as::{ActingAs, CredentialId};
@@ -49,9 +52,10 @@ pub use forward_pool::ForwardPool;
 pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use metrics::describe;
+pub use outgoing::UpstreamBody;
 pub use peer::Server;
 pub use plugins::{PluginRunner, run_plugins_by};
-pub use pool::{ResponseBody, UpstreamBody};
+pub use pool::ResponseBody;
 pub use review::{ACCESS_REVIEWS, AccessVerdict, TOKEN_REVIEWS, TokenVerdict};
 pub use server_url::{ServerUrl, ServerUrlError};
 

@@ -6,7 +6,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::acting_as::CredentialId;
 use super::credentials::UpstreamCredentials;
-use super::pool::{Outgoing, Pool, PoolProtocol, ResponseBody};
+use super::outgoing::Outgoing;
+use super::pool::{Pool, PoolProtocol, ResponseBody};
 use super::{CredentialError, Error, ForwardPool};
 use crate::base::Shares;
 use crate::kube::Payer;

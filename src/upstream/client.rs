@@ -13,7 +13,9 @@ use super::credentials::put_all;
 use super::endpoints::{Endpoints, EndpointsConfig, RequestOrigin};
 use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
-use super::pool::{Outgoing, ResponseBody, UpstreamBody};
+use super::outgoing::{Outgoing, UpstreamBody};
+use super::pool::ResponseBody;
+use super::strict_transport::StrictTransport;
 use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
 use crate::base::{Tasks, watch};
 use crate::kube::{Payer, Status};
@@ -35,6 +37,7 @@ struct Shared {
     tasks: Tasks,
     /// Counts the answers received, for tasks that wait until upstream can be reached again.
     answered: watch::Sender<u64>,
+    strict_transport: StrictTransport,
 }
 
 /// Which connections a request of ours may use, and how long it may take to be answered.
@@ -86,7 +89,8 @@ impl Client {
 
     pub(super) fn of(links: Links, costs: CostLedger, tasks: Tasks) -> Self {
         let instance = format!("{:016x}", fastrand::u64(..));
-        let shared = Shared { links, costs, instance, tasks, answered: watch::Sender::new(0) };
+        let (answered, strict_transport) = (watch::Sender::new(0), StrictTransport::default());
+        let shared = Shared { links, costs, instance, tasks, answered, strict_transport };
         Self { shared: Arc::new(shared) }
     }
 
@@ -123,6 +127,11 @@ impl Client {
     /// A name of this process, for recognizing its own requests.
     pub fn instance(&self) -> &str {
         &self.shared.instance
+    }
+
+    /// The `Strict-Transport-Security` of upstream's last answer to a request of ours, if it had one.
+    pub fn strict_transport_security(&self) -> Option<HeaderValue> {
+        self.shared.strict_transport.get()
     }
 
     /// Completes when upstream answers any request after this call, which shows that it can be reached.
@@ -246,6 +255,7 @@ impl Client {
     ) -> Result<Response<ResponseBody>, Error> {
         let response = timeout(ANSWER_TIMEOUT, sending).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
         self.note_answer();
+        self.shared.strict_transport.learn(response.headers());
         if response.status().is_success() {
             return Ok(response);
         }

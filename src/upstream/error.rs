@@ -119,10 +119,20 @@ impl Error {
         match self {
             Self::Unreachable(why) => {
                 let why = why.downcast_ref::<hyper_util::client::legacy::Error>();
-                why.is_some_and(|why| !why.is_connect() && !was_not_sent(why))
+                why.is_some_and(|why| !why.is_connect() && !was_not_processed(why))
             }
             Self::Broken(_) | Self::Timeout(_) => true,
             _ => false,
+        }
+    }
+
+    /// Whether the server has certainly not processed a request that another connection to it may carry. A server that
+    /// cannot be connected to is not meant.
+    pub(super) fn is_unprocessed(&self) -> bool {
+        let Self::Unreachable(why) = self else { return false };
+        match why.downcast_ref::<hyper_util::client::legacy::Error>() {
+            Some(error) if error.is_connect() => !has_failed_to_connect(error),
+            _ => was_not_processed(&**why),
         }
     }
 
@@ -202,9 +212,26 @@ fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     }
 }
 
-/// Whether hyper gave a request up before any of it was sent: the connection that was chosen for it had closed.
-fn was_not_sent(why: &(dyn std::error::Error + 'static)) -> bool {
-    causes(why).find_map(|cause| cause.downcast_ref::<hyper::Error>()).is_some_and(hyper::Error::is_canceled)
+/// Whether a request was certainly not processed: hyper gave it up before any of it was sent, because the connection
+/// that was chosen for it had closed; or the server says so (RFC 9113 §8.7), by a GOAWAY whose last stream is an
+/// earlier one, or by `REFUSED_STREAM`.
+///
+/// h2 reports a GOAWAY as the error of exactly those streams, and of a request that it has not opened a stream for.
+fn was_not_processed(why: &(dyn std::error::Error + 'static)) -> bool {
+    // Only what hyper itself says counts: beneath a request body that broke off there may be the caller's connection.
+    let Some(hyper) = causes(why).find_map(|cause| cause.downcast_ref::<hyper::Error>()) else { return false };
+    let h2 = || std::error::Error::source(hyper).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    hyper.is_canceled() || hyper.is_closed() || h2().is_some_and(is_not_processed)
+}
+
+fn is_not_processed(h2: &h2::Error) -> bool {
+    h2.is_remote() && (h2.is_go_away() || h2.reason() == Some(h2::Reason::REFUSED_STREAM))
+}
+
+/// Whether an error of the kind "connect" is that of a connection that could not be made. Otherwise the request was
+/// waiting for a connection that others were making, and which had closed when its turn came.
+fn has_failed_to_connect(why: &(dyn std::error::Error + 'static)) -> bool {
+    causes(why).any(|cause| cause.is::<std::io::Error>() || tls_in(cause).is_some())
 }
 
 #[cfg(test)]
@@ -218,6 +245,48 @@ impl Error {
         let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
         let (answer, _) = tokio::join!(sender.send_request(request), connection);
         answer.expect_err("nobody answers")
+    }
+
+    /// hyper's error for a connection whose peer goes as soon as it has read something of it.
+    pub(crate) async fn broken_off_when_read() -> hyper::Error {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        let io = hyper_util::rt::TokioIo::new(ours);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
+        let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
+        let read_and_go = async move { tokio::io::AsyncReadExt::read_u8(&mut theirs).await };
+        let (answer, _, read) = tokio::join!(sender.send_request(request), connection, read_and_go);
+        read.expect("something was sent");
+        answer.expect_err("nobody answers")
+    }
+
+    /// hyper's error for a request over HTTP/2 whose server reads its head, says this frame, and goes.
+    pub(crate) async fn after_frame(frame: &[u8]) -> hyper::Error {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+        let io = hyper_util::rt::TokioIo::new(ours);
+        let runtime = hyper_util::rt::TokioExecutor::new();
+        let connecting = hyper::client::conn::http2::handshake(runtime, io);
+        let server = async move {
+            theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.expect("settings are sent");
+            theirs.read_exact(&mut [0; 24]).await.expect("a preface");
+            let mut head = [0; 9];
+            // A HEADERS frame (RFC 9113 §6.2).
+            while head[3] != 1 {
+                theirs.read_exact(&mut head).await.expect("a frame");
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+                theirs.read_exact(&mut vec![0; length]).await.expect("its payload");
+            }
+            theirs.write_all(frame).await.expect("it is read");
+        };
+        let (mut sender, connection) = connecting.await.expect("nothing is read yet");
+        let request = http::Request::post("http://up/").body(http_body_util::Empty::<bytes::Bytes>::new());
+        let (answer, _, ()) = tokio::join!(sender.send_request(request.expect("a request")), connection, server);
+        answer.expect_err("nobody answers")
+    }
+
+    /// hyper's error for a request that the server says it has not processed.
+    pub(crate) async fn unprocessed() -> hyper::Error {
+        Self::after_frame(&tests::reset(h2::Reason::REFUSED_STREAM)).await
     }
 }
 
@@ -268,23 +337,38 @@ mod tests {
         assert_eq!(refused.in_brief(), "upstream answered 403");
     }
 
-    /// Sends a request over a connection whose peer goes as soon as it has read something of it.
-    async fn broken_off_when_read() -> hyper::Error {
-        let (ours, mut theirs) = tokio::io::duplex(64);
-        let io = hyper_util::rt::TokioIo::new(ours);
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
-        let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
-        let read_and_go = async move { tokio::io::AsyncReadExt::read_u8(&mut theirs).await };
-        let (answer, _, read) = tokio::join!(sender.send_request(request), connection, read_and_go);
-        read.expect("something was sent");
-        answer.expect_err("nobody answers")
+    #[tokio::test]
+    async fn request_given_to_a_closed_connection_was_not_processed() {
+        let unsent = Error::broken_off().await;
+        assert!(was_not_processed(&unsent), "{unsent:?}");
+        let sent = Error::broken_off_when_read().await;
+        assert!(!was_not_processed(&sent), "{sent:?}");
+    }
+
+    pub(super) fn reset(reason: h2::Reason) -> [u8; 13] {
+        let [a, b, c, d] = u32::from(reason).to_be_bytes();
+        [0, 0, 4, 3, 0, 0, 0, 0, 1, a, b, c, d]
+    }
+
+    /// A GOAWAY with `NO_ERROR`.
+    fn go_away(last: u32) -> [u8; 17] {
+        let [a, b, c, d] = last.to_be_bytes();
+        [0, 0, 8, 7, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 0]
     }
 
     #[tokio::test]
-    async fn what_was_given_to_a_closed_connection_was_not_sent() {
-        let unsent = Error::broken_off().await;
-        assert!(was_not_sent(&unsent), "{unsent:?}");
-        let sent = broken_off_when_read().await;
-        assert!(!was_not_sent(&sent), "{sent:?}");
+    async fn stream_above_the_last_of_a_goaway_or_refused_was_not_processed() {
+        for (name, frame, is_unprocessed) in [
+            ("an earlier stream is the last", &go_away(0)[..], true),
+            // These may have been processed, and the connection ends without an answer.
+            ("this stream is the last", &go_away(1), false),
+            ("no stream is refused yet", &go_away((1 << 31) - 1), false),
+            ("this stream is refused", &reset(h2::Reason::REFUSED_STREAM), true),
+            ("this stream has failed", &reset(h2::Reason::INTERNAL_ERROR), false),
+            ("this stream is over", &reset(h2::Reason::NO_ERROR), false),
+        ] {
+            let error = Error::after_frame(frame).await;
+            assert_eq!(was_not_processed(&error), is_unprocessed, "{name}: {error:?}");
+        }
     }
 }

@@ -6,7 +6,8 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 
 use super::acting_as::ActingAs;
 use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
-use super::pool::{ResponseBody, UpstreamBody};
+use super::outgoing::UpstreamBody;
+use super::pool::ResponseBody;
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
 use crate::base::mutant;
 

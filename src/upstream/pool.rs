@@ -13,9 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Version};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Empty};
+use http::{Response, StatusCode, Version};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
@@ -26,20 +24,12 @@ use parking_lot::Mutex;
 use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::Dialer;
+use super::outgoing::{Outgoing, UpstreamBody};
 use super::peer::{Meeting, Server, UpstreamPeer};
+use super::resend::Resendable;
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::StreamLimit;
 use super::{Build, CredentialError, Error, SERVED};
-
-/// A request body on its way upstream.
-pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
-
-/// A request with its cause: nothing else can be sent.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) request: Request<UpstreamBody>,
-    pub(super) counter: CostCounter,
-}
 
 type Connections = legacy::Client<Meeting<HttpsConnector<Dialer>>, UpstreamBody>;
 
@@ -142,21 +132,31 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Sends a request; its place on the connection is held until the response body has been dropped.
+    /// Sends a request; its place on the connection is held until the response body has been dropped. If its server has
+    /// certainly not processed it, it is sent again on another connection.
     pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
-        send_by(self.place(), outgoing).await
+        let mut resendable = Resendable::new(outgoing);
+        loop {
+            match send_by(self.place(), resendable.attempt()).await {
+                Err(error) if resendable.may_retry(&error).await => {}
+                answer => return answer,
+            }
+        }
     }
 
     /// Sends a request of ours, which changes nothing and has no body. If it turns out that its connection does not
     /// take so many at once, it goes by another one.
     pub(super) async fn ask(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
+        let mut resendable = Resendable::new(outgoing);
         loop {
             let (connections, slot) = self.place();
             let (before, limit) = (slot.before, slot.limit.clone());
-            let again = Outgoing { request: without_body(&outgoing.request), counter: outgoing.counter.again() };
             tokio::select! {
                 biased;
-                answer = send_by((connections, slot), again) => return answer,
+                answer = send_by((connections, slot), resendable.attempt()) => match answer {
+                    Err(error) if resendable.may_retry(&error).await => {}
+                    answer => return answer,
+                },
                 () = limit.is_exceeded_by(before) => {}
             }
         }
@@ -248,21 +248,12 @@ impl Pool {
             // Room for every stream: however many are not read, the others go on.
             .http2_initial_connection_window_size(stream_window.map(|window| window * Self::STREAMS_MAX))
             .http2_max_header_list_size(1 << 20)
+            // `Resendable` retries: it covers more, and has a bound.
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
             .build(Meeting::new(connector, runtime, limit.clone()));
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
-}
-
-/// The same request once more; it had no body.
-fn without_body(request: &Request<UpstreamBody>) -> Request<UpstreamBody> {
-    let empty = Empty::new().map_err(|never| match never {}).boxed_unsync();
-    let mut again = Request::new(empty);
-    request.method().clone_into(again.method_mut());
-    request.uri().clone_into(again.uri_mut());
-    request.headers().clone_into(again.headers_mut());
-    again
 }
 
 async fn send_by(

@@ -24,6 +24,7 @@ mod events;
 mod expired;
 mod fanout;
 mod gaps;
+mod goaways;
 mod guides;
 mod hostile;
 mod impersonation;

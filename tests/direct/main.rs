@@ -32,6 +32,7 @@ mod forward;
 mod foul_frames;
 mod front_proxy;
 mod gaps;
+mod goaways;
 mod held;
 mod hostile;
 mod http2;

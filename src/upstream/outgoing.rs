@@ -1,0 +1,15 @@
+use bytes::Bytes;
+use http::Request;
+use http_body_util::combinators::UnsyncBoxBody;
+
+use super::cost::CostCounter;
+
+/// A request body on its way upstream.
+pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+/// A request with its cause: nothing else can be sent.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) request: Request<UpstreamBody>,
+    pub(super) counter: CostCounter,
+}

@@ -1,0 +1,52 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::header::STRICT_TRANSPORT_SECURITY;
+use http::{HeaderMap, HeaderValue};
+use parking_lot::RwLock;
+
+/// What upstream says of itself in `Strict-Transport-Security` (`--strict-transport-security-directives`), learned from
+/// its answers to our own requests.
+#[derive(Debug, Default)]
+pub(super) struct StrictTransport {
+    /// Most servers say nothing: then readers take no lock.
+    is_said: AtomicBool,
+    said: RwLock<Option<HeaderValue>>,
+}
+
+impl StrictTransport {
+    pub(super) fn learn(&self, headers: &HeaderMap) {
+        let said = headers.get(STRICT_TRANSPORT_SECURITY);
+        if said.is_none() && !self.is_said.load(Ordering::Relaxed) || said == self.said.read().as_ref() {
+            return;
+        }
+        *self.said.write() = said.cloned();
+        self.is_said.store(said.is_some(), Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> Option<HeaderValue> {
+        if self.is_said.load(Ordering::Relaxed) { self.said.read().clone() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_answer_counts() {
+        let policy = StrictTransport::default();
+        let answer =
+            |said: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(said))]);
+        for (headers, expected) in [
+            (HeaderMap::new(), None),
+            (answer("max-age=1"), Some("max-age=1")),
+            (answer("max-age=1"), Some("max-age=1")),
+            (answer("max-age=2,preload"), Some("max-age=2,preload")),
+            (HeaderMap::new(), None),
+            (answer("max-age=1"), Some("max-age=1")),
+        ] {
+            policy.learn(&headers);
+            assert_eq!(policy.get().as_ref().and_then(|said| said.to_str().ok()), expected);
+        }
+    }
+}

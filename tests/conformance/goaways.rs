@@ -1,0 +1,41 @@
+//! An apiserver that lets connections go at random (`--goaway-chance`, which managed clusters set): what it has not
+//! processed is sent again on another connection (RFC 9113 §6.8).
+
+use futures_util::{StreamExt as _, stream};
+use http::Method;
+use serde_json::json;
+
+use crate::bed::{self, Ask, Http, Plan, Protocol, number, say};
+
+/// The highest chance that the apiserver takes.
+const CHANCE: &str = "--goaway-chance=0.02";
+const TRANSPORT: &str = "--strict-transport-security-directives=max-age=31536000,includeSubDomains";
+/// Requests at a time.
+const TOGETHER: usize = 40;
+
+#[tokio::test]
+async fn no_request_fails_before_an_apiserver_that_lets_connections_go() {
+    let Some(bed) = bed::own_with("goaways", &[CHANCE, TRANSPORT]).await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let maps = format!("/api/v1/namespaces/{}/configmaps", bed.namespace("goaways").await);
+    let count = number("GOAWAY_REQUESTS", 600);
+    for (protocol, name) in [(Protocol::H1, "h1"), (Protocol::H2, "h2")] {
+        let client = &Http::new(proxy.target(), protocol);
+        let (maps, answers) = (&maps, stream::iter(0..count));
+        let answers = answers.map(|at| async move {
+            let object = json!({"metadata": {"name": format!("{name}-{at}")}, "data": {"a": "b"}});
+            let posted = client.ask(Ask::get(maps).with(Method::POST, "application/json", object.to_string())).await;
+            // Had it been carried out before, this would be a 409.
+            assert_eq!(posted.status, 201, "{}", posted.text());
+            let got = client.get(&format!("{maps}/{name}-{at}")).await;
+            assert_eq!(got.status, 200, "{}", got.text());
+        });
+        answers.buffer_unordered(TOGETHER).collect::<Vec<()>>().await;
+    }
+    let (ours, theirs) =
+        (proxy.client().get(&format!("{maps}?resourceVersion=0")).await, bed.direct().get(maps.as_str()).await);
+    assert!(ours.is_cached(), "{}", ours.status);
+    let said = |answer: &bed::Answer| answer.header("strict-transport-security").to_owned();
+    assert_eq!((said(&ours), said(&theirs).is_empty()), (said(&theirs), false));
+    say(&format!("{} requests; passed through: {:?}", 4 * count, proxy.forwarded().await));
+}
