@@ -34,7 +34,7 @@ mod written_at;
 
 pub use accept::{
     Choice, Conversion, MediaType, MetaVersion, Offers, asks_for, check_accept_length, discovery_accept, negotiate,
-    pretty, router_accepts,
+    prefers_cbor, pretty, router_accepts,
 };
 pub use access::{Access, AccessTarget, ResourceTarget};
 pub use attributes::Attributes;

@@ -45,7 +45,7 @@ mod tests;
 
 pub use bookmark::BookmarkTemplate;
 pub use compare::same_items;
-pub use derive::{MetadataRenderer, RefusalReason, Refused, Transcoder};
+pub use derive::{MetadataRenderer, RefusalReason, Refused, Transcoder, is_of_kubernetes};
 pub use encoding::{Encoding, JsonLayout};
 pub use envelope::{Envelope, websocket_payload};
 pub use error::WireError;

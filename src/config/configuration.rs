@@ -326,6 +326,8 @@ pub(super) struct LimitsSection {
     /// Age at which a connection is ended gracefully, give or take a tenth: GOAWAY or `Connection: close`, and what
     /// runs on it goes on. `0s`: never
     pub(super) connection_age: Period,
+    /// How long a watch lasts whose client does not say it, up to twice: upstream's `--min-request-timeout`
+    pub(super) min_request_timeout: Period<1_000, 86_400_000>,
     /// Watches served from the cache; one whose selectors hold more than 2 KiB counts as another one for every 2
     /// KiB (selectors of 16 KiB: some ten to two hundred)
     pub(super) watches: Number<1, 10_000_000>,
@@ -480,6 +482,7 @@ impl Default for LimitsSection {
         Self {
             connections: Number::new(connections.connections_max),
             connection_age: Period(connections.connection_age_max),
+            min_request_timeout: Period(serve::ServeConfig::default().watch_min),
             watches: Number::new(limits.watches_max),
             watches_per_caller: Number::new(limits.watches_per_caller_max),
             list_mebibytes: None,

@@ -18,7 +18,7 @@ pub struct SettingChanges {
 }
 
 /// The keys that are taken while the process runs (docs/CONFIG.md, "Reading it again"). All others take a restart.
-const RELOADED: [&str; 31] = [
+const RELOADED: [&str; 32] = [
     "allowedHosts",
     "allowedOrigins",
     "consistency",
@@ -37,6 +37,7 @@ const RELOADED: [&str; 31] = [
     "limits.forwards",
     "limits.forwardsPerCaller",
     "limits.listMebibytes",
+    "limits.minRequestTimeout",
     "limits.streams",
     "limits.streamsPerCaller",
     "limits.unreadyForwards",

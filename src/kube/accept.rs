@@ -169,6 +169,16 @@ pub fn router_accepts(accept: Option<&str>, offers: Offers) -> bool {
     })
 }
 
+const CBOR: &str = "application/cbor";
+
+/// Whether a server that writes CBOR, which not every one does, would choose it: a clause that names it comes before
+/// those that fit anything else. A wildcard means another encoding first.
+pub fn prefers_cbor(accept: Option<&str>, offers: Offers) -> bool {
+    let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
+    let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| is_fitting(clause, *media, offers));
+    clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
+}
+
 /// Whether some clause asks for this kind, in whatever encoding: discovery is not negotiated like objects are.
 pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
     let asked = [("as", kind), ("g", group), ("v", version)];
@@ -211,6 +221,10 @@ fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
         let mut fitting = offers.media.iter().copied().filter(|media| clause.covers(media.as_str()));
         fitting.find_map(|media| fit(clause, media, offers))
     })
+}
+
+fn is_fitting(clause: &Clause<'_>, media: MediaType, offers: Offers) -> bool {
+    clause.covers(media.as_str()) && fit(clause, media, offers).is_some()
 }
 
 /// The clause's parameters against one encoding; `None` when one of them is not acceptable, which skips the pair.

@@ -7,7 +7,6 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use self::wants::FieldWants;
-use super::go_text::quote;
 use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
@@ -65,13 +64,12 @@ impl FieldSelector {
     /// Resolves the keys against one resource's fields.
     ///
     /// # Errors
-    /// The resource's own words for a key that it does not have.
+    /// A key that the table does not have. Upstream, which may be of a later release, decides about it.
     pub fn compile(&self, table: &FieldTable) -> Result<FieldMatcher, SelectorError> {
         let compiled = self.terms.iter().map(|term| {
             let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
             let key = alias.map_or(&*term.key, |(_, meant)| meant.as_str());
-            let subject = Subject::of(key, table)
-                .ok_or_else(|| SelectorError::Invalid(table.unknown.replace("{key}", &quoted_as(table, key))))?;
+            let subject = Subject::of(key, table).ok_or_else(|| SelectorError::UnknownField(key.to_owned()))?;
             Ok(Condition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
         });
         Ok(FieldMatcher::of(compiled.collect::<Result<_, _>>()?))
@@ -222,15 +220,6 @@ impl Hash for FieldMatcher {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.conditions.hash(state);
     }
-}
-
-/// The key as the table's message wants it: some kinds print it between Go quotes, which escape.
-fn quoted_as(table: &FieldTable, key: &str) -> String {
-    if table.unknown.contains("\"{key}\"") {
-        let quoted = quote(key);
-        return quoted[1..quoted.len() - 1].to_owned();
-    }
-    key.to_owned()
 }
 
 /// Cuts at every comma that no backslash escapes. Escapes stay in the parts.

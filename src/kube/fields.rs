@@ -11,8 +11,6 @@ pub struct FieldTable {
     pub absent: Vec<String>,
     /// Whether `metadata.namespace` is an accepted key.
     pub namespace_key: bool,
-    /// The apiserver's words for an unknown key, with `{key}` in its place.
-    pub unknown: String,
 }
 
 impl FieldTable {

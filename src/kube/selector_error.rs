@@ -8,6 +8,9 @@ pub enum SelectorError {
     /// What the apiserver answers to the same text.
     #[error("{0}")]
     Invalid(String),
+    /// A key that the resource does not have, as far as we know.
+    #[error("field label not supported: {0}")]
+    UnknownField(String),
     /// Over [`SELECTOR_BYTES_MAX`]: our own refusal, of a selector that the apiserver might accept.
     #[error("the {parameter} is too long: {bytes} bytes, at most {max} are allowed", max = SELECTOR_BYTES_MAX)]
     TooLong { parameter: &'static str, bytes: usize },

@@ -132,7 +132,6 @@ mod tests {
             watchable: true,
             origin: if custom { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn },
             encoding: Encoding::Protobuf,
-            fields_unknown: false,
             pages: PageStore::default(),
             edition: None,
         }

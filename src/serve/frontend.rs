@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, EXPECT, USER_AGENT};
+use http::header::{ACCEPT, EXPECT, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Version};
 use tokio::time::{Instant, timeout};
 
@@ -49,6 +49,7 @@ pub struct Frontend {
     browsers: Tunable<BrowserGuard>,
     audit: Audit,
     sightings: Sightings,
+    client: Client,
 }
 
 /// The parts that the frontend connects.
@@ -96,7 +97,13 @@ impl Frontend {
                 (admission.clone(), times.clone()),
                 ends,
             ),
-            forwarding: Forwarding::new(client, forwarder, gate.clone(), admission.clone(), (tasks, drain, times)),
+            forwarding: Forwarding::new(
+                client.clone(),
+                forwarder,
+                gate.clone(),
+                admission.clone(),
+                (tasks, drain, times),
+            ),
             gate,
             catalog,
             config,
@@ -104,6 +111,7 @@ impl Frontend {
             browsers,
             audit,
             sightings,
+            client,
         }
     }
 
@@ -121,10 +129,7 @@ impl Frontend {
     /// Answers one request.
     pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<RequestBody>) -> Response<ReplyBody> {
         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
-        let finish = |response: Response<_>| {
-            count_refusal(&response);
-            if without_body { response.map(ReplyBody::of_head) } else { response }
-        };
+        let finish = |response| self.finished(response, without_body);
         let received = Instant::now();
         let readable = readable::take(&mut request);
         let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
@@ -202,6 +207,16 @@ impl Frontend {
         let response = refused.or_else(|| self.health(request, info, context))?;
         peer.connection.turn_away();
         Some(response)
+    }
+
+    /// An answer as it leaves. One of ours says of transport security what upstream's answers say.
+    fn finished(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
+        count_refusal(&response);
+        let is_ours = !response.headers().contains_key(REASON);
+        if let Some(said) = self.client.strict_transport_security().filter(|_| is_ours) {
+            response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, said);
+        }
+        if without_body { response.map(ReplyBody::of_head) } else { response }
     }
 
     /// The answer to a proxy that asks how its upstream is.

@@ -391,7 +391,8 @@ impl Reader {
         let FeedSource { feed, renderer } = source;
         let end_bookmark = read.start.ends_with_bookmark();
         let (bookmarks, timeout_seconds) = (read.bookmarks, read.timeout_seconds);
-        let terms = WatchTerms { bookmarks, end_bookmark, timeout_seconds, by_proxy };
+        let lasts_min = self.sources.watch_min();
+        let terms = WatchTerms { bookmarks, end_bookmark, timeout_seconds, lasts_min, by_proxy };
         let metrics = self.watches.open(&feed.spec.key, read.representation, protocol);
         let (opened, refusal) = match opened {
             Ok(opened) => (opened, failed.map(|status| (status, WatchEnd::TooLarge))),

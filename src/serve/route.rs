@@ -12,7 +12,7 @@ use crate::feeds::Scope;
 use crate::kube::{
     Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
     ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
-    pretty, router_accepts,
+    prefers_cbor, pretty, router_accepts,
 };
 use crate::listing::ListRead;
 use crate::upstream::{Resource, ResourceOrigin};
@@ -228,6 +228,9 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if representation.encoding() == Encoding::Json && pretty(query, user_agent, accept, offers) {
         return Err(ForwardReason::Representation.into());
     }
+    if prefers_cbor(accept, offers) {
+        return Err(ForwardReason::Representation.into());
+    }
     // Errors are not written in YAML here either.
     if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
         return Err(ForwardReason::Representation.into());
@@ -240,10 +243,8 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     }
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
-    let mut fields = match options.fields.compile(&resource.fields) {
-        Err(_) if resource.fields_unknown => return Err(ForwardReason::Parameter.into()),
-        compiled => compiled?,
-    };
+    // A later release, or a definition that was changed a moment ago, may have the key.
+    let Ok(mut fields) = options.fields.compile(&resource.fields) else { return Err(ForwardReason::Parameter.into()) };
     if !info.name.is_empty() {
         fields = narrow(fields, &info.name)?;
     }

@@ -21,6 +21,9 @@ pub struct ServeConfig {
     /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
     /// `--request-timeout`.
     pub body_max: Duration,
+    /// How long a watch lasts whose client does not say it: so long to twice as long, as with the apiserver's
+    /// `--min-request-timeout`.
+    pub watch_min: Duration,
     pub limits: AdmissionLimits,
     pub unread: Unread,
     /// How long upstream's discovery and authorizers may lag behind a change that we have seen: what they said until
@@ -47,6 +50,7 @@ impl Default for ServeConfig {
             sync_wait_max: Duration::from_secs(10),
             fresh_wait_max: WantedVersions::WAIT_MAX,
             body_max: Duration::from_secs(60),
+            watch_min: Duration::from_secs(30 * 60),
             limits: AdmissionLimits::default(),
             unread: Unread::default(),
             lag_max: Duration::from_secs(5),

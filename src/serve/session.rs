@@ -125,7 +125,7 @@ impl WatchSession {
             }
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
-        let clock = Clock::new(received, terms.timeout_seconds);
+        let clock = Clock::new(received, terms.timeout_seconds, terms.lasts_min);
         let watchdog = Watchdog::new(overdue, cut, clock.deadline(), grant, drain.has_started());
         let mut session = Self {
             seen_bookmarks: feed.reader.progress().bookmarks,

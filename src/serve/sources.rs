@@ -166,6 +166,11 @@ impl Sources {
         }
     }
 
+    /// How long a watch lasts, up to twice, whose client does not say it.
+    pub(super) fn watch_min(&self) -> Duration {
+        self.config.get().watch_min
+    }
+
     fn sync_deadline(&self, need: &Need<'_>) -> Instant {
         need.received + self.config.get().sync_wait_max
     }

@@ -39,9 +39,8 @@ pub struct Resource {
     /// What its feed is fetched in. Protobuf is what kubelets and controllers ask for, and the rest is derived from it;
     /// no custom resource has it, and there are servers that speak JSON only.
     pub encoding: Encoding,
+    /// Upstream may have more of them.
     pub fields: Arc<FieldTable>,
-    /// `fields` may lack some: our identity may not read the resource's definition.
-    pub fields_unknown: bool,
     /// What upstream reads the pages of its lists from.
     pub pages: PageStore,
     /// The edition of a custom resource's definition: objects that were read under another one may read differently

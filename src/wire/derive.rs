@@ -28,6 +28,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use facts::is_of_kubernetes;
 pub use metadata::MetadataRenderer;
 pub use refused::{RefusalReason, Refused};
 pub use transcoder::Transcoder;

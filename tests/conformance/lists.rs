@@ -1,5 +1,7 @@
 //! Observable behaviour of lists and gets: rows of docs/rules/observed.md.
 
+use futures_util::future::join;
+use kube_fanout::kube::{FieldTable, Gvr};
 use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Pair, say, version_of};
@@ -261,4 +263,54 @@ async fn row_34_a_field_that_is_not_there_is_an_empty_one() {
     let (code, refused) = list("status.foo%3D1").await;
     assert_eq!((code, &refused["message"]), (400, &json!("field label not supported: status.foo")));
     say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+}
+
+/// Resources with selectable fields of their own, in each version that any minor of the matrix has.
+const SELECTABLE: [(&str, &[&str], &str); 13] = [
+    ("", &["v1"], "pods"),
+    ("", &["v1"], "nodes"),
+    ("", &["v1"], "namespaces"),
+    ("", &["v1"], "secrets"),
+    ("", &["v1"], "services"),
+    ("", &["v1"], "replicationcontrollers"),
+    ("", &["v1"], "events"),
+    ("events.k8s.io", &["v1"], "events"),
+    ("batch", &["v1"], "jobs"),
+    ("certificates.k8s.io", &["v1"], "certificatesigningrequests"),
+    ("certificates.k8s.io", &["v1alpha1", "v1beta1", "v1"], "clustertrustbundles"),
+    ("certificates.k8s.io", &["v1alpha1", "v1beta1", "v1"], "podcertificaterequests"),
+    ("resource.k8s.io", &["v1beta1", "v1beta2", "v1"], "resourceslices"),
+];
+/// Keys that some of them have and others have not, or only from some minor on.
+const CONTESTED: [&str; 8] =
+    ["metadata.namespace", "spec.pool.name", "spec.driver", "spec.nodeName", "status.phase", "type", "source", "foo"];
+
+/// Which keys a minor accepts is in no published type: the apiserver itself is asked about each one that is answered
+/// from memory. `make matrix` asks every minor.
+#[tokio::test]
+async fn apiserver_accepts_each_field_key_that_is_answered_from_memory() {
+    let Some(pair) = Pair::new().await else { return };
+    let (mut asked, mut passed) = (0, 0);
+    for (group, versions, plural) in SELECTABLE {
+        for version in versions {
+            let gvr = Gvr::new(group, version, plural);
+            if pair.direct.get(&gvr.path()).await.status == 404 {
+                continue;
+            }
+            let table = FieldTable::of_builtin(&gvr, true);
+            let keys = table.fields.iter().map(|field| &field.key).chain(table.aliases.iter().map(|(alias, _)| alias));
+            let keys = keys.chain(&table.absent).map(String::as_str).chain(["metadata.name"]).chain(CONTESTED);
+            for key in keys {
+                let path = format!("{}?resourceVersion=0&fieldSelector={key}%3Dx", gvr.path());
+                let (ours, theirs) = join(pair.through.get(&path), pair.direct.get(&path)).await;
+                assert_eq!(ours.status, theirs.status, "{path}: {}", theirs.text());
+                if ours.status != 200 {
+                    assert_eq!(ours.text(), theirs.text(), "{path}");
+                }
+                (asked, passed) = (asked + 1, passed + usize::from(!ours.is_cached()));
+            }
+        }
+    }
+    assert!(asked > 100 && passed < asked, "{passed} of {asked} passed through");
+    say(&format!("{asked} keys, {passed} of which passed through"));
 }

@@ -12,7 +12,7 @@ use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
-use crate::direct::{self, Answer, App, Client, PODS, Protocol, Stub, assert_alike, straight, stub};
+use crate::direct::{self, Answer, App, Behind, Client, PODS, Protocol, Stub, assert_alike, straight, stub};
 
 const CONFIGMAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// A path that no cache could have an opinion about.
@@ -380,6 +380,26 @@ async fn a_write_is_sent_once_however_it_fails() {
     }
     let read = app.get(ELSEWHERE).await;
     assert_eq!((read.status, read.header("retry-after")), (503, Some("1")));
+}
+
+#[tokio::test]
+async fn answers_of_the_proxy_say_of_transport_security_what_upstream_says() {
+    let up = demo::upstream().pods(1).run().await;
+    let behind = Behind::at(&up.url());
+    let upstream = stub(move |request: Request<Incoming>| {
+        let behind = behind.clone();
+        async move {
+            let mut answer = behind.answer(request).await?;
+            answer.headers_mut().insert("strict-transport-security", HeaderValue::from_static("max-age=7"));
+            Ok(answer)
+        }
+    })
+    .await;
+    let app = in_front_of(&upstream).await;
+    let cached = app.get(&format!("{PODS}?resourceVersion=0")).await;
+    assert_eq!((cached.is_cached(), cached.header("strict-transport-security")), (true, Some("max-age=7")));
+    let refused = app.get(&format!("{PODS}?limit=x")).await;
+    assert_eq!((refused.status, refused.header("strict-transport-security")), (400, Some("max-age=7")));
 }
 
 #[tokio::test]

@@ -28,8 +28,8 @@ impl Clause<'_> {
         }
     }
 
-    /// Whether its media range is this one, and not one that covers it.
-    pub(super) fn is_exactly(&self, range: &str) -> bool {
+    /// Whether its media range is this one, and not a wildcard that covers it.
+    pub(super) fn names(&self, range: &str) -> bool {
         range.split_once('/') == Some((self.main, self.sub))
     }
 

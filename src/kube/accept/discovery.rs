@@ -14,7 +14,7 @@ pub fn discovery_accept(accept: Option<&str>) -> Option<String> {
     let mut known: Vec<String> = Vec::new();
     for clause in clauses(accept) {
         let media = [MediaType::Json.as_str(), MediaType::Protobuf.as_str(), "*/*"];
-        let media = media.into_iter().find(|media| clause.is_exactly(media))?;
+        let media = media.into_iter().find(|media| clause.names(media))?;
         let asked = ["as", "g", "v"].map(|name| clause.parameter(name));
         let text = match asked {
             [None, None, None] => media.to_owned(),

@@ -78,6 +78,24 @@ fn the_best_clause_that_fits_wins() {
 }
 
 #[test]
+fn cbor_is_preferred_where_it_is_named_first() {
+    for (accept, preferred) in [
+        ("application/cbor;q=1,application/json;q=0.9", true),
+        ("application/json;q=0.9,application/cbor;q=1", true),
+        ("application/cbor,*/*", true),
+        ("text/html,application/cbor", true),
+        ("application/cbor;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json", true),
+        ("application/json,application/cbor", false),
+        ("application/json;q=1,application/cbor;q=0.9", false),
+        ("application/*;q=0.9,application/json", false),
+        ("application/json;as=Story;g=meta.k8s.io;v=v1,application/cbor", true),
+    ] {
+        assert_eq!(prefers_cbor(Some(accept), Offers::BUILTIN), preferred, "{accept}");
+    }
+    assert!(!prefers_cbor(None, Offers::BUILTIN));
+}
+
+#[test]
 fn custom_resources_have_no_protobuf_of_their_own() {
     for (accept, choice) in [
         (PROTOBUF, NotAcceptable),

@@ -13,16 +13,15 @@ pub(super) struct Clock {
 /// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
-/// The apiserver's `--min-request-timeout`.
-const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
 /// Longer requests are cut to this, so that no arithmetic overflows: a year.
 const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 impl Clock {
-    /// Makes the clock of a watch that was asked for at `received`.
-    pub(super) fn new(received: Instant, timeout_seconds: Option<i64>) -> Self {
+    /// Makes the clock of a watch that was asked for at `received`. A watch without a timeout of its own lasts `min` at
+    /// least.
+    pub(super) fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
         let lasts = match timeout_seconds {
-            None | Some(0) => TIMEOUT_MIN.mul_f64(1.0 + fastrand::f64()),
+            None | Some(0) => min.mul_f64(1.0 + fastrand::f64()),
             Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
         };
         let lasts = if mutant(27) { lasts / 1000 } else { lasts };

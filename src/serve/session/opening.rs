@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -42,6 +43,8 @@ pub(in super::super) struct WatchTerms {
     pub(in super::super) bookmarks: bool,
     pub(in super::super) end_bookmark: bool,
     pub(in super::super) timeout_seconds: Option<i64>,
+    /// How long the watch lasts, up to twice, if the client does not say it.
+    pub(in super::super) lasts_min: Duration,
     /// Another proxy takes over what it is told.
     pub(in super::super) by_proxy: bool,
 }

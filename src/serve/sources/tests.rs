@@ -87,6 +87,6 @@ fn widgets(edition: &str) -> Resource {
     let gvr = Gvr::new("example.com", "v1", "widgets");
     let (kind, list_kind, edition) = ("Widget".into(), "WidgetList".into(), Some(edition.into()));
     let (namespaced, watchable, origin, encoding) = (true, true, ResourceOrigin::Custom, Encoding::Json);
-    let (fields, fields_unknown, pages) = (Arc::default(), false, PageStore::default());
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, fields_unknown, pages, edition }
+    let (fields, pages) = (Arc::default(), PageStore::default());
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
 }

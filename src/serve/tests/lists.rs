@@ -61,20 +61,8 @@ fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
     let (fields, origin, encoding) =
         (Arc::new(FieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, Encoding::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    let (namespaced, watchable, fields_unknown, pages) = (true, true, false, PageStore::default());
-    let pods = Resource {
-        gvr,
-        kind,
-        list_kind,
-        namespaced,
-        watchable,
-        origin,
-        encoding,
-        fields,
-        fields_unknown,
-        pages,
-        edition,
-    };
+    let (namespaced, watchable, pages) = (true, true, PageStore::default());
+    let pods = Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition };
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());
     let feed = feeds.handle(&feed_spec(&pods, Scope::Cluster, encoding), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");

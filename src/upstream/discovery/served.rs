@@ -9,7 +9,7 @@ use super::definitions::Definition;
 use super::documents::{ResourceEntry, ServedApi, VersionList};
 use super::{Documents, Resource, ResourceOrigin};
 use crate::kube::{FieldTable, Gvr, PageStore};
-use crate::wire::Encoding;
+use crate::wire::{Encoding, is_of_kubernetes};
 
 /// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
 const BUILT_IN_GROUPS: [&str; 21] = [
@@ -122,6 +122,8 @@ impl DiscoveryState {
         let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
         match (remote, is_custom) {
             (Some(true), _) => ResourceOrigin::Aggregated,
+            // kube-apiserver answers all requests below a group version of its own before it looks at definitions.
+            (_, true) if is_built_in(&gvr.group) && is_of_kubernetes(&gvr.api_version()) => ResourceOrigin::BuiltIn,
             (_, true) => ResourceOrigin::Custom,
             _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
             (Some(false), false) if self.customs.is_none() => ResourceOrigin::Custom,
@@ -144,7 +146,6 @@ impl DiscoveryState {
             watchable: true,
             origin: ResourceOrigin::Custom,
             fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
-            fields_unknown: false,
             encoding: Encoding::Json,
             pages: self.pages(gvr),
             edition: Some(definition.edition.clone()),
@@ -173,7 +174,6 @@ impl DiscoveryState {
             origin,
             encoding: if is_protobuf { Encoding::Protobuf } else { Encoding::Json },
             fields: Arc::new(fields),
-            fields_unknown: origin == ResourceOrigin::Custom,
             edition: None,
         }
     }
@@ -182,4 +182,50 @@ impl DiscoveryState {
 /// Whether kube-apiserver itself serves the group.
 fn is_built_in(group: &str) -> bool {
     BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definition(kind: &str) -> Definition {
+        Definition {
+            edition: "1".into(),
+            kind: kind.into(),
+            list_kind: format!("{kind}List").into(),
+            namespaced: false,
+            selectable: Vec::new(),
+        }
+    }
+
+    fn entry(plural: &str, kind: &str) -> ResourceEntry {
+        ResourceEntry { plural: plural.to_owned(), kind: kind.to_owned(), namespaced: false, watchable: true }
+    }
+
+    /// As upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
+    #[test]
+    fn builtin_wins_over_a_definition_of_its_group_version() {
+        let requests = Gvr::new("certificates.k8s.io", "v1", "certificatesigningrequests");
+        let other = Gvr::new("certificates.k8s.io", "v9", "certificatesigningrequests");
+        let missing = Gvr::new("certificates.k8s.io", "v1", "others");
+        let version = |gvr: &Gvr| VersionList {
+            group: gvr.group.to_string(),
+            version: gvr.version.to_string(),
+            resources: vec![entry(&gvr.resource, "CertificateSigningRequest")],
+        };
+        let roots = [Root::default(), Root { etag: None, versions: vec![version(&requests), version(&other)] }];
+        let customs = [&requests, &other, &missing].map(|gvr| (gvr.clone(), definition("Mine")));
+        let (customs, remote) = (Some(customs.into()), Some(Vec::new()));
+        let state = DiscoveryState { roots, protobuf: true, customs, remote, ..DiscoveryState::default() };
+        let served = state.served().resources;
+        let known = &served[&requests];
+        assert_eq!(
+            (known.origin, known.encoding, &*known.kind),
+            (ResourceOrigin::BuiltIn, Encoding::Protobuf, "CertificateSigningRequest",)
+        );
+        assert!(known.edition.is_none() && known.fields.position("spec.signerName").is_some());
+        // A version that Kubernetes does not have is the definition's.
+        assert_eq!((served[&other].origin, &*served[&other].kind), (ResourceOrigin::Custom, "Mine"));
+        assert!(!served.contains_key(&missing));
+    }
 }

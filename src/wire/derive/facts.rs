@@ -117,6 +117,12 @@ pub(super) enum Absent {
     Ambiguous,
 }
 
+/// Whether Kubernetes itself defines types of this group and version, in any minor of the table.
+pub fn is_of_kubernetes(api_version: &str) -> bool {
+    let kinds = TEXT.lines().filter_map(|line| line.strip_prefix("kind: "));
+    kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
+}
+
 impl Facts {
     /// The facts of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {

@@ -28,7 +28,7 @@ fn clients_get_the_form_that_the_apiserver_would_choose() {
         ("protobuf only", PROTOBUF, Encoding::Protobuf),
         ("JSON first", "application/json,application/vnd.kubernetes.protobuf", Encoding::Json),
         ("by quality", "application/json;q=0.5,application/vnd.kubernetes.protobuf;q=0.9", Encoding::Protobuf),
-        ("CBOR where it is not offered", "application/json;q=0.9,application/cbor;q=1", Encoding::Json),
+        ("JSON before CBOR", "application/json,application/cbor;q=0.9", Encoding::Json),
         (
             "a Table in protobuf, which there is not",
             "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json",
@@ -170,6 +170,15 @@ fn indented_json_is_made_upstream() {
     ] {
         let said = ask.said();
         assert_eq!(said == "forward: representation", indented, "{ask:?}: {said}");
+    }
+}
+
+/// Only upstream knows whether it writes CBOR.
+#[test]
+fn whoever_prefers_cbor_is_answered_upstream() {
+    for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
+        let ask = get(uri).accept("application/cbor;q=1,application/json;q=0.9");
+        assert_eq!(ask.reason(), ForwardReason::Representation, "{uri}");
     }
 }
 

@@ -142,6 +142,7 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
         ("apps", "v1", "deployments") => ("Deployment", true, ResourceOrigin::BuiltIn),
         ("example.com", "v1", "widgets") => ("Widget", true, ResourceOrigin::Custom),
         ("example.com", "v1", "planets") => ("Planet", false, ResourceOrigin::Custom),
+        ("resource.k8s.io", "v1", "resourceslices") => ("ResourceSlice", false, ResourceOrigin::BuiltIn),
         ("hidden.example", "v1", "secrets") => ("Secret", true, ResourceOrigin::Custom),
         ("metrics.k8s.io", "v1beta1", "pods") => ("PodMetrics", true, ResourceOrigin::Aggregated),
         _ => return None,
@@ -153,26 +154,13 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
         }
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
-    let fields_unknown = &*gvr.group == "hidden.example";
     let pages = PageStore::default();
     let (list_kind, encoding) = (
         format!("{kind}List").into(),
         if origin == ResourceOrigin::BuiltIn { Encoding::Protobuf } else { Encoding::Json },
     );
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(Resource {
-        gvr,
-        kind,
-        list_kind,
-        namespaced,
-        watchable,
-        origin,
-        encoding,
-        fields,
-        fields_unknown,
-        pages,
-        edition,
-    })
+    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition })
 }
 
 fn said(route: &Result<Route, ForwardReason>) -> String {

@@ -69,6 +69,17 @@ async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn watch_lasts_as_long_as_upstream_lets_it() {
+    let stage = Stage::empty();
+    let lasts_min = Duration::from_secs(300);
+    let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchTerms { lasts_min, ..TERMS })).collect();
+    pass(299).await;
+    assert!(clients.iter_mut().all(|client| client.told() != ["over"]));
+    pass(302).await;
+    assert!(clients.iter_mut().all(|client| client.told() == ["over"]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_negative_time_is_over_when_it_begins() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     for seconds in [-1, i64::MIN] {

@@ -67,8 +67,13 @@ impl Wake for WakeCounter {
 pub(super) const ROOM: usize = 32 << 10;
 
 /// Bookmarks, and no end of its own before half an hour.
-pub(super) const TERMS: WatchTerms =
-    WatchTerms { bookmarks: true, end_bookmark: false, timeout_seconds: None, by_proxy: false };
+pub(super) const TERMS: WatchTerms = WatchTerms {
+    bookmarks: true,
+    end_bookmark: false,
+    timeout_seconds: None,
+    lasts_min: Duration::from_secs(1800),
+    by_proxy: false,
+};
 
 /// A watch-list: the state, and a bookmark that ends it.
 pub(super) const WATCH_LIST: WatchTerms = WatchTerms { end_bookmark: true, ..TERMS };
@@ -298,9 +303,9 @@ fn pod_resource() -> Resource {
     let gvr = Gvr::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
     let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
-    let (encoding, fields_unknown, pages) = (Encoding::Json, false, PageStore::default());
+    let (encoding, pages) = (Encoding::Json, PageStore::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, fields_unknown, pages, edition }
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
