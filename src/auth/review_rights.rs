@@ -36,10 +36,11 @@ impl ReviewRight {
     pub(super) fn note<T>(&self, answer: &Result<T, Error>) {
         match answer {
             Ok(_) => self.set(RightState::Held),
-            Err(error) => match error.code() {
-                Some(code @ (401 | 403)) => self.set(RightState::Refused(code)),
-                _ => {}
-            },
+            Err(error) => {
+                if let Some(code @ (401 | 403)) = error.code() {
+                    self.set(RightState::Refused(code));
+                }
+            }
         }
     }
 

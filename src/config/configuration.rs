@@ -495,9 +495,3 @@ impl Default for LimitsSection {
         }
     }
 }
-
-impl Default for LogSection {
-    fn default() -> Self {
-        Self { level: super::Log::default().level, format: LogFormat::Text }
-    }
-}

@@ -2,7 +2,16 @@
 
 use tracing_subscriber::EnvFilter;
 
+use super::configuration::LogSection;
+use super::words::LogFormat;
+
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self { level: super::Log::default().level, format: LogFormat::Text }
+    }
+}
 
 /// Checks a filter and returns it as `tracing` reads it.
 ///

@@ -153,7 +153,7 @@ mod tests {
         };
         let begun: Vec<_> = (0..60).map(|id| watch(id, "ResponseStarted", 60, 60)).collect();
         let ended: Vec<_> = (0..60).map(|id| watch(id, "ResponseComplete", 60, 120)).collect();
-        near(&read(&[begun.clone(), ended.clone()].concat()), 60.0, 60.0);
+        near(&read(&[begun.clone(), ended].concat()), 60.0, 60.0);
         // Without their ends they are open to the end of the log.
         let later = [watch(99, "ResponseComplete", 119, 120)];
         near(&read(&[&begun[..], &later].concat()), 60.0, 60.0 + 1.0 / 60.0);

@@ -44,7 +44,7 @@ struct SharedBody {
 struct Kept {
     bytes: Vec<u8>,
     /// The share of [`KEPT`] that the bytes take.
-    _room: Option<SemaphorePermit<'static>>,
+    room: Option<SemaphorePermit<'static>>,
 }
 
 /// The body as one attempt sends it: what was read before, then the rest.
@@ -151,7 +151,7 @@ impl Kept {
             return None;
         }
         let room = KEPT.try_acquire_many(u32::try_from(data.len()).ok()?).ok()?;
-        match &mut self._room {
+        match &mut self.room {
             Some(all) => all.merge(room),
             none => *none = Some(room),
         }

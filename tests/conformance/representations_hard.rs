@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Ask, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, eventually, normal, say, version_of,
+    self, Answer, Ask, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, eventually, normal, say, version_of,
 };
 use crate::expired;
 
@@ -211,7 +211,7 @@ async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadat
     let metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
     let ask = Ask::get(&format!("{}?resourceVersion={version}", at(&here))).accept(metadata);
     let ours = eventually("metadata is served from the cache", async || {
-        Some(through.ask(ask.clone()).await).filter(|answer| answer.is_cached())
+        Some(through.ask(ask.clone()).await).filter(Answer::is_cached)
     })
     .await;
     let theirs = bed.direct().ask(ask).await;
@@ -245,7 +245,7 @@ async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_l
     }
     expired::compact(&bed, direct.version("/api/v1/namespaces").await).await;
     let list = eventually("the list is served from the cache", async || {
-        Some(through.get(&format!("{path}?resourceVersion=0")).await).filter(|answer| answer.is_cached())
+        Some(through.get(&format!("{path}?resourceVersion=0")).await).filter(Answer::is_cached)
     })
     .await;
     // The apiserver may have events of its own to tell.

@@ -142,11 +142,13 @@ async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
     let Err((State::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
 }
 
+/// What happens between a list and the next 410.
+type Follows = fn(&mut Hands);
+
 /// The listed state has left upstream's window before the stream after it began: the same list would meet the same.
 #[tokio::test(start_paused = true)]
 async fn second_410_in_a_row_lists_the_current_state() {
     let window = Some(ResourceVersion(15));
-    type Follows = fn(&mut Hands);
     // What follows the list, how long the stream then stays open, and whether the 410 is in a row.
     let cases: [(&str, Follows, u64, bool); 5] = [
         ("nothing", |_| {}, 0, true),
