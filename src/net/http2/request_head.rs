@@ -62,7 +62,9 @@ impl RequestHead {
             b"scheme" => once(&mut self.scheme, Scheme::try_from(value.bytes()).ok()?),
             b"authority" => once(&mut self.authority, Authority::from_maybe_shared(value.to_shared()).ok()?),
             b"path" => {
-                if !(value.bytes().starts_with(b"/") || value.bytes() == b"*") {
+                // A path has no fragment; `PathAndQuery` would cut it off, and the rest is another path.
+                let is_path = value.bytes().starts_with(b"/") && !value.bytes().contains(&b'#');
+                if !is_path && value.bytes() != b"*" {
                     return None;
                 }
                 once(&mut self.path, PathAndQuery::from_maybe_shared(value.to_shared()).ok()?)
@@ -215,6 +217,7 @@ mod tests {
             &[GET[0], GET[1], (":path", "api")],
             &[GET[0], GET[1], (":path", "*")],
             &[GET[0], GET[1], (":path", "/a b")],
+            &[GET[0], GET[1], (":path", "/a#/b")],
             &[GET[0], GET[1], GET[3], GET[3]],
             &[GET[0], GET[1], GET[3], (":status", "200")],
             &[GET[0], GET[1], GET[3], (":protocol", "websocket")],
