@@ -47,7 +47,7 @@ async fn each_event_of_a_watch_is_a_chunk_of_its_own() {
     let up = demo::upstream().pods(PODS_BEFORE).run().await;
     let app = direct::app(&up).run().await;
     let from = app.get(PODS).await.rv();
-    let last = (0..EVENTS).map(|at| up.create_pod("default", &format!("burst-{at}"))).last().expect("some");
+    let last = (0..EVENTS).map(|at| up.create_pod("default", &format!("burst-{at}"))).max().expect("some");
     app.watch(PODS).from(from).await.reached(last).await;
     let state = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let history = format!("resourceVersion={from}");

@@ -116,7 +116,7 @@ fn series_of_the_promtool_tests_have_the_job_that_is_scraped() {
     assert_none("series of another job", &others);
 }
 
-/// A ServiceMonitor whose Secret lacks a key is refused as a whole, and then nothing is scraped.
+/// A `ServiceMonitor` whose Secret lacks a key is refused as a whole, and then nothing is scraped.
 #[test]
 fn service_monitor_trusts_what_every_tls_secret_has() {
     let install = include_str!("../../docs/INSTALL.md");

@@ -39,7 +39,7 @@ async fn the_clients_of_its_resource_pass_through_and_all_others_are_served() {
         !answer.is_cached() && answer.rv() >= huge
     };
     eventually("upstream answers for it", passes).await;
-    within("attempts to read it end", all_is_still(&up, &app)).await;
+    Box::pin(within("attempts to read it end", all_is_still(&up, &app))).await;
     let asked = up.counts();
     for _ in 0..20 {
         assert!(!app.get(&path).await.is_cached());

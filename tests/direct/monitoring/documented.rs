@@ -71,8 +71,8 @@ impl Metric {
     }
 }
 
-/// The job of the targets of our ServiceMonitor: Prometheus' operator takes it from the Service's label that `jobLabel`
-/// names, and otherwise it is the Service's own name.
+/// The job of the targets of our `ServiceMonitor`: Prometheus' operator takes it from the Service's label that
+/// `jobLabel` names, and otherwise it is the Service's own name.
 pub fn job() -> String {
     let documents: Vec<Value> =
         MONITOR.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML")).collect();
