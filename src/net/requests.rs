@@ -66,12 +66,8 @@ where
 /// Whether the bytes after a request may be meant as something else than the next one: as a body, by a `Content-Length`
 /// beside a `Transfer-Encoding` that the codec has dropped (RFC 9112 §6.3), or as a protocol that it wanted to change
 /// to.
-///
-/// `Upgrade: h2c` alone wants nothing that could follow: this server never switches to it, and HTTP/2 has no such
-/// upgrade any more (RFC 9113 §3.1). The JDK's client sends it with each request.
 fn is_last(headers: &HeaderMap) -> bool {
-    let switches = headers.get_all(UPGRADE).iter().any(|to| !to.as_bytes().eq_ignore_ascii_case(b"h2c"));
-    (headers.contains_key(TRANSFER_ENCODING) || switches) && !mutant(24)
+    (headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)) && !mutant(24)
 }
 
 /// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not

@@ -53,7 +53,7 @@ async fn nothing_behind_a_body_of_two_lengths_is_a_request() {
 #[tokio::test]
 async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
     let (upstream, app) = recording().await;
-    for protocol in ["websocket", "SPDY/3.1", "h2c, other", "other"] {
+    for protocol in ["websocket", "SPDY/3.1", "h2c", "other"] {
         for path in ["/version", "/api/v1/namespaces/default/pods/p/portforward"] {
             let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\n");
             let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n{HIDDEN}")).await;
@@ -61,17 +61,6 @@ async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
             assert!(heard.contains("connection: close"), "{protocol}: {heard}");
         }
     }
-}
-
-/// The JDK's client offers `h2c` with each request, and goes on in HTTP/1.1 on the same connection.
-#[tokio::test]
-async fn connection_that_offers_h2c_stays_open() {
-    let (upstream, app) = recording().await;
-    let offers = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n";
-    let last = "GET /last HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    let heard = say(&app, &format!("GET /version HTTP/1.1\r\nhost: localhost\r\n{offers}\r\n{last}")).await;
-    assert_eq!(heard.matches("http/1.1 200").count(), 2, "{heard}");
-    assert_eq!(upstream.seen("/last").len(), 1);
 }
 
 /// No caller is known for these answers, so each costs its sender a connection.
