@@ -72,7 +72,7 @@ async fn said(app: &App) -> Seen {
             "discovery" => "discovery",
             "definitions" => "definitions",
             "rbac" => "rbac",
-            "access_review" | "lease_review" => "access_review",
+            "access_review" | "lease_review" | "self_review" => "access_review",
             "token_review" => "token_review",
             "passed_through" => "passed_through",
             _ if number("requests") == 0 => continue,
