@@ -15,7 +15,7 @@ ARGS ?=
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Three tiers. `quick` is the loop of somebody who writes code; `test` decides whether a change is right, by what
+# Three tiers. `quick` is the loop while writing code; `test` decides whether a change is right, by what
 # happened and never by how long it took; `nightly` measures, storms and searches.
 
 .PHONY: quick

@@ -50,7 +50,7 @@ impl Clause<'_> {
     }
 }
 
-/// All well-formed clauses, best first; none of a header that is too long, whoever asks
+/// All well-formed clauses, best first. A header that is too long has none; callers refuse it before
 /// ([`super::check_accept_length`]).
 pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
     if is_too_long(accept) {

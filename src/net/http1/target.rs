@@ -24,7 +24,7 @@ pub(super) struct TargetCheck(Arc<AtomicU8>);
 
 const AT_LINE: u8 = 0;
 const BEHIND_LINE: u8 = 1;
-/// The connection may be a tunnel, whose bytes are nobody's business.
+/// The connection may be a tunnel, whose bytes are not requests.
 const OFF: u8 = 2;
 
 impl TargetCheck {
