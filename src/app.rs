@@ -284,7 +284,7 @@ impl Bound {
         let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again, mode: mode(&config) };
         let preload = preload::Preload { running: tuned.running.clone(), ready: ready.clone() };
         if let Some(reloading) = reloading {
-            tasks.spawn_needed("configuration", tuned.clone().keep_up(reloading, frontend.clone(), feeds));
+            tasks.spawn_needed("configuration", tuned.clone().keep_up(reloading, Arc::downgrade(&frontend), feeds));
         }
         tasks.spawn_needed("discovery", async move {
             known.learn(&starting).await;

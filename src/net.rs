@@ -25,6 +25,7 @@ mod linux;
 mod listener;
 mod memory;
 mod metrics;
+mod owners;
 mod page;
 mod parkable_body;
 mod peer;

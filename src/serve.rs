@@ -12,6 +12,7 @@
 
 mod admission;
 mod alarms;
+mod answered;
 mod audit;
 mod body;
 mod body_error;

@@ -2,7 +2,7 @@
 //! anything that is under way.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use tokio::signal::unix::Signal;
@@ -96,8 +96,9 @@ impl Tuned {
         Ok(())
     }
 
-    /// Takes the file whenever it changes, for ever.
-    pub(super) async fn keep_up(self, mut reloading: Reloading, frontend: Arc<Frontend>, feeds: Feeds) {
+    /// Takes the file whenever it changes, for as long as there is a frontend. It keeps none: a drain waits for whoever
+    /// has one.
+    pub(super) async fn keep_up(self, mut reloading: Reloading, frontend: Weak<Frontend>, feeds: Feeds) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {
                 tracing::warn!("there is no configuration file to read again");
@@ -106,7 +107,9 @@ impl Tuned {
         };
         let mut file = file.clone();
         loop {
-            self.take(&file.current(), &reloading.log_level, &frontend, &feeds);
+            let Some(serving) = frontend.upgrade() else { return };
+            self.take(&file.current(), &reloading.log_level, &serving, &feeds);
+            drop(serving);
             tokio::select! {
                 () = file.changed() => {}
                 Some(()) = reloading.hangups.recv() => file.look_again().await,

@@ -335,7 +335,7 @@ pub(super) struct LimitsSection {
     pub(super) watches_per_caller: Number<1, 10_000_000>,
     /// What answers that are on their way out may hold together: LISTs from memory, of which each is charged its
     /// length, a quarter MiB at most; GETs from memory above 64 KiB, and upstream's answers that identical requests
-    /// share, of which each is charged all of it. One user has half of it
+    /// share, of which each is charged all of it. One user has half of it. It also limits how many requests may wait
     #[schemars(extend("x-default" = "an eighth of the memory that there is, 16 to 1024"))]
     pub(super) list_mebibytes: Option<Number<1, 1_048_576>>,
     /// Passed-through requests that are no stream: each is over within a minute or two, whether or not its client

@@ -20,6 +20,10 @@ struct Shared {
     born: Instant,
     /// How many requests have an answer that the codec does not have whole yet.
     running: AtomicU32,
+    /// How many of these answers wait for the client to take what there is of them.
+    untaken: AtomicU32,
+    /// When the client last took something of such an answer, in milliseconds after `born`.
+    taken_at: AtomicU64,
     /// When something was last under way, in milliseconds after `born`.
     idle_since: AtomicU64,
     has_asked: AtomicBool,
@@ -28,10 +32,23 @@ struct Shared {
     /// Somebody who has asked on it is known to those above.
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
+    /// Its place at the listener.
+    place: OnceLock<Box<dyn HeldPlace>>,
+    /// Its caller is known, and has no share left of a listener that is full.
+    is_refused: AtomicBool,
     /// How many requests came when no more were taken.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
+
+/// The place of a connection at a listener.
+pub(super) trait HeldPlace: Send + Sync {
+    /// Counts the connection as one of this caller; `None` where all callers are one. Returns whether it may stay.
+    fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
+}
+
+/// How long a client may take nothing of an answer until its connection counts as idle.
+pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The number instead of a caller's on a connection that nobody known has asked on.
 pub(super) const STRANGER: u64 = 0;
@@ -53,7 +70,11 @@ pub(super) enum ConnectionState {
 
 /// Counts a request that is under way, until it is dropped.
 #[derive(Debug)]
-pub(super) struct RequestUnderWay(Connection);
+pub(super) struct RequestUnderWay {
+    connection: Connection,
+    /// Whether its answer waits for the client.
+    is_untaken: bool,
+}
 
 impl Connection {
     /// Ends the connection after what runs on it: with GOAWAY, or `Connection: close` on the answer that is on its way.
@@ -72,14 +93,28 @@ impl Connection {
 
     /// Somebody who is known has asked on it. `caller` is a number that hardly anybody else has; `None` where all
     /// callers are one. What is done on the connection from now on is done in turns with what others have asked for.
-    pub fn found_known(&self, caller: Option<u64>) {
+    ///
+    /// Returns whether the request is to be answered. If not, the listener is full, no caller has more connections
+    /// there than this one, and the connection closes after the refusal.
+    pub fn found_known(&self, caller: Option<u64>) -> bool {
+        let number = caller.unwrap_or(EVERYBODY);
+        if self.caller() != number {
+            self.0.caller.store(number, Ordering::Relaxed);
+        }
+        // The place belongs to whoever is known first.
         if !self.0.is_of_somebody.load(Ordering::Relaxed) {
             self.0.is_of_somebody.store(true, Ordering::Relaxed);
+            if self.0.place.get().is_some_and(|place| !place.settle(self, caller)) {
+                self.0.is_refused.store(true, Ordering::Relaxed);
+                self.close();
+            }
         }
-        let caller = caller.unwrap_or(EVERYBODY);
-        if self.caller() != caller {
-            self.0.caller.store(caller, Ordering::Relaxed);
-        }
+        !self.0.is_refused.load(Ordering::Relaxed)
+    }
+
+    /// Says at which place it is. It has one at most.
+    pub(super) fn put_place(&self, place: Box<dyn HeldPlace>) {
+        let _ = self.0.place.set(place);
     }
 
     /// Whether requests on it are taken one at a time: nobody is known to have asked on it yet, and it still takes
@@ -127,7 +162,7 @@ impl Connection {
         }
         self.0.has_asked.store(true, Ordering::Relaxed);
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Some(RequestUnderWay(self.clone()))
+        Some(RequestUnderWay { connection: self.clone(), is_untaken: false })
     }
 
     pub(super) fn has_asked(&self) -> bool {
@@ -152,7 +187,26 @@ impl Connection {
         if self.0.running.load(Ordering::SeqCst) > 0 {
             return None;
         }
-        Some(self.0.born + Duration::from_millis(self.0.idle_since.load(Ordering::SeqCst)))
+        Some(self.at(&self.0.idle_since))
+    }
+
+    /// Since when it makes no progress: nothing is under way, or its client takes nothing of any answer and has not for
+    /// [`STALLED_AFTER`].
+    pub(super) fn silent_since(&self) -> Option<Instant> {
+        let stalled = || {
+            let is_untaken = self.0.untaken.load(Ordering::SeqCst) >= self.0.running.load(Ordering::SeqCst);
+            Some(self.at(&self.0.taken_at)).filter(|since| is_untaken && since.elapsed() >= STALLED_AFTER)
+        };
+        self.idle_since().or_else(stalled)
+    }
+
+    fn at(&self, millis: &AtomicU64) -> Instant {
+        self.0.born + Duration::from_millis(millis.load(Ordering::SeqCst))
+    }
+
+    /// The time as milliseconds after it was made.
+    fn millis(&self) -> u64 {
+        u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Completes when no request has come for as long as `first`, or none has been under way for as long as `next`.
@@ -181,11 +235,15 @@ impl Default for Shared {
             changed: Notify::new(),
             born: Instant::now(),
             running: AtomicU32::new(0),
+            untaken: AtomicU32::new(0),
+            taken_at: AtomicU64::new(0),
             idle_since: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
             is_multiplexed: AtomicBool::new(false),
             is_of_somebody: AtomicBool::new(false),
             caller: AtomicU64::new(STRANGER),
+            place: OnceLock::new(),
+            is_refused: AtomicBool::new(false),
             late: AtomicU32::new(0),
             kept: OnceLock::new(),
         }
@@ -199,12 +257,31 @@ impl fmt::Debug for Shared {
     }
 }
 
+impl RequestUnderWay {
+    /// Notes that the answer waits for its client, which has just taken what there was before.
+    pub(super) fn waits_for_client(&mut self) {
+        let Connection(shared) = &self.connection;
+        // The time is set first: whoever finds it waiting reads it.
+        shared.taken_at.fetch_max(self.connection.millis(), Ordering::SeqCst);
+        if !std::mem::replace(&mut self.is_untaken, true) {
+            shared.untaken.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Notes that the client waits for the answer.
+    pub(super) fn is_waited_for(&mut self) {
+        if std::mem::take(&mut self.is_untaken) {
+            self.connection.0.untaken.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
 impl Drop for RequestUnderWay {
     fn drop(&mut self) {
-        let shared = &self.0.0;
+        self.is_waited_for();
+        let Connection(shared) = &self.connection;
         // The time is set first: whoever finds nothing running reads it.
-        let now = u64::try_from(shared.born.elapsed().as_millis()).unwrap_or(u64::MAX);
-        shared.idle_since.fetch_max(now, Ordering::SeqCst);
+        shared.idle_since.fetch_max(self.connection.millis(), Ordering::SeqCst);
         shared.running.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -230,6 +307,29 @@ mod tests {
         assert_eq!(connection.idle_since(), Some(born + Duration::from_secs(8)));
         connection.silent_for(Duration::from_secs(10), Duration::from_secs(90)).await;
         assert_eq!(born.elapsed().as_secs(), 98);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_whose_client_takes_nothing_is_silent_and_not_idle() {
+        let (connection, born) = (Connection::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        let [mut list, mut watch] = [(); 2].map(|()| connection.request(LATE_MAX).expect("it is open"));
+        list.waits_for_client();
+        tokio::time::advance(STALLED_AFTER).await;
+        assert_eq!(connection.silent_since(), None, "the watch waits for events");
+        watch.waits_for_client();
+        tokio::time::advance(STALLED_AFTER - second).await;
+        assert_eq!(connection.silent_since(), None, "something was taken of the watch");
+        list.waits_for_client();
+        tokio::time::advance(STALLED_AFTER).await;
+        assert_eq!(connection.silent_since(), Some(born + 2 * STALLED_AFTER - second));
+        assert_eq!(connection.idle_since(), None);
+        watch.is_waited_for();
+        assert_eq!(connection.silent_since(), None);
+        drop(watch);
+        assert_eq!(connection.silent_since(), Some(born + 2 * STALLED_AFTER - second));
+        drop(list);
+        assert_eq!(connection.silent_since(), Some(Instant::now()));
     }
 
     #[tokio::test(start_paused = true)]

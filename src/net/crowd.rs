@@ -32,6 +32,8 @@ pub(super) struct Crowd<C> {
     /// Sources, the one with most connections first, and of equals the one that has the oldest. An entry that does not
     /// fit its queue any more has a newer one beside it.
     order: BinaryHeap<Rank>,
+    /// How many there are.
+    len: usize,
 }
 
 type Rank = (usize, Reverse<Instant>, ConnectionSource);
@@ -48,8 +50,11 @@ impl ConnectionSource {
 
 impl<C> Crowd<C> {
     pub(super) fn of(silent: impl Iterator<Item = Silent<C>>) -> Self {
-        let mut queues = HashMap::<_, Vec<_>>::new();
-        silent.for_each(|silent| queues.entry(silent.source).or_default().push(silent));
+        let (mut queues, mut len) = (HashMap::<_, Vec<_>>::new(), 0);
+        silent.for_each(|silent| {
+            queues.entry(silent.source).or_default().push(silent);
+            len += 1;
+        });
         let queues: HashMap<_, VecDeque<_>> = queues
             .into_iter()
             .map(|(source, mut queue)| {
@@ -58,7 +63,7 @@ impl<C> Crowd<C> {
             })
             .collect();
         let order = queues.iter().filter_map(|(source, queue)| rank(*source, queue)).collect();
-        Self { queues, order }
+        Self { queues, order, len }
     }
 
     /// Adds one that has been silent for less long than the others.
@@ -66,7 +71,12 @@ impl<C> Crowd<C> {
         let source = silent.source;
         let queue = self.queues.entry(source).or_default();
         queue.push_back(silent);
+        self.len += 1;
         self.order.extend(rank(source, queue));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// Who is to go next, if there is anybody left, and it has not fallen silent later than that.
@@ -106,6 +116,7 @@ impl<C> Crowd<C> {
         self.order.pop();
         let queue = self.queues.get_mut(&best.2)?;
         let first = queue.pop_front();
+        self.len -= usize::from(first.is_some());
         self.order.extend(rank(best.2, queue));
         first
     }
@@ -117,7 +128,7 @@ fn silent_since(rank: &Rank) -> Instant {
 
 impl<C> Default for Crowd<C> {
     fn default() -> Self {
-        Self { queues: HashMap::new(), order: BinaryHeap::new() }
+        Self { queues: HashMap::new(), order: BinaryHeap::new(), len: 0 }
     }
 }
 

@@ -4,10 +4,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
 use http::header::UPGRADE;
 use http::{Method, Request, Response};
-use hyper::body::{Body, Incoming};
+use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::target::{CheckedIo, TargetCheck};
 use super::conversation::{Conversation, Failure};
+use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::running_body::RunningBody;
@@ -30,7 +30,7 @@ pub(super) struct Http1<I, S, F, B>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
 {
     connection: Pin<Box<Codec<I, S>>>,
     wake_set: Arc<WakeSet>,
@@ -56,7 +56,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     pub(super) fn new(io: I, limits: &ConnectionLimits, requests: Requests<S>) -> Self {
@@ -81,7 +81,7 @@ impl<S, F, B> Service<Request<Incoming>> for Asked<S>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
 {
     type Response = Response<RunningBody<B>>;
     type Error = NotTaken;
@@ -99,7 +99,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
     fn go_on(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
@@ -126,7 +126,8 @@ mod tests {
     use std::net::SocketAddr;
     use std::task::Poll;
 
-    use http_body_util::StreamBody;
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, StreamBody};
     use hyper::body::Frame;
     use parking_lot::Mutex;
     use tokio::io::ReadBuf;
@@ -196,7 +197,7 @@ mod tests {
                 let piece = pieces.pop_front().map(|piece| Ok::<_, io::Error>(Frame::data(Bytes::from(piece))));
                 piece.map_or(Poll::Pending, |piece| Poll::Ready(Some(piece)))
             });
-            Response::new(StreamBody::new(pieces))
+            Response::new(StreamBody::new(pieces).boxed_unsync())
         };
         let requests = Requests { peer, late_max: 1, leaving: None, handle };
         let socket = Socket(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", writes.clone());

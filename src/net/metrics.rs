@@ -30,6 +30,10 @@ pub(super) enum ConnectionFailure {
     Silent,
     /// Nothing was under way on it, and another connection needed its place.
     Displaced,
+    /// The listener was full, its owner had most connections there, and somebody came who had fewer.
+    OverShare,
+    /// It came when the listener was full, and no owner had more connections there than its own.
+    NoShare,
     /// Its caller was not known, and went on asking.
     Insistent,
     /// The unix socket is not for this user of the machine.
@@ -47,6 +51,8 @@ impl ConnectionFailure {
             Self::HandshakeTimeout => "handshake_timeout",
             Self::Silent => "silent",
             Self::Displaced => "displaced",
+            Self::OverShare => "over_share",
+            Self::NoShare => "no_share",
             Self::Insistent => "insistent",
             Self::ForeignUid => "foreign_uid",
         }

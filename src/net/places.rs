@@ -1,6 +1,6 @@
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -10,16 +10,22 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::ConnectionState;
+use super::connection::{ConnectionState, HeldPlace};
 use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
+use super::owners::{Owner, Owners};
 use super::{Connection, ConnectionLimits};
 use crate::base::{Tunable, descriptor_wanted, want_descriptor};
 
 /// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
-/// comes; while something is under way on all of them, who comes waits. The oldest goes, so a newcomer has as much time
-/// to ask as it takes until others have come for all that were silent before it. Where that is too short, none of them
-/// gets to ask, and places that become free stay theirs until it is long enough.
+/// comes. The oldest goes, so a newcomer has as much time to ask as it takes until others have come for all that were
+/// silent before it. Where that is too short, none of them gets to ask, and places that become free stay theirs until
+/// it is long enough.
+///
+/// While something is under way on all of them, a few more are let in to say who they are. When one of them is known,
+/// a connection goes: the youngest of the owner that has most of them, or the newcomer itself where that has no fewer
+/// (`Owners`). Each newcomer closes one at most, and none before its caller is known. While those few have not said
+/// who they are, who comes waits.
 #[derive(Debug)]
 pub(super) struct Places {
     limits: Tunable<ConnectionLimits>,
@@ -43,7 +49,10 @@ pub(super) struct ConnectionPlace {
 
 #[derive(Debug)]
 struct Taken {
-    here: Slab<(Connection, ConnectionSource)>,
+    here: Slab<Entry>,
+    owners: Owners,
+    /// How many have come so far.
+    came: u64,
     /// How many were closed to make room, and are not gone yet.
     leaving: usize,
     /// The silent connections, as of the last look.
@@ -52,6 +61,22 @@ struct Taken {
     /// How many there were when others last got descriptors of them, and when that was.
     left: Option<(usize, Instant)>,
     warned: Option<Instant>,
+}
+
+/// A connection that is here.
+#[derive(Debug)]
+struct Entry {
+    connection: Connection,
+    source: ConnectionSource,
+    owner: Owner,
+    order: u64,
+}
+
+/// The place of a connection, as the connection has it.
+#[derive(Debug)]
+struct Seat {
+    places: Weak<Places>,
+    at: usize,
 }
 
 type SilentHere = Crowd<(usize, Connection)>;
@@ -70,6 +95,9 @@ const LEFT_FOR: Duration = Duration::from_secs(2);
 /// many of the descriptors is for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
+/// How many connections may be there beyond the limit to say who they are: one for so many places, and no more than may
+/// leave at a time.
+const PLACES_PER_UNKNOWN: usize = 16;
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two looks at all connections of a full listener while none is known to be silent: a look at 20,000
 /// takes a millisecond or two.
@@ -91,7 +119,8 @@ impl Places {
 
     fn new(limits: Tunable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
         let (here, crowd) = (Slab::new(), Crowd::default());
-        let taken = Taken { here, leaving: 0, crowd, looked: None, left: None, warned: None };
+        let owners = Owners::default();
+        let taken = Taken { here, owners, came: 0, leaving: 0, crowd, looked: None, left: None, warned: None };
         let (freed, gone) = (Notify::new(), Notify::new());
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
@@ -157,7 +186,7 @@ impl Places {
         let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         let leaving = {
             let mut taken = self.taken.lock();
-            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest).is_some() {}
+            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest, Passing::Over).is_some() {}
             if is_for_others {
                 taken.left = Some((taken.here.len().min(taken.left_max()), Instant::now()));
             }
@@ -166,22 +195,39 @@ impl Places {
         leaving > 0 && timeout(LOOK_EVERY, gone).await.is_ok()
     }
 
-    fn try_enter(&self, connection: &Connection, source: ConnectionSource) -> Option<usize> {
+    fn try_enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> Option<usize> {
         let mut taken = self.taken.lock();
         if taken.leaving >= self.leaving_max {
             return None;
         }
-        let places = self.limits.get().connections_max.min(self.affordable_max).min(taken.left_max());
-        let is_full = taken.here.len() >= places;
+        let places = self.places_max();
+        let is_full = taken.here.len() >= places.min(taken.left_max());
         if is_full {
-            taken.displace(None)?;
+            let unknown_max = self.leaving_max.min((places / PLACES_PER_UNKNOWN).max(1));
+            taken.make_way(places, unknown_max)?;
         }
-        let at = taken.here.insert((connection.clone(), source));
+        let at = taken.enter(connection, source);
         // As long as a look is good, new connections are added to it, or the newest would go first.
         if let Some(since) = connection.idle_since().filter(|_| is_full || taken.has_looked(LOOK_GOOD_FOR)) {
             taken.crowd.add(Silent { connection: (at, connection.clone()), source, since });
         }
+        drop(taken);
+        connection.put_place(Box::new(Seat { places: Arc::downgrade(self), at }));
         Some(at)
+    }
+
+    /// How many places there are now.
+    fn places_max(&self) -> usize {
+        self.limits.get().connections_max.min(self.affordable_max)
+    }
+}
+
+impl HeldPlace for Seat {
+    fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool {
+        let Some(places) = self.places.upgrade() else { return true };
+        let mut taken = places.taken.lock();
+        let Some(owner) = taken.found_known(self.at, connection, caller) else { return true };
+        taken.here.len() <= places.places_max() || taken.give_way_to(owner)
     }
 }
 
@@ -191,31 +237,100 @@ fn within(descriptors: usize) -> (usize, usize) {
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
+/// What becomes of a source that has most of the silent connections, but none that was silent by a certain time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passing {
+    /// It is passed over, and others give one.
+    Over,
+    /// Then none goes.
+    No,
+}
+
 impl Taken {
+    fn enter(&mut self, connection: &Connection, source: ConnectionSource) -> usize {
+        let (connection, owner, order) = (connection.clone(), Owner::Source(source), self.came);
+        self.came += 1;
+        let at = self.here.insert(Entry { connection, source, owner, order });
+        self.owners.add(owner, order, at);
+        at
+    }
+
+    fn leave(&mut self, at: usize) {
+        let Entry { owner, order, .. } = self.here.remove(at);
+        self.owners.remove(owner, order, at);
+    }
+
+    /// Closes a connection to make room.
+    fn close(&mut self, at: usize, why: ConnectionFailure) {
+        why.count();
+        self.here[at].connection.advance(ConnectionState::Cut);
+        self.leave(at);
+        self.leaving += 1;
+    }
+
+    /// Makes way for a connection that comes when all places are taken, if there is a way. Where few are silent, these
+    /// are mostly others that have just come, and are given time to say who they are.
+    fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
+        let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
+        if asked.is_some() && self.displace(asked, Passing::No).is_some() {
+            return Some(());
+        }
+        let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
+        if has_room && self.crowd.len() < unknown_max {
+            return Some(());
+        }
+        // Some of those that were silent may have asked since.
+        self.displace(None, Passing::No).or_else(|| has_room.then_some(()))
+    }
+
+    /// Counts a connection for its caller. Returns whose it is; `None` if it was told to go.
+    fn found_known(&mut self, at: usize, connection: &Connection, caller: Option<u64>) -> Option<Owner> {
+        let entry = self.here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection))?;
+        if let Some(caller) = caller {
+            self.owners.remove(entry.owner, entry.order, at);
+            entry.owner = Owner::Caller(caller);
+            self.owners.add(entry.owner, entry.order, at);
+        }
+        Some(entry.owner)
+    }
+
+    /// Makes room for a connection of this owner, which is one too many. Returns false if that one has to go.
+    fn give_way_to(&mut self, owner: Owner) -> bool {
+        let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
+        if asked.is_some() && self.displace(asked, Passing::No).is_some() {
+            return true;
+        }
+        match self.owners.making_room_for(owner) {
+            Some(at) => self.close(at, ConnectionFailure::OverShare),
+            None => {
+                ConnectionFailure::NoShare.count();
+                return false;
+            }
+        }
+        true
+    }
+
     /// Closes a silent connection, if there is one: one that was silent at that moment, if it matters.
-    fn displace(&mut self, latest: Option<Instant>) -> Option<()> {
+    fn displace(&mut self, latest: Option<Instant>, passing: Passing) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Who has come since that look may be all that is known of any more, while others have fallen silent before.
         let known = self.looked.min(latest.or(self.looked));
         let gone = self.next(|crowd| crowd.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
             self.next(|crowd| match latest {
-                Some(latest) => crowd.next_by(latest),
-                None => crowd.next(None),
+                Some(latest) if passing == Passing::Over => crowd.next_by(latest),
+                latest => crowd.next(latest),
             })
         })?;
-        self.here.remove(gone);
-        self.leaving += 1;
+        self.close(gone, ConnectionFailure::Displaced);
         Some(())
     }
 
-    /// Tells the next one to go of those who are known to be silent.
+    /// The next one to go of those who are known to be silent.
     fn next(&mut self, next: impl Fn(&mut SilentHere) -> Option<Silent<(usize, Connection)>>) -> Option<usize> {
         while let Some(Silent { connection: (at, connection), since, .. }) = next(&mut self.crowd) {
-            let is_here = self.here.get(at).is_some_and(|(here, _)| here.is_same_as(&connection));
-            if is_here && connection.idle_since() == Some(since) {
-                ConnectionFailure::Displaced.count();
-                connection.advance(ConnectionState::Cut);
+            let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
+            if is_here && connection.silent_since() == Some(since) {
                 return Some(at);
             }
         }
@@ -246,8 +361,8 @@ impl Taken {
             return;
         }
         self.looked = Some(Instant::now());
-        self.crowd = Crowd::of(self.here.iter().filter_map(|(at, (connection, source))| {
-            let since = connection.idle_since()?;
+        self.crowd = Crowd::of(self.here.iter().filter_map(|(at, Entry { connection, source, .. })| {
+            let since = connection.silent_since()?;
             Some(Silent { connection: (at, connection.clone()), source: *source, since })
         }));
     }
@@ -256,8 +371,8 @@ impl Taken {
 impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock();
-        if taken.here.get(self.at).is_some_and(|(here, _)| here.is_same_as(&self.connection)) {
-            taken.here.remove(self.at);
+        if taken.here.get(self.at).is_some_and(|entry| entry.connection.is_same_as(&self.connection)) {
+            taken.leave(self.at);
         } else {
             taken.leaving -= 1;
         }

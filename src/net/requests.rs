@@ -1,13 +1,12 @@
 use std::pin::Pin;
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use hyper::body::Body;
 
 use super::Peer;
 use super::connection::{ConnectionState, RequestUnderWay};
+use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::running_body::RunningBody;
 use crate::base::{Cut, DrainWatch, UnderWay, mutant};
@@ -33,7 +32,7 @@ impl<S, F, B> Requests<S>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes>,
+    B: ParkableBody,
 {
     /// Takes a request of HTTP/1; `None` if the connection ends instead.
     pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<Answering<B>> {

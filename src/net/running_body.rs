@@ -1,6 +1,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::connection::RequestUnderWay;
@@ -12,7 +13,8 @@ const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
 /// The body of an answer. Its request is under way until the codec has all of it, or could have it at once because its
 /// size is known and small: a codec takes nothing where the client has no window. While the client does not read the
-/// rest, its connection is idle like any other, and makes room for others.
+/// rest, its connection is idle like any other. A larger answer that the client could read and does not makes its
+/// connection silent after a while, so that it makes room for others too.
 #[derive(Debug)]
 pub(super) struct RunningBody<B> {
     body: B,
@@ -22,23 +24,33 @@ pub(super) struct RunningBody<B> {
 impl<B: Body> RunningBody<B> {
     pub(super) fn new(body: B, running: (RequestUnderWay, Option<UnderWay>)) -> Self {
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
-        Self { body, running: (!is_small).then_some(running) }
+        let mut running = (!is_small).then_some(running);
+        if let Some((request, _)) = &mut running {
+            request.waits_for_client();
+        }
+        Self { body, running }
     }
 }
 
-impl<B: Body + Unpin> Body for RunningBody<B> {
-    type Data = B::Data;
+impl<B: ParkableBody + Unpin> Body for RunningBody<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        let is_over = match &polled {
-            Poll::Pending => false,
-            Poll::Ready(None | Some(Err(_))) => true,
-            Poll::Ready(Some(Ok(_))) => self.running.is_some() && self.body.is_end_stream(),
-        };
-        if is_over {
-            self.running = None;
+        let this = &mut *self;
+        let Some((request, _)) = &mut this.running else { return polled };
+        match &polled {
+            Poll::Pending => request.is_waited_for(),
+            Poll::Ready(Some(Ok(_))) if !this.body.is_end_stream() => {
+                // A codec need not poll once more what has nothing more to say.
+                if this.body.is_parked() {
+                    request.is_waited_for();
+                } else {
+                    request.waits_for_client();
+                }
+            }
+            Poll::Ready(_) => this.running = None,
         }
         polled
     }

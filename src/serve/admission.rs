@@ -1,5 +1,8 @@
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -14,7 +17,8 @@ pub struct AdmissionLimits {
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
     /// How many bytes of answers may be on their way. Each LIST is charged its length, a quarter MiB at most; large
-    /// objects and shared answers of upstream are charged their whole length. One user has half of this.
+    /// objects and shared answers of upstream are charged their whole length. One user has half of this. As many
+    /// requests may wait as have room in this, with [`WAITING_BYTES`] each, but no more than [`WAITING_MAX`].
     pub lists_bytes_max: usize,
     /// How many requests are passed through that are answered within seconds, in all and for one user.
     pub forwards_max: usize,
@@ -54,6 +58,9 @@ pub(super) struct Admission {
     streams: Room,
     unready: Room,
     anonymous: Room,
+    waiting: Room,
+    /// Requests whose senders are being found out.
+    unknown: Room,
 }
 
 /// Places of which no user takes more than its share, however many credentials it has.
@@ -82,6 +89,11 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 const RESERVE: usize = 8;
 /// How many places are a few, where places are taken one by one.
 const FEW: usize = 4;
+/// What a request holds that waits: some 12 KB.
+const WAITING_BYTES: usize = 16 << 10;
+/// How many requests wait at most, of which one user's are half. A read of a version that does not exist yet waits for
+/// three seconds, and costs its sender some fifty bytes.
+const WAITING_MAX: usize = 8_192;
 /// How much a watch may hold for its selector in its own place. Beyond that each so many bytes take another place.
 const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
@@ -94,6 +106,8 @@ impl Admission {
             streams: Room::new("streams", FEW),
             unready: Room::new("reads of resources that are not ready", FEW),
             anonymous: Room::new("requests without a credential", FEW),
+            waiting: Room::new("waiting requests", FEW),
+            unknown: Room::new("requests of unknown senders", FEW),
         };
         admission.tune(limits);
         admission
@@ -108,6 +122,9 @@ impl Admission {
         self.streams.resize(limits.streams_max, limits.streams_per_caller_max);
         self.unready.resize(unready, unready.div_ceil(2));
         self.anonymous.resize(anonymous, anonymous);
+        let waiting = (limits.lists_bytes_max / WAITING_BYTES).clamp(1, WAITING_MAX);
+        self.waiting.resize(waiting, waiting.div_ceil(2));
+        self.unknown.resize(waiting, waiting);
     }
 
     /// Takes a place for a watch, and more of them for a long selector. `payer` is the user whose share it takes;
@@ -142,6 +159,24 @@ impl Admission {
     pub(super) fn anonymous(&self) -> Result<AdmissionPlace, Shed> {
         self.anonymous.take(None)
     }
+
+    /// Awaits what a request needs before it has a place of its own: a decision, a feed, a version, a proof. While that
+    /// is not there, the request has a place among those that wait. What is there at once takes no place.
+    ///
+    /// # Errors
+    /// There is no place, and nothing is waited for.
+    pub(super) async fn while_waiting<T>(
+        &self,
+        payer: Option<&Payer>,
+        needed: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Shed> {
+        self.waiting.while_waiting(payer, needed).await
+    }
+
+    /// Awaits who sends a request, likewise.
+    pub(super) async fn while_unknown<T>(&self, needed: Pin<&mut impl Future<Output = T>>) -> Result<T, Shed> {
+        self.unknown.while_waiting(None, needed).await
+    }
 }
 
 impl Room {
@@ -159,6 +194,19 @@ impl Room {
 
     fn take(&self, payer: Option<&Payer>) -> Result<AdmissionPlace, Shed> {
         self.take_many(payer, 1)
+    }
+
+    async fn while_waiting<T>(
+        &self,
+        payer: Option<&Payer>,
+        mut needed: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Shed> {
+        let first = poll_fn(|cx| Poll::Ready(needed.as_mut().poll(cx))).await;
+        if let Poll::Ready(done) = first {
+            return Ok(done);
+        }
+        let _place = self.take(payer)?;
+        Ok(needed.await)
     }
 
     /// Takes the places first and looks then, so that those who come at once never have more than there are.
@@ -192,6 +240,11 @@ fn taken(of: &Semaphore) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::kube::User;
 
@@ -270,6 +323,24 @@ mod tests {
         assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
         drop(dear);
         assert_eq!(open(ada, 0).len(), 50);
+    }
+
+    /// What one user waits for is bounded before it is waited for, and what is there at once is always had.
+    #[test]
+    fn request_that_waits_has_a_place_and_one_that_does_not_has_none() {
+        let limits = AdmissionLimits { lists_bytes_max: 16 * WAITING_BYTES, ..AdmissionLimits::default() };
+        let (admission, ada, bob) = (Admission::new(&limits), payer("ada"), payer("bob"));
+        let admission = &admission;
+        let wait = |payer| Box::pin(async move { admission.while_waiting(Some(payer), pin!(pending::<()>())).await });
+        let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
+        assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
+        assert_eq!(wait(&ada).now_or_never(), Some(Err(Shed("waiting requests"))), "half of them are one user's");
+        let there = Box::pin(async { admission.while_waiting(Some(&ada), pin!(ready(1))).await });
+        assert_eq!(there.now_or_never(), Some(Ok(1)));
+        let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
+        assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
+        drop(waiting.pop());
+        assert!(wait(&ada).now_or_never().is_none(), "a place that is given back");
     }
 
     /// However large a list is, it holds what is on its way, and nothing else.

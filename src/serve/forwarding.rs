@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -28,7 +28,7 @@ use super::metrics;
 use super::refusals::bad_timeout;
 use super::response_context::{AUDIT_ID, REASON, ResponseContext};
 use super::route::ForwardReason;
-use super::statuses::{not_granted, unavailable};
+use super::statuses::{LIST_RETRY_SECONDS, not_granted, too_many, unavailable};
 use super::websocket;
 use crate::auth::{Caller, Gate, Impersonation};
 use crate::base::{Cut, DrainWatch, Tasks, mutant};
@@ -61,6 +61,7 @@ const SHARED_BYTES_MAX: usize = 4 << 20;
 /// The longest chain of proxies.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
+const LOOPED: &str = "this proxy is its own upstream: the request has passed it already";
 const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
 /// The most rows of a Table that identical requests share.
 const SHARED_ROWS_MAX: usize = 1_000;
@@ -131,7 +132,7 @@ impl Forwarding {
         };
         let place = match self.place(lane, caller, &acting_as, reason) {
             Ok(place) => place,
-            Err(shed) => return context.status(&too_many(shed)),
+            Err(shed) => return context.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };
         if lane == ForwardPool::Tunnel {
             return self.tunnel(request, &acting_as, context, place).await;
@@ -308,6 +309,17 @@ impl Forwarding {
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
     ) -> Result<ActingAs, Status> {
+        let found_out = pin!(self.identity(caller, headers, info));
+        let acting_as = self.admission.while_waiting(caller.payer().as_ref(), found_out).await;
+        acting_as.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?
+    }
+
+    async fn identity(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        info: Option<&RequestInfo>,
+    ) -> Result<ActingAs, Status> {
         let acting_as = self.gate.acting_as(caller).await;
         if !matches!(acting_as, ActingAs::User(_)) {
             return Ok(acting_as);
@@ -328,13 +340,12 @@ impl Forwarding {
         acting_as: &ActingAs,
         reason: ForwardReason,
     ) -> Result<AdmissionPlace, Shed> {
-        let payer = caller.payer();
-        let payer = payer.as_ref();
+        let payer = &caller.payer();
         match (lane, reason) {
             _ if *acting_as == ActingAs::Nobody => self.admission.anonymous(),
-            (_, ForwardReason::Syncing) => self.admission.unready(payer),
-            (ForwardPool::Short, _) => self.admission.forward(payer),
-            (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.admission.stream(payer),
+            (_, ForwardReason::Syncing) => self.admission.unready(payer.as_ref()),
+            (ForwardPool::Short, _) => self.admission.forward(payer.as_ref()),
+            (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.admission.stream(payer.as_ref()),
         }
     }
 
@@ -352,7 +363,7 @@ impl Forwarding {
     pub(super) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
         let passed = hops(headers);
         let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
-        if looped { Err(loop_detected()) } else { Ok(()) }
+        if looped { Err(Status::from_code(508, LOOPED)) } else { Ok(()) }
     }
 
     fn add_hop(&self, headers: &mut HeaderMap) -> Result<(), Status> {
@@ -486,12 +497,4 @@ pub(super) fn unreachable(error: &Error) -> Status {
 /// the write again.
 fn unknown(error: &Error) -> Status {
     Status::from_code(502, &error.for_callers())
-}
-
-fn too_many(shed: Shed) -> Status {
-    Status::too_many_requests(shed.to_string(), 1)
-}
-
-fn loop_detected() -> Status {
-    Status::from_code(508, "this proxy is its own upstream: the request has passed it already")
 }

@@ -1,12 +1,14 @@
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, EXPECT, STRICT_TRANSPORT_SECURITY, USER_AGENT};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::header::{ACCEPT, STRICT_TRANSPORT_SECURITY, USER_AGENT};
+use http::{Method, Request, Response, Version};
 use tokio::time::{Instant, timeout};
 
 use super::admission::Admission;
-use super::audit::{Audit, AuditRecord, Decision, Ours};
+use super::answered;
+use super::audit::{Audit, AuditRecord, Decision};
 use super::body::ReplyBody;
 use super::bounded_body::BodyTimes;
 use super::coverage::Coverage;
@@ -16,14 +18,14 @@ use super::metrics;
 use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
 use super::reader::Reader;
-use super::refusals::{forbid, turned_away};
+use super::refusals::{expects_the_impossible, forbid, turned_away};
 use super::response_context::{AUDIT_ID, REASON, ResponseContext, expectation_failed, malformed, new_audit_id};
 use super::reviews::ReviewDesk;
 use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, route};
 use super::serve_config::ServeConfig;
 use super::sightings::{Sightings, Who};
 use super::sources::Unready;
-use super::statuses::unavailable;
+use super::statuses::{too_many_wait, unavailable};
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
@@ -69,6 +71,9 @@ pub struct Parts {
 
 const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
                          machine can reach; use a unix socket, or set execOnLoopback";
+const NO_SHARE: &str = "all connections of this listener are taken, and nobody has more of them than you";
+/// When a client may come back whose connection has no place. Others end by themselves rarely.
+const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// How often an unknown resource makes us ask upstream what it serves.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
 /// How long a request waits for that answer.
@@ -140,25 +145,20 @@ impl Frontend {
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut context));
         if let Some(response) = self.unauthenticated(&peer, &request, &info, &context) {
             context.record = record.map(Arc::new);
-            return finish(recorded(&context, response));
+            return finish(answered::record(&context, response));
         }
-        let caller = self.gate.authenticate(RequestSender::of(&peer), request.headers()).await;
+        let caller = self.authenticate(&peer, &request).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
             record.put_caller(caller);
         }
         context.record = record.map(Arc::new);
         let recording = context.record.is_some().then(|| context.clone());
         let payer = caller.as_ref().ok().and_then(Caller::payer);
-        match caller {
-            // As upstream does with those it does not know: what they send next, they send on another connection. What
-            // has come by this one in the meantime is not looked at. Where a balancer has put them on a connection of
-            // others, these would pay for it (R-THREAT-14).
-            Ok(Caller::Anonymous) | Err(_) => peer.connection.turn_away(),
-            Ok(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(payer.as_ref().map(Payer::number)),
-        }
+        let has_place = settle(&peer, caller.as_ref().ok(), payer.as_ref());
         let who = Who::new(payer, request.headers().get(USER_AGENT));
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
         let response = match (info, caller) {
+            _ if !has_place => context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
             _ if forbidden.is_some() => forbid(&context, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
                 let request =
@@ -179,7 +179,7 @@ impl Frontend {
             (Ok(info), Err(refused)) => turned_away(&context, "", &info, &query, &refused),
         };
         let mut response = match recording {
-            Some(context) => recorded(&context, response),
+            Some(context) => answered::record(&context, response),
             None => response,
         };
         if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
@@ -190,7 +190,7 @@ impl Frontend {
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
-        self.sight(&response, &who, (method.as_str(), &path));
+        answered::show(&self.sightings, &response, &who, (method.as_str(), &path));
         finish(response)
     }
 
@@ -211,12 +211,17 @@ impl Frontend {
 
     /// An answer as it leaves. One of ours says of transport security what upstream's answers say.
     fn finished(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
-        count_refusal(&response);
+        answered::count(&response);
         let is_ours = !response.headers().contains_key(REASON);
         if let Some(said) = self.client.strict_transport_security().filter(|_| is_ours) {
             response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, said);
         }
         if without_body { response.map(ReplyBody::of_head) } else { response }
+    }
+
+    async fn authenticate(&self, peer: &Peer, request: &Request<RequestBody>) -> Result<Caller, NotGranted> {
+        let identified = pin!(self.gate.authenticate(RequestSender::of(peer), request.headers()));
+        self.admission.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
     /// The answer to a proxy that asks how its upstream is.
@@ -228,19 +233,6 @@ impl Frontend {
     ) -> Option<Response<ReplyBody>> {
         let info = info.as_ref().ok().filter(|_| context.by_proxy)?;
         health(request, info, &self.ready)
-    }
-
-    /// Lets onlookers see a refusal of ours, and a read that passed through.
-    fn sight(&self, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
-        if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
-            if response.status() != StatusCode::NOT_FOUND {
-                self.sightings.refused(who, asked, (status.http_code(), &status.message));
-            }
-        } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
-            && ["GET", "HEAD"].contains(&asked.0)
-        {
-            self.sightings.passed(who, asked, reason);
-        }
     }
 
     /// The audit record of the request, if requests are recorded. The answer names the record.
@@ -339,12 +331,20 @@ impl Frontend {
                 Err(refused) => return request.turned_away(&refused),
             },
         };
+        let payer = request.caller.payer();
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let answered = match route {
             Route::Refuse(status) => Err(Unready::Refuse(status)),
-            Route::Get(read) => self.reader.get(&request, &permit, resource, read, turn).await,
+            Route::Get(read) => {
+                let reading = pin!(self.reader.get(&request, &permit, resource, read, turn));
+                self.admission.while_waiting(payer.as_ref(), reading).await.unwrap_or_else(|shed| Err(shed.into()))
+            }
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
-            Route::List(read) => Box::pin(self.reader.list(&request, &permit, resource, read)).await,
+            Route::List(read) => {
+                let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
+                let answered = self.admission.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                answered.unwrap_or_else(|shed| Err(shed.into()))
+            }
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(Unready::Forward(ForwardReason::Table))
             }
@@ -370,15 +370,18 @@ impl Frontend {
         read: &GetRead,
     ) -> Option<(Permit, Instant)> {
         let turn = self.reader.turn_of_get(resource, read, request.received)?;
-        let grant = self.gate.grant_if_worth_asking(&request.caller, &request.info).await?;
-        Some((Permit::Whole(grant), turn))
+        let granted = pin!(self.gate.grant_if_worth_asking(&request.caller, &request.info));
+        let granted = self.admission.while_waiting(request.caller.payer().as_ref(), granted).await;
+        Some((Permit::Whole(granted.ok()??), turn))
     }
 
     /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.
     async fn document(&self, request: ReadRequest) -> Response<ReplyBody> {
-        let may = self.gate.lets_proxy(&request.caller, &request.info).await;
+        let may = self.lets_proxy(&request).await;
         if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
-            && let Some(response) = Box::pin(self.documents.answer(&request, &hops)).await
+            && let payer = request.caller.payer()
+            && let mut answering = Box::pin(self.documents.answer(&request, &hops))
+            && let Ok(Some(response)) = self.admission.while_waiting(payer.as_ref(), answering.as_mut()).await
         {
             return response;
         }
@@ -387,18 +390,27 @@ impl Frontend {
 
     /// Answers a proxy that asks for a review, if it may.
     async fn review(&self, request: ReadRequest) -> Response<ReplyBody> {
-        let may = self.gate.lets_proxy(&request.caller, &request.info).await;
+        let may = self.lets_proxy(&request).await;
         match self.forwarding.hops_with_us(request.http.headers()) {
             Ok(hops) if may => Box::pin(self.reviews.answer(request, hops)).await,
             _ => self.pass(request, ForwardReason::Verb).await,
         }
     }
 
+    async fn lets_proxy(&self, request: &ReadRequest) -> bool {
+        let asked = pin!(self.gate.lets_proxy(&request.caller, &request.info));
+        self.admission.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
+    }
+
     async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
+        let payer = request.caller.payer();
         if !request.is_for_readable(resource) {
-            return self.gate.grant(&request.caller, &request.info).await.map(Permit::Whole);
+            let granted = pin!(self.gate.grant(&request.caller, &request.info));
+            let granted = self.admission.while_waiting(payer.as_ref(), granted).await;
+            return granted.map_err(too_many_wait)?.map(Permit::Whole);
         }
-        let permit = self.gate.readable(&request.caller, &request.info).await?;
+        let permit = pin!(self.gate.readable(&request.caller, &request.info));
+        let permit = self.admission.while_waiting(payer.as_ref(), permit).await.map_err(too_many_wait)??;
         request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         Ok(permit)
     }
@@ -417,10 +429,12 @@ impl Frontend {
             return None;
         }
         let since = Instant::now().checked_sub(REDISCOVER_EVERY)?;
-        match timeout(REDISCOVER_MAX, Box::pin(self.catalog.refresh(since))).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "discovery failed"),
-            Err(_) => tracing::debug!("discovery took too long"),
+        let asked = pin!(timeout(REDISCOVER_MAX, Box::pin(self.catalog.refresh(since))));
+        match self.admission.while_waiting(caller.payer().as_ref(), asked).await {
+            Ok(Ok(Ok(_))) => {}
+            Ok(Ok(Err(error))) => tracing::debug!(%error, "discovery failed"),
+            Ok(Err(_)) => tracing::debug!("discovery took too long"),
+            Err(shed) => tracing::debug!(%shed, "discovery not waited for"),
         }
         self.catalog.find(&gvr)
     }
@@ -452,28 +466,16 @@ impl Frontend {
     }
 }
 
-/// Whether an HTTP/1 request expects something that no server can do: `100-continue` is the only expectation that there
-/// is (RFC 9110 §10.1.1). Go's server looks at this before any handler, and for HTTP/1 alone.
-fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
-    let expected = request.headers().get(EXPECT).map(|expected| expected.to_str().unwrap_or("?")).unwrap_or_default();
-    let is_met = |expectation: &str| expectation.trim().eq_ignore_ascii_case("100-continue");
-    request.version() < Version::HTTP_2 && !expected.is_empty() && !expected.split(',').any(is_met)
-}
-
-/// Records the answer and returns it; another one if it must be recorded and cannot be.
-fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
-    match &context.record {
-        Some(record) if !record.answered(&response) => {
-            metrics::records("refused", 1);
-            context.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
+/// Counts the connection for its caller. Returns whether it has a place for that caller.
+fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&Payer>) -> bool {
+    match caller {
+        // As upstream does with those it does not know: what they send next, they send on another connection. What has
+        // come by this one in the meantime is not looked at. Where a balancer has put them on a connection of others,
+        // these would pay for it (R-THREAT-14).
+        Some(Caller::Anonymous) | None => {
+            peer.connection.turn_away();
+            true
         }
-        _ => response,
-    }
-}
-
-/// Counts an answer that is an error of ours, wherever it was made.
-fn count_refusal(response: &Response<ReplyBody>) {
-    if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
-        metrics::refused(status.http_code());
+        Some(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(payer.map(Payer::number)),
     }
 }

@@ -234,6 +234,11 @@ impl Reader {
         if !cost::is_for_watch(read.view.selector()) {
             return Self::too_dear(request, &permit);
         }
+        // Taken before anything is waited for, so that those who wait are no more than those who are served.
+        let place = match self.admission.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
+            Ok(place) => place,
+            Err(shed) => return Ok(request.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
+        };
         let row = match self.first_rows.of_watch(request, resource, &mut read).await {
             Ok(row) => row,
             Err(reason) => return Err(Unready::Forward(reason)),
@@ -257,11 +262,6 @@ impl Reader {
         {
             return Err(Unready::Forward(ForwardReason::TooOld));
         }
-        // Taken before anything is waited for, so that those who wait are no more than those who are served.
-        let place = match self.admission.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
-            Ok(place) => place,
-            Err(shed) => return Ok(request.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
-        };
         let failed = match self.fit_to_watch(feed, &read, request.received).await {
             Ok(failed) => failed,
             Err(why) => return Err(why),

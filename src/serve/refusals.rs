@@ -1,7 +1,7 @@
 //! Refusals: answers to requests that are neither served nor passed through.
 
-use http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use http::{Response, StatusCode};
+use http::header::{EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::{Request, Response, StatusCode, Version};
 
 use super::audit::Decision;
 use super::body::ReplyBody;
@@ -9,9 +9,18 @@ use super::response_context::{REFUSED_BY, ResponseContext};
 use super::statuses::not_granted;
 use crate::auth::NotGranted;
 use crate::kube::{Access, Query, RequestInfo, Status, Verb, check_timeout};
+use crate::net::RequestBody;
 
 pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody> {
     context.status(&Status::from_code(403, why))
+}
+
+/// Whether an HTTP/1 request expects something that no server can do: `100-continue` is the only expectation that there
+/// is (RFC 9110 §10.1.1). Go's server looks at this before any handler, and for HTTP/1 alone.
+pub(super) fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
+    let expected = request.headers().get(EXPECT).map(|expected| expected.to_str().unwrap_or("?")).unwrap_or_default();
+    let is_met = |expectation: &str| expectation.trim().eq_ignore_ascii_case("100-continue");
+    request.version() < Version::HTTP_2 && !expected.is_empty() && !expected.split(',').any(is_met)
 }
 
 /// The answer to a bad `timeout=`, which comes before who sends the request and whom that is to be taken for

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::response_context::Standing;
 use super::route::ForwardReason;
 use super::serve_config::{Consistency, ServeConfig};
-use super::statuses::unavailable;
+use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use crate::auth::Permit;
 use crate::base::{DrainWatch, Tunable, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
@@ -19,6 +19,7 @@ use crate::feeds::{
     Unavailable,
 };
 use crate::kube::{ResourceVersion, Status, VersionMatch};
+use crate::listing::Shed;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
 
@@ -50,6 +51,12 @@ impl Unready {
     /// Refuses a watch that would have to wait: it is asked for again, of another proxy.
     pub(super) fn going_away() -> Self {
         Self::Refuse(Box::new(unavailable("the proxy is going away")))
+    }
+}
+
+impl From<Shed> for Unready {
+    fn from(shed: Shed) -> Self {
+        Self::Refuse(Box::new(too_many(shed, LIST_RETRY_SECONDS)))
     }
 }
 

@@ -31,6 +31,11 @@ pub(super) fn unavailable(message: &str) -> Status {
     status
 }
 
+/// The refusal of a request for which nothing is asked any more, because too many wait for such answers.
+pub(super) fn too_many_wait(_: Shed) -> NotGranted {
+    NotGranted::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
+}
+
 pub(super) fn too_many(shed: Shed, retry_seconds: u32) -> Status {
     Status::too_many_requests(shed.to_string(), retry_seconds)
 }

@@ -103,6 +103,22 @@ async fn ask(client: &Client, creates: Option<&str>) -> Result<Answer, String> {
     create.header("content-type", "application/json").body(configmap("default", name, "x").to_string()).try_send().await
 }
 
+/// Nothing that a process does besides serving holds up its end.
+#[tokio::test]
+async fn idle_process_drains_in_time() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let config = dir.file("config.yaml", "log: {format: json}\n");
+    for arguments in [vec![], vec!["--config", config.to_str().expect("text")]] {
+        let process = Process::serve(&dir, &up.url(), &arguments).await;
+        assert!(process.client().get(PODS).await.is_cached());
+        process.signal("TERM");
+        let ended = process.ended().await;
+        let drained: Vec<_> = ended.stderr.lines().filter(|line| line.contains("drained")).collect();
+        assert!(drained.len() == 1 && drained[0].contains("true"), "{}", ended.stderr);
+    }
+}
+
 #[tokio::test]
 async fn a_second_signal_ends_a_drain_at_once() {
     let up = demo::upstream().pods(3).run().await;

@@ -33,6 +33,7 @@ mod foul_frames;
 mod front_proxy;
 mod gaps;
 mod goaways;
+mod greedy;
 mod held;
 mod hostile;
 mod http2;

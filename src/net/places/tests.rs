@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
+use crate::net::connection::{RequestUnderWay, STALLED_AFTER};
 
 const LATE_MAX: u32 = 1;
 
@@ -43,12 +44,15 @@ async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
     assert_eq!(counts(), (0, 0));
 }
 
+/// One place, and one for somebody who has not said who it is.
 #[tokio::test(start_paused = true)]
 async fn where_all_are_busy_who_comes_waits_for_a_place() {
     let places = places(1, LEAVING_MAX);
-    let (first, second) = (Connection::default(), Connection::default());
+    let (first, stranger, second) = (Connection::default(), Connection::default(), Connection::default());
     let request = first.request(LATE_MAX);
     let place = places.enter(&first, source(1)).await;
+    let asking = stranger.request(LATE_MAX);
+    let extra = places.enter(&stranger, source(1)).now_or_never().expect("it may say who it is");
     let mut entering = std::pin::pin!(places.enter(&second, source(2)));
     assert!(entering.as_mut().now_or_never().is_none());
     // The answer is whole: nobody says so, and it is noticed.
@@ -64,7 +68,126 @@ async fn where_all_are_busy_who_comes_waits_for_a_place() {
     drop(place);
     entering.await;
     assert!(!second.is(ConnectionState::Cut));
-    drop(again);
+    drop((again, asking, extra));
+}
+
+/// A connection with a request under way.
+struct Busy {
+    connection: Connection,
+    request: RequestUnderWay,
+    _place: ConnectionPlace,
+}
+
+impl Busy {
+    /// Comes from a host, if there is room, and asks.
+    fn try_come(places: &Arc<Places>, host: u8) -> Option<Self> {
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(host)).now_or_never()?;
+        let request = connection.request(LATE_MAX).expect("it is open");
+        Some(Self { connection, request, _place: place })
+    }
+
+    fn come(places: &Arc<Places>, host: u8) -> Self {
+        Self::try_come(places, host).expect("there is room")
+    }
+
+    fn is_here(&self) -> bool {
+        !self.connection.is(ConnectionState::Closing)
+    }
+}
+
+/// As many as there are places, all of one caller, and busy.
+fn taken_by(places: &Arc<Places>, count: usize, caller: u64) -> Vec<Busy> {
+    let come = |_| {
+        let busy = Busy::come(places, 1);
+        assert!(busy.connection.found_known(Some(caller)));
+        busy
+    };
+    (0..count).map(come).collect()
+}
+
+const MANY: usize = 2 * PLACES_PER_UNKNOWN;
+
+#[tokio::test(start_paused = true)]
+async fn newcomer_of_another_caller_closes_one_connection_of_the_caller_with_most() {
+    let places = places(MANY, LEAVING_MAX);
+    let here = taken_by(&places, MANY, 1);
+    let other = Busy::come(&places, 2);
+    assert!(here.iter().all(Busy::is_here), "it has not said who it is");
+    assert!(other.connection.found_known(Some(2)));
+    let gone: Vec<_> = (0..MANY).filter(|at| !here[*at].is_here()).collect();
+    assert_eq!(gone, [MANY - 1], "the youngest");
+    assert!(other.connection.found_known(Some(2)), "it has its place");
+    let again = Busy::come(&places, 3);
+    assert!(!again.connection.found_known(Some(1)), "nobody has more than its caller");
+    assert!(!again.is_here() && !again.connection.found_known(Some(1)));
+    assert_eq!(here.iter().filter(|busy| busy.is_here()).count(), MANY - 1);
+    assert!(other.is_here());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_callers_that_come_back_again_and_again_settle_at_half_of_the_places() {
+    let places = places(MANY, LEAVING_MAX);
+    let (mut of, mut closed, mut refused) = ([taken_by(&places, MANY, 0), Vec::new()], 0, 0);
+    for round in 0..4 * MANY {
+        let caller = (round + 1) % 2;
+        let busy = Busy::come(&places, 2);
+        if busy.connection.found_known(Some(caller as u64)) {
+            of[caller].push(busy);
+        } else {
+            refused += 1;
+        }
+        for of in &mut of {
+            let before = of.len();
+            of.retain(Busy::is_here);
+            closed += before - of.len();
+        }
+        assert_eq!(of[0].len() + of[1].len(), MANY);
+    }
+    assert_eq!((of[0].len(), of[1].len(), closed, refused), (MANY / 2, MANY / 2, MANY / 2, 4 * MANY - MANY / 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn strangers_close_no_busy_connection() {
+    let places = places(MANY, LEAVING_MAX);
+    let here = taken_by(&places, MANY, 1);
+    let mut strangers = Vec::new();
+    for round in 0..200_u8 {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let stranger = Connection::default();
+        let place = places.enter(&stranger, source(round)).await;
+        strangers.push((stranger, place));
+        strangers.retain(|(stranger, _)| !stranger.is(ConnectionState::Cut));
+        assert!(strangers.len() <= MANY / PLACES_PER_UNKNOWN);
+    }
+    assert!(here.iter().all(Busy::is_here));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_callers_are_all_one_sources_have_shares() {
+    let places = places(MANY, LEAVING_MAX);
+    let here: Vec<_> = (0..MANY).map(|_| Busy::come(&places, 1)).collect();
+    assert!(here.iter().all(|busy| busy.connection.found_known(None)));
+    let other = Busy::come(&places, 2);
+    assert!(other.connection.found_known(None));
+    let same = Busy::come(&places, 1);
+    assert!(!same.connection.found_known(None));
+    assert_eq!(here.iter().filter(|busy| busy.is_here()).count(), MANY - 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_whose_client_takes_nothing_makes_room() {
+    let places = places(MANY, LEAVING_MAX);
+    let mut here = taken_by(&places, MANY, 1);
+    here.iter_mut().for_each(|busy| busy.request.waits_for_client());
+    tokio::time::advance(STALLED_AFTER - Duration::from_millis(1)).await;
+    here[0].request.waits_for_client();
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let same = Busy::come(&places, 1);
+    assert!(same.connection.found_known(Some(1)), "there is room without anybody's share");
+    let gone: Vec<_> = (0..MANY).filter(|at| !here[*at].is_here()).collect();
+    assert_eq!(gone.len(), 1);
+    assert_ne!(gone, [0], "its client has just taken something");
 }
 
 /// One source has all places and comes again and again; another is let in, and keeps its place meanwhile.

@@ -1,0 +1,157 @@
+use std::collections::{BTreeSet, HashMap};
+
+use super::crowd::ConnectionSource;
+
+/// The party that a connection is counted for: its caller, once the layers above know one, or else where it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Owner {
+    Caller(u64),
+    Source(ConnectionSource),
+}
+
+/// The connections of a listener by owner, each with the order in which it came.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    connections: HashMap<Owner, BTreeSet<(u64, usize)>>,
+}
+
+impl Owners {
+    /// Counts the connection at a place for an owner. Later connections have a higher `order`.
+    pub(super) fn add(&mut self, owner: Owner, order: u64, at: usize) {
+        self.connections.entry(owner).or_default().insert((order, at));
+    }
+
+    pub(super) fn remove(&mut self, owner: Owner, order: u64, at: usize) {
+        if let Some(connections) = self.connections.get_mut(&owner) {
+            connections.remove(&(order, at));
+            if connections.is_empty() {
+                self.connections.remove(&owner);
+            }
+        }
+    }
+
+    /// The place of the connection that is closed so that this owner's newest can stay; `None` if that one must go.
+    ///
+    /// It is the youngest of the owner that gives way: what was built up on the others stays, and where a client comes
+    /// back again and again, it is the same place that changes hands.
+    pub(super) fn making_room_for(&self, newcomer: Owner) -> Option<usize> {
+        let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
+        let giver = gives_way(counts, newcomer)?;
+        self.connections.get(&giver)?.last().map(|(_, at)| *at)
+    }
+}
+
+/// The owner that gives up a connection to `newcomer`, whose own are counted with the one that has just come: the one
+/// that has most, unless the newcomer has as many.
+///
+/// Where there are more connections than places, whoever has most has more than a fair share, which is the places
+/// divided by the owners. So nobody loses a connection who has a fair share or less, whoever has less than that gets
+/// one, and two owners do not take a place from each other in turn: one that has lost a connection has as many as the
+/// other, and is refused when it comes back.
+fn gives_way(counts: impl Iterator<Item = (Owner, usize)>, newcomer: Owner) -> Option<Owner> {
+    let (mut own, mut most) = (0, None);
+    for (owner, count) in counts {
+        if owner == newcomer {
+            own = count;
+        } else {
+            most = most.max(Some((count, owner)));
+        }
+    }
+    most.filter(|(count, _)| *count > own).map(|(_, owner)| owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: Owner = Owner::Caller(1);
+    const B: Owner = Owner::Caller(2);
+    const C: Owner = Owner::Caller(3);
+
+    #[test]
+    fn owner_with_most_connections_gives_way_unless_newcomer_has_as_many() {
+        for (counts, newcomer, expected) in [
+            (vec![(A, 20), (B, 1)], B, Some(A)),
+            (vec![(A, 21)], A, None),
+            (vec![(A, 20), (B, 1)], A, None),
+            (vec![(A, 11), (B, 10)], B, Some(A)),
+            (vec![(A, 10), (B, 11)], B, None),
+            (vec![(A, 10), (B, 10)], B, None),
+            (vec![(A, 5), (B, 7), (C, 1)], C, Some(B)),
+            (vec![(A, 5), (B, 7), (C, 1)], A, Some(B)),
+            (vec![(A, 5), (B, 7), (C, 1)], B, None),
+            (vec![(A, 1), (B, 1), (C, 1)], C, None),
+        ] {
+            assert_eq!(gives_way(counts.iter().copied(), newcomer), expected, "{newcomer:?} of {counts:?}");
+        }
+    }
+
+    #[test]
+    fn youngest_connection_is_given_up() {
+        let mut owners = Owners::default();
+        for (order, at) in [(1, 7), (2, 3), (3, 5)] {
+            owners.add(A, order, at);
+        }
+        owners.add(B, 4, 1);
+        assert_eq!(owners.making_room_for(B), Some(5));
+        owners.remove(A, 3, 5);
+        assert_eq!(owners.making_room_for(B), Some(3));
+        owners.remove(A, 2, 3);
+        assert_eq!(owners.making_room_for(B), None, "both have one");
+    }
+
+    proptest! {
+        /// A full listener, of which each owner has some connections, and one that has just come.
+        #[test]
+        fn nobody_at_a_fair_share_gives_way_and_whoever_has_less_gets_in(
+            counts in proptest::collection::vec(0_usize..50, 1..12),
+            newcomer in any::<proptest::sample::Index>(),
+        ) {
+            let (places, newcomer): (usize, _) = (counts.iter().sum(), newcomer.index(counts.len()));
+            let mut counts = counts;
+            counts[newcomer] += 1;
+            let owner = |at: usize| Owner::Caller(at as u64);
+            let owners = counts.iter().filter(|count| **count > 0).count();
+            let fair = places / owners;
+            let counted = counts.iter().enumerate().map(|(at, count)| (owner(at), *count));
+            let counted = counted.filter(|(_, count)| *count > 0);
+            let giver = gives_way(counted, owner(newcomer));
+            match giver.map(|giver| (0..counts.len()).find(|at| owner(*at) == giver).expect("it is one of them")) {
+                Some(giver) => prop_assert!(counts[giver] > fair && counts[giver] > counts[newcomer]),
+                None => prop_assert!(counts[newcomer] > fair),
+            }
+        }
+
+        /// Owners that connect again and again, in any order, end with nobody losing a connection any more.
+        #[test]
+        fn owners_that_come_back_again_and_again_settle(wanted in proptest::collection::vec(1_usize..40, 1..8)) {
+            const PLACES: usize = 60;
+            let mut counts = vec![0; wanted.len()];
+            let mut lost_last = 0;
+            for round in 0..2 * PLACES {
+                for (at, wanted) in wanted.iter().enumerate() {
+                    if counts[at] == *wanted {
+                        continue;
+                    }
+                    counts[at] += 1;
+                    if counts.iter().sum::<usize>() <= PLACES {
+                        continue;
+                    }
+                    let owner = |at: usize| Owner::Caller(at as u64);
+                    let counted = counts.iter().enumerate().map(|(at, count)| (owner(at), *count));
+                    match gives_way(counted, owner(at)) {
+                        Some(giver) => {
+                            let giver = (0..counts.len()).find(|at| owner(*at) == giver).expect("it is one of them");
+                            counts[giver] -= 1;
+                            lost_last = round;
+                        }
+                        None => counts[at] -= 1,
+                    }
+                }
+            }
+            prop_assert!(lost_last < PLACES, "somebody lost a connection in round {lost_last}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What is done with every answer before it leaves: it is recorded, counted and shown to onlookers.
+
+use http::{Response, StatusCode};
+
+use super::audit::Ours;
+use super::body::ReplyBody;
+use super::metrics;
+use super::response_context::{REASON, ResponseContext};
+use super::sightings::{Sightings, Who};
+use super::statuses::unavailable;
+
+/// Writes the audit record of the answer and returns the answer, or a refusal if the record cannot be written.
+pub(super) fn record(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
+    match &context.record {
+        Some(record) if !record.answered(&response) => {
+            metrics::records("refused", 1);
+            context.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
+        }
+        _ => response,
+    }
+}
+
+/// Counts an answer that is an error of ours, wherever it was made.
+pub(super) fn count(response: &Response<ReplyBody>) {
+    if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
+        metrics::refused(status.http_code());
+    }
+}
+
+/// Shows onlookers a refusal of ours, or a read that passed through. `asked` is the method and the path.
+pub(super) fn show(sightings: &Sightings, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
+    if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
+        if response.status() != StatusCode::NOT_FOUND {
+            sightings.refused(who, asked, (status.http_code(), &status.message));
+        }
+    } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
+        && ["GET", "HEAD"].contains(&asked.0)
+    {
+        sightings.passed(who, asked, reason);
+    }
+}

@@ -1,0 +1,128 @@
+//! One account that takes all it can: what it may not have, and that others are let in meanwhile (R-LIMIT-1).
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Request;
+use kube_fanout::auth::AuthMode;
+use kube_fanout::config::Serve;
+use kube_fanout::demo::{self, RunningUpstream};
+use tokio::task::JoinHandle;
+
+use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually, within};
+
+/// How many connections the listener takes.
+const PLACES: usize = 32;
+/// A version that does not come into being within a test.
+const FUTURE: &str = "resourceVersion=999999999";
+
+/// Ada is greedy, and Bob is not. Both may do everything.
+async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> App {
+    for (token, user) in [("a", "ada"), ("b", "bob")] {
+        up.reviews().give(token, user);
+        up.reviews().allow(user, "*");
+    }
+    direct::app(up).with(|config| config.auth = AuthMode::Delegated).with(change).run().await
+}
+
+fn count(answers: &[Answer], status: u16) -> usize {
+    answers.iter().filter(|answer| answer.status == status).count()
+}
+
+/// As many have room as the answers of this proxy may take bytes. Half of them are Ada's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_of_a_future_version_beyond_the_share_of_one_account_get_429() {
+    const WAITING: usize = 16;
+    const ASKED: usize = 60;
+    let up = demo::upstream().pods(3).run().await;
+    let app = ada_and_bob(&up, |config| config.serve.limits.lists_bytes_max = WAITING * (16 << 10)).await;
+    assert!(app.bearing("b").get(PODS).await.is_cached());
+    let ada = app.bearing("a").multiplexed().await;
+    assert!(ada.get(PODS).await.is_cached());
+    let paths = [format!("{PODS}?{FUTURE}"), format!("/api/v1/namespaces/default/pods/one?{FUTURE}")];
+    let reads = join_all((0..ASKED).map(|number| ada.get(&paths[number % 2])));
+    let bobs = async {
+        let bob = app.bearing("b").multiplexed().await;
+        join_all((0..2).map(|_| bob.get(PODS))).await
+    };
+    let (answers, bobs) = tokio::join!(reads, bobs);
+    let (refused, late) = (count(&answers, 429), count(&answers, 504));
+    assert_eq!(refused + late, ASKED);
+    assert!(refused > 0 && late > 0, "{late} waited, {refused} were refused");
+    assert!(answers.iter().filter(|answer| answer.status == 429).all(|answer| answer.header("retry-after").is_some()));
+    assert!(bobs.iter().all(Answer::is_cached), "others are answered");
+}
+
+/// Ada's watches, each on a connection of its own, as many as there are places.
+async fn watches_everywhere(app: &App) -> Vec<Watch> {
+    let mut watches = Vec::new();
+    while watches.len() < PLACES {
+        let protocol = [Protocol::Http1, Protocol::Http2][watches.len() % 2];
+        watches.push(app.bearing("a").over(protocol).watch(PODS).await);
+    }
+    watches
+}
+
+async fn open(watches: &[Watch], expected: usize) {
+    let count = || watches.iter().filter(|watch| watch.is_open()).count();
+    eventually("so many are open", || async { count() <= expected }).await;
+    assert_eq!(count(), expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_are_let_in_while_one_account_holds_every_connection() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
+    let watches = watches_everywhere(&app).await;
+    let bobs = app.bearing("b").watch(PODS).await;
+    open(&watches, PLACES - 1).await;
+    // Whoever has most gets no more, and nobody loses anything for it.
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let refused = app.bearing("a").over(protocol).get(PODS).await;
+        assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned()), "{protocol:?}");
+        assert!(refused.header("retry-after").is_some());
+    }
+    let other = app.bearing("b").watch(PODS).await;
+    let last = up.create_pod("default", "new");
+    for watch in [&bobs, &other] {
+        watch.reached(last).await;
+    }
+    for watch in &watches {
+        watch.reached_or_ended(last).await;
+    }
+    assert!(watches.iter().filter(|watch| watch.is_open()).count() >= PLACES - 2, "one goes for one that comes");
+}
+
+/// Asks for a state on a connection of its own whose window is never opened. Returns the connection.
+async fn unread_list(app: &App) -> JoinHandle<Result<(), h2::Error>> {
+    let io = app.over(Protocol::Http2).connect().await.expect("a connection");
+    let mut builder = h2::client::Builder::new();
+    let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, Bytes>(io).await.expect("HTTP/2");
+    let connection = tokio::spawn(connection);
+    let request = Request::get(format!("http://localhost{PODS}?resourceVersion=0")).header("authorization", "Bearer a");
+    let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("it is sent");
+    let answer = within("a head", answer).await.expect("an answer");
+    assert_eq!(answer.status(), 200);
+    // Both are kept, or the other side would be told that nobody wants it any more.
+    tokio::spawn(async move {
+        let (_sender, mut body) = (sender, answer.into_body());
+        assert!(body.data().await.is_none_or(|read| read.is_err()), "nothing fits into the window");
+    });
+    connection
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_are_let_in_while_one_account_holds_every_connection_by_lists_that_it_does_not_read() {
+    let up = demo::upstream().pods(100).run().await;
+    let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
+    let mut unread = Vec::new();
+    for _ in 0..PLACES {
+        unread.push(unread_list(&app).await);
+    }
+    let bob = app.bearing("b").multiplexed().await;
+    let bobs = bob.watch(PODS).await;
+    let gone = || unread.iter().filter(|connection| connection.is_finished()).count();
+    eventually("one goes for him", || async { gone() > 0 }).await;
+    assert!(bob.get(PODS).await.is_cached());
+    bobs.reached(up.create_pod("default", "new")).await;
+    assert_eq!(gone(), 1);
+}
