@@ -17,6 +17,7 @@ mod change;
 mod chunk_cache;
 mod chunk_format;
 mod chunks;
+mod confirmed;
 mod cursor;
 mod derived_json;
 mod event;

@@ -33,6 +33,13 @@ impl ProgressFollower {
         }
     }
 
+    /// Completes when the state that readers are shown is of `rv` or later. It may never complete.
+    pub async fn show(&mut self, rv: ResourceVersion) {
+        while self.look().rv < rv && self.shared.timeline.read().shown_at() < rv {
+            self.changed().await;
+        }
+    }
+
     /// Completes when everything up to `rv` has been applied. It may never complete.
     pub async fn reach(&mut self, rv: ResourceVersion) {
         while self.look().rv < rv {

@@ -33,6 +33,8 @@ pub enum Start {
     After(ResourceVersion),
     /// The watch starts with the current state, which is handed out as a snapshot.
     Current,
+    /// The same, at the version that upstream's stream has come to. This is for readers that follow the stream.
+    Told,
 }
 
 /// An opened watch: its initial state if it asked for one, and its cursor right behind that state. Both are of one
@@ -204,10 +206,44 @@ impl CacheReader {
         self.shared.timeline.read().snapshot()
     }
 
-    /// The state to answer with; `None` if the feed is over.
+    /// The state to answer with, at the latest version that it is known to be of; `None` if the feed is over.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
+        (!timeline.is_over).then(|| timeline.shown())
+    }
+
+    /// The state at the version that upstream's stream has come to; `None` if the feed is over.
+    pub fn told(&self) -> Option<Snapshot> {
+        let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.snapshot())
+    }
+
+    /// The version of [`current`](Self::current).
+    pub fn shown_at(&self) -> ResourceVersion {
+        self.shared.timeline.read().shown_at()
+    }
+
+    /// Notes that upstream had the state of `mark` at version `at`: readers are shown it at that version from now on.
+    /// Returns false if the feed has changed since `mark`, or more of its newest version may come.
+    pub fn confirm(&self, mark: StateMark, at: ResourceVersion) -> bool {
+        let is_present = self.shared.timeline.write().confirm(mark, at);
+        if is_present {
+            // Those who wait for that version look again.
+            self.shared.publish(|_| {});
+        }
+        is_present
+    }
+
+    /// Forgets the confirmed version, because upstream's storage may have gone back.
+    pub fn unconfirm(&self) {
+        self.shared.timeline.write().unconfirm();
+    }
+
+    /// The newest objects, for a caller that is told no version of the state; `None` if the feed is over.
+    pub fn newest_objects(&self) -> Option<Snapshot> {
+        let timeline = self.shared.timeline.read();
+        let newest = || if timeline.confirmed_at().is_some() { timeline.shown() } else { timeline.applied() };
+        (!timeline.is_over).then(newest)
     }
 
     /// The state with everything that has come, for a caller that is told no version; `None` if the feed is over.
@@ -280,7 +316,13 @@ impl CacheReader {
                 let skip = if mutant(8) { ResourceVersion::default() } else { skip };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }
-            Start::Current => {
+            Start::Current if timeline.confirmed_at().is_some() => {
+                // What the stream tells later of an earlier version has come to nothing.
+                let snapshot = timeline.shown();
+                let cursor = self.cursor(&mut timeline, snapshot.rv, snapshot.rv, view, &key);
+                Ok(OpenedWatch { snapshot: Some(snapshot), cursor })
+            }
+            Start::Current | Start::Told => {
                 // A feed that is over has no state: the watch ends before it has told anything.
                 let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
                 Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })

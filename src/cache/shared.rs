@@ -51,7 +51,7 @@ impl Shared {
         self.shrink_ring(bytes, SHRINK_EVENTS_MAX);
     }
 
-    /// Changes the progress. Only the writer calls this.
+    /// Changes the progress. Only the writer changes it; others wake those who follow it.
     pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {
             change(progress);

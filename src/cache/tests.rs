@@ -5,6 +5,7 @@
 
 mod boundary;
 mod chunks;
+mod confirmed;
 mod eviction;
 mod exhaustive;
 pub(crate) mod fixture;

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 
 use super::budget::Accounts;
 use super::change::{Applied, Change, OutOfOrder};
+use super::confirmed::Confirmed;
 use super::prehistory::RingRoom;
 use super::ring::Ring;
 use super::state_mark::StateMark;
@@ -31,6 +32,8 @@ pub(super) struct Timeline {
     pub(super) last_event: ResourceVersion,
     /// The newest version, while more of its events may come.
     pub(super) open: Option<Transaction>,
+    /// A version beyond what the stream has told at which upstream had the same objects.
+    confirmed: Option<Confirmed>,
     /// The account for frames that upstream did not send.
     frames: Arc<Account>,
     /// How many times the feed has started over.
@@ -49,6 +52,7 @@ impl Timeline {
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),
             open: None,
+            confirmed: None,
             frames: accounts.objects.clone(),
             number: 0,
             is_over: false,
@@ -58,7 +62,7 @@ impl Timeline {
     /// Starts a new history with `list`. Returns the objects from before.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         let rv = list.rv;
-        self.open = None;
+        (self.open, self.confirmed) = (None, None);
         self.number += 1;
         (self.base, self.begins) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
@@ -69,7 +73,7 @@ impl Timeline {
     /// Drops everything for good. Returns what was held.
     pub(super) fn end(&mut self, wakes: &mut Wakes) -> impl Sized + use<> {
         self.is_over = true;
-        self.open = None;
+        (self.open, self.confirmed) = (None, None);
         (self.ring.end(wakes), self.store.end())
     }
 
@@ -133,6 +137,11 @@ impl Timeline {
     }
 
     pub(super) fn record(&mut self, event: &Arc<Event>, gvr: &Gvr) {
+        let store = &self.store;
+        match &mut self.confirmed {
+            Some(confirmed) if event.rv <= confirmed.rv => confirmed.keep(|rv| store.state(rv)),
+            confirmed => *confirmed = None,
+        }
         match &mut self.open {
             Some(open) if open.rv() == event.rv => open.goes_on(event),
             _ if event.rv == self.last_event => {}
@@ -149,6 +158,49 @@ impl Timeline {
         self.open.as_ref().map_or(self.progress, Transaction::whole)
     }
 
+    /// Notes that upstream had the state of `mark` at version `at`. Returns whether that is the present state.
+    pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
+        let is_present = !self.is_over && mark.is_whole && mark == self.mark();
+        if is_present && at > self.shown_at() {
+            self.confirmed = Some(Confirmed::new(at));
+        }
+        is_present
+    }
+
+    /// Forgets the confirmed version.
+    pub(super) fn unconfirm(&mut self) {
+        self.confirmed = None;
+    }
+
+    /// Forgets a confirmed version that the stream has come to.
+    pub(super) fn settle_confirmed(&mut self) {
+        let whole = self.whole();
+        self.confirmed.take_if(|confirmed| confirmed.rv <= whole);
+    }
+
+    /// Forgets a confirmed state that is not held any more: its bodies are as they were written before an exchange.
+    pub(super) fn forget_kept(&mut self) {
+        self.confirmed.take_if(|confirmed| confirmed.is_kept());
+    }
+
+    /// The version of the state that readers are shown.
+    pub(super) fn shown_at(&self) -> ResourceVersion {
+        self.confirmed.as_ref().map_or_else(|| self.whole(), |confirmed| confirmed.rv)
+    }
+
+    /// The version at which upstream had the same objects, if the stream has not come so far.
+    pub(super) fn confirmed_at(&self) -> Option<ResourceVersion> {
+        self.confirmed.as_ref().map(|confirmed| confirmed.rv)
+    }
+
+    /// The state that readers are shown, at the latest version that it is known to be of.
+    pub(super) fn shown(&self) -> Snapshot {
+        match &self.confirmed {
+            Some(confirmed) => confirmed.state(|rv| self.store.state(rv)),
+            None => self.snapshot(),
+        }
+    }
+
     /// The state of the newest version that is whole. While the next version is open it stays as it is, whatever
     /// happens to the store.
     pub(super) fn snapshot(&self) -> Snapshot {
@@ -163,6 +215,9 @@ impl Timeline {
 
     /// The state of exactly `rv`, if nothing has changed between `rv` and the newest version that is whole.
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+        if !self.is_over && self.confirmed_at() == Some(rv) {
+            return Some(self.shown());
+        }
         let since = self.open.as_ref().map_or(self.last_event, Transaction::event_before);
         (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
     }

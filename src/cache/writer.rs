@@ -157,7 +157,9 @@ impl CacheWriter {
     pub fn settle(&mut self) {
         let (gone, whole) = {
             let mut timeline = self.shared.timeline.write();
-            (timeline.open.take(), timeline.whole())
+            let gone = timeline.open.take();
+            timeline.settle_confirmed();
+            (gone, timeline.whole())
         };
         if let Some(gone) = gone {
             self.announce(whole, gone.is_vouched(), true);
@@ -181,6 +183,7 @@ impl CacheWriter {
             let mut timeline = self.shared.timeline.write();
             let gone = timeline.open.take_if(|open| open.rv() <= rv);
             timeline.progress = timeline.progress.max(rv);
+            timeline.settle_confirmed();
             timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
             (timeline.whole(), gone)
         };

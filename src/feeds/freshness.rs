@@ -84,14 +84,25 @@ impl Freshness {
         }
     }
 
-    /// Notes that somebody waits for the feed to reach `rv`.
+    /// Notes that somebody waits for upstream's stream to reach `rv`.
     pub fn want_version(&self, rv: ResourceVersion) {
-        self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, Instant::now()));
+        self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, true, Instant::now()));
     }
 
-    /// Forgets the versions that the feed has reached, and those that nobody waits for any more.
-    pub fn settle_versions(&self, reached: ResourceVersion) {
-        self.change_versions(|wanted| wanted.settle(reached, Instant::now()));
+    /// Notes that somebody waits for a state of `rv` or later.
+    pub fn want_state(&self, rv: ResourceVersion) {
+        self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, false, Instant::now()));
+    }
+
+    /// Forgets the versions that the feed has reached, by what its stream has `told` or by the state that is `shown`,
+    /// and those that nobody waits for any more.
+    pub fn settle_versions(&self, told: ResourceVersion, shown: ResourceVersion) {
+        self.change_versions(|wanted| wanted.settle(told, shown, Instant::now()));
+    }
+
+    /// Whether somebody waits for upstream's stream, and not only for a state.
+    pub fn awaits_stream(&self) -> bool {
+        self.wanted_versions.borrow().follows()
     }
 
     /// Forgets a version that upstream did not have when it was asked, and all later ones that were wanted then.

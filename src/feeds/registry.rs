@@ -254,5 +254,5 @@ impl Feeds {
 /// The latest version that a live feed of the resource has reached.
 fn shown(key: &FeedKey, feeds: &Map<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
-    others.map(|feed| feed.reader.newest()).max().unwrap_or_default()
+    others.map(|feed| feed.reader.newest().max(feed.reader.shown_at())).max().unwrap_or_default()
 }

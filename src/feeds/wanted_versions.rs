@@ -18,6 +18,8 @@ struct Want {
     since: Instant,
     /// Whether the feed has tried to catch up with upstream for it.
     is_tried: bool,
+    /// Whether upstream's stream has to come so far. Otherwise a state of that version will do.
+    follows: bool,
 }
 
 impl WantedVersions {
@@ -26,13 +28,14 @@ impl WantedVersions {
     /// How many are wanted at a time. Beyond that the greatest is left out, or stands for a greater one.
     const MAX: usize = 1_024;
 
-    /// Notes that somebody waits for a version. Returns whether nobody did.
-    pub(super) fn want(&mut self, rv: ResourceVersion, now: Instant) -> bool {
+    /// Notes that somebody waits for a version: for the stream if it `follows` that, else for a state. Returns whether
+    /// nobody did.
+    pub(super) fn want(&mut self, rv: ResourceVersion, follows: bool, now: Instant) -> bool {
         if let Some(wanted) = self.0.get_mut(&rv) {
             wanted.since = now;
-            return false;
+            return follows && !std::mem::replace(&mut wanted.follows, true);
         }
-        self.0.insert(rv, Want { since: now, is_tried: false });
+        self.0.insert(rv, Want { since: now, is_tried: false, follows });
         if self.0.len() > Self::MAX {
             let before_last = self.0.keys().nth_back(1).copied();
             let last = self.0.last_key_value().map(|(last, _)| *last);
@@ -42,9 +45,16 @@ impl WantedVersions {
         true
     }
 
-    /// Forgets what the feed has reached, and what nobody waits for any more.
-    pub(super) fn settle(&mut self, reached: ResourceVersion, now: Instant) {
-        self.0.retain(|rv, want| *rv > reached && now.duration_since(want.since) < Self::WAIT_MAX);
+    /// Forgets what the feed has reached, by what its stream has told or by the state that it shows, and what nobody
+    /// waits for any more.
+    pub(super) fn settle(&mut self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
+        let reached = |want: &Want| if want.follows { told } else { told.max(shown) };
+        self.0.retain(|rv, want| *rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
+    }
+
+    /// Whether upstream's stream has to come further for anybody.
+    pub(super) fn follows(&self) -> bool {
+        self.0.values().any(|want| want.follows)
     }
 
     /// The least version that is wanted above another one.
@@ -80,7 +90,7 @@ mod tests {
 
     fn wanted(versions: impl IntoIterator<Item = u64>, now: Instant) -> WantedVersions {
         let mut wanted = WantedVersions::default();
-        versions.into_iter().for_each(|version| assert!(wanted.want(rv(version), now), "{version}"));
+        versions.into_iter().for_each(|version| assert!(wanted.want(rv(version), true, now), "{version}"));
         wanted
     }
 
@@ -92,11 +102,24 @@ mod tests {
     fn what_is_reached_and_what_nobody_waits_for_is_forgotten() {
         let start = Instant::now();
         let mut wanted = wanted([5, 7, 9], start);
-        assert!(!wanted.want(rv(9), start + 2 * SECOND), "somebody waits for it already");
-        wanted.settle(rv(5), start);
+        assert!(!wanted.want(rv(9), true, start + 2 * SECOND), "somebody waits for it already");
+        wanted.settle(rv(5), rv(5), start);
         assert_eq!(all(&wanted), [7, 9]);
-        wanted.settle(rv(5), start + WantedVersions::WAIT_MAX);
+        wanted.settle(rv(5), rv(5), start + WantedVersions::WAIT_MAX);
         assert_eq!(all(&wanted), [9], "it was asked for again");
+    }
+
+    #[test]
+    fn state_of_a_version_is_enough_for_those_who_do_not_follow_the_stream() {
+        let start = Instant::now();
+        let mut wanted = wanted([7], start);
+        assert!(wanted.want(rv(8), false, start) && wanted.follows());
+        wanted.settle(rv(5), rv(9), start);
+        assert_eq!(all(&wanted), [7], "who follows waits on");
+        wanted.settle(rv(7), rv(9), start);
+        assert!(wanted.want(rv(10), false, start) && !wanted.follows());
+        assert!(wanted.want(rv(10), true, start) && wanted.follows(), "that is news");
+        assert!(!wanted.want(rv(10), false, start) && wanted.follows());
     }
 
     #[test]
@@ -106,7 +129,7 @@ mod tests {
         assert_eq!(wanted.least_above(rv(5)), Some(rv(7)));
         assert_eq!(wanted.least_above(rv(7)), Some(rv(9)));
         assert_eq!(wanted.least_above(rv(1_000)), None);
-        wanted.want(rv(2_000), start + SECOND);
+        wanted.want(rv(2_000), true, start + SECOND);
         wanted.give_up(rv(9), start);
         assert_eq!(all(&wanted), [7, 2_000], "who came later may have seen what has come since");
     }
@@ -119,9 +142,9 @@ mod tests {
         wanted.try_all();
         assert!(!wanted.is_behind(rv(6), true));
         assert!(wanted.is_behind(rv(7), true) && wanted.is_behind(rv(7), false));
-        wanted.want(rv(9), start);
+        wanted.want(rv(9), true, start);
         assert!(!wanted.is_behind(rv(6), true), "it was tried for that one");
-        wanted.want(rv(8), start);
+        wanted.want(rv(8), true, start);
         assert!(wanted.is_behind(rv(6), true));
         assert!(!WantedVersions::default().is_behind(rv(9), true));
     }
@@ -130,10 +153,10 @@ mod tests {
     fn there_are_never_too_many_and_the_least_stay() {
         let (start, max) = (Instant::now(), WantedVersions::MAX as u64);
         let mut wanted = wanted(100..100 + max, start);
-        wanted.want(rv(1), start);
+        wanted.want(rv(1), true, start);
         assert_eq!(wanted.0.len() as u64, max);
         assert_eq!(wanted.0.last_key_value().map(|(last, _)| last.0), Some(98 + max), "the greatest is left out");
-        wanted.want(rv(1 << 40), start);
+        wanted.want(rv(1 << 40), true, start);
         assert_eq!(wanted.0.len() as u64, max);
         assert_eq!(wanted.least_above(rv(97 + max)), Some(rv(1 << 40)), "and stands for a greater one");
     }

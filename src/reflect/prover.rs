@@ -118,6 +118,7 @@ struct Listed {
     at: ResourceVersion,
     versions: BTreeMap<ObjectKey, ResourceVersion>,
     is_other: bool,
+    is_from_memory: bool,
 }
 
 type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
@@ -235,47 +236,48 @@ impl Prover {
 
     /// Lists the versions of a tiny collection as they are now. If the cache has the same, that is all.
     async fn at_once(&self) -> Option<Answer> {
-        let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
+        let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         let listing = async { self.listed("").await.map_err(Ended::from) };
-        let Listed { at, versions, is_other } = self.answer(progress, listing, |listed| listed.at).await?;
-        if is_other {
+        let listed = self.answer(shown, listing, |listed| listed.at).await?;
+        if listed.is_other {
             self.doubt();
             self.unproven.rest().await;
             return None;
         }
-        let is_held = same(&self.upstream.feed.reader.snapshot(), &versions);
         // Otherwise what happened to it is on its way.
-        Some(if is_held { Answer::Proven(asked) } else { Answer::Position(Position { asked, at }) })
+        let position = Position { asked, at: listed.at };
+        Some(if self.is_held(&listed) { Answer::Proven(asked) } else { Answer::Position(position) })
     }
 
     /// Asks for the version that upstream's storage has reached.
     async fn position(&self) -> Option<Position> {
-        let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
+        let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         self.upstream.metrics.asked(SideRequest::Position);
         self.upstream.feed.current_gets.cost(ProofCost::Position);
         let lister = self.upstream.lister(SideRequest::Position);
-        let at = self.answer(progress, lister.position_beside(progress), |at| *at).await?;
+        let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
         linger("answered, not proven").await;
         let asked = if mutant(16) { Instant::now() } else { asked };
         Some(Position { asked, at })
     }
 
-    /// The answer to a question, which is about a version. It is not older than the `progress` that we had seen, unless
-    /// one server lags or the storage went back. Such an answer proves nothing.
+    /// The answer to a question, which is about a version. It is not older than what was `shown` before, unless one
+    /// server lags or the storage went back. Such an answer proves nothing, and a confirmed version means nothing then.
     async fn answer<T>(
         &self,
-        progress: ResourceVersion,
+        shown: ResourceVersion,
         question: impl Future<Output = Result<T, Ended>>,
         version: impl Fn(&T) -> ResourceVersion,
     ) -> Option<T> {
         let feed = &self.upstream.feed.spec.key;
         match timeout(QUESTION_MAX, question).await.map(|answered| answered.map(|answer| (version(&answer), answer))) {
-            Ok(Ok((at, answer))) if at >= progress => {
+            Ok(Ok((at, answer))) if at >= shown => {
                 self.unanswered.succeeded();
                 return Some(answer);
             }
             Ok(Ok((at, _))) => {
-                tracing::debug!(%feed, %at, %progress, "upstream is behind our cache");
+                tracing::debug!(%feed, %at, %shown, "upstream is behind our cache");
+                self.upstream.feed.reader.unconfirm();
                 self.doubt();
             }
             Ok(Err(error)) => tracing::debug!(%feed, %error, "a question could not be asked"),
@@ -291,10 +293,11 @@ impl Prover {
         let before = self.upstream.feed.reader.snapshot();
         self.upstream.feed.current_gets.cost(ProofCost::Equality(before.len()));
         let reach = Reach::of(&self.upstream.feed.reader, before.rv);
-        let VersionPage { at, versions, .. } = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
+        let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
+        let VersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
         let is_other = compare(places(&before), reach, listed, at) == Finding::Other;
-        Ok(Listed { at, versions, is_other })
+        Ok(Listed { at, versions, is_other, is_from_memory })
     }
 
     /// Proves that the cache is current as of the position's question. Returns the instant of that question.
@@ -309,8 +312,7 @@ impl Prover {
 
     async fn prove_by_asking(&self, position: Position) -> Option<Instant> {
         let reader = &self.upstream.feed.reader;
-        // Without a watch cache no watch says how far it goes, so that catching up proves nothing.
-        let says_how_far = self.upstream.feed.spec.key.gvr.has_watch_cache();
+        let says_how_far = self.watches_say_how_far();
         if !says_how_far {
             reader.closed().await;
         }
@@ -338,12 +340,17 @@ impl Prover {
         }
     }
 
+    /// Whether upstream's watches say how far they go. Where they do not, catching up proves nothing (R-EVENT-4).
+    fn watches_say_how_far(&self) -> bool {
+        self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
+    }
+
     fn affords_equality(&self) -> bool {
         let objects = self.upstream.feed.reader.stats().objects;
         let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
         let mut last = self.last_equality.lock();
         // Where only the list tells, it costs upstream less than the lists that would pass through.
-        let only_way = !self.upstream.feed.spec.key.gvr.has_watch_cache();
+        let only_way = !self.watches_say_how_far();
         let rested = only_way || last.is_none_or(|last| last.elapsed() >= rest);
         let affords = objects <= EQUALITY_OBJECTS_MAX || (objects <= EQUALITY_OBJECTS_RARE_MAX && rested);
         if affords {
@@ -357,8 +364,8 @@ impl Prover {
     /// A state that is not older than the position has all that was complete when that was asked. Upstream answers it
     /// from its own cache, and a proxy without a proof of its own.
     async fn by_equality(&self, position: Position) -> Result<Option<Instant>, Ended> {
-        let Listed { at: rv, versions, is_other } = self.listed(&not_older_than(position.at)).await?;
-        if is_other {
+        let listed = self.listed(&not_older_than(position.at)).await?;
+        if listed.is_other {
             self.doubt();
             self.unproven.rest().await;
             return Ok(None);
@@ -366,11 +373,13 @@ impl Prover {
         let mut progress = self.upstream.feed.reader.follow_progress();
         let equal = async {
             loop {
+                if self.is_held(&listed) {
+                    return true;
+                }
                 let snapshot = self.upstream.feed.reader.snapshot();
-                let same = same(&snapshot, &versions);
-                if same || snapshot.rv >= rv {
+                if snapshot.rv >= listed.at {
                     let reach = Reach::of(&self.upstream.feed.reader, snapshot.rv);
-                    return same || !outlived(&snapshot, reach, &versions, rv);
+                    return !outlived(&snapshot, reach, &listed.versions, listed.at);
                 }
                 progress.changed().await;
             }
@@ -384,6 +393,28 @@ impl Prover {
             }
             Err(_) => Ok(None),
         }
+    }
+
+    /// Whether the feed holds just what was listed. If so, readers are shown it at the version of the list: what is
+    /// proven at N is N, though the stream may not tell it for a minute (R-VERSION-1). But the version of a proxy's
+    /// list is how far its feed is, and our stream tells that at once.
+    fn is_held(&self, listed: &Listed) -> bool {
+        let reader = &self.upstream.feed.reader;
+        let mark = reader.state_mark();
+        same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))
+    }
+
+    /// Proves that the feed holds what upstream has at this version or later, by one list of versions, where that costs
+    /// little. Returns whether it is so.
+    async fn is_at(&self, rv: ResourceVersion) -> Result<bool, Ended> {
+        if !self.upstream.feed.reader.is_whole() || self.is_behind_a_proxy() || !self.affords_equality() {
+            return Ok(false);
+        }
+        let listed = self.listed(&not_older_than(rv)).await?;
+        if listed.is_other {
+            self.doubt();
+        }
+        Ok(!listed.is_other && self.is_held(&listed) && self.upstream.feed.reader.shown_at() >= rv)
     }
 
     /// Tells the reflector that an answer of upstream contradicts what the feed holds. The reflector decides; the

@@ -19,6 +19,8 @@ pub(super) struct VersionPage {
     pub(super) is_last: bool,
     /// How many objects are behind it, where upstream says so.
     pub(super) remaining: Option<u64>,
+    /// Whether upstream is a proxy that answers from memory: the version is how far its feed is.
+    pub(super) is_from_memory: bool,
 }
 
 impl VersionPage {
@@ -38,6 +40,7 @@ impl FeedClient {
         let path = self.feed.spec.key.url(query);
         let response = self.client.open(cause, Question::Short, &path, METADATA).await?;
         let encoding = encoding_of(&response).unwrap_or(Encoding::Json);
+        let is_from_memory = response.body().is_from_memory();
         let body = self.client.read_at_most(response, bytes_max).await?;
         // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
         let reader = match encoding {
@@ -49,6 +52,7 @@ impl FeedClient {
             at: page.resource_version,
             is_last: page.continue_token.is_empty(),
             remaining: page.remaining,
+            is_from_memory,
             versions: page.items.into_iter().map(|object| (object.key, object.rv)).collect(),
         })
     }

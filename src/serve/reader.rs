@@ -125,7 +125,8 @@ impl Reader {
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
             return Self::too_dear(request, permit);
         };
-        self.fit_to_show(&source, &read, request.received).await?;
+        let asked = (request.received, request.context.by_proxy);
+        self.fit_to_show(&source, &read, asked).await?;
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
@@ -136,7 +137,7 @@ impl Reader {
                 Some(snapshot) => snapshot,
                 None => return Err(request.not_held(ForwardReason::ExactVersion)),
             },
-            _ => match feed.reader.current() {
+            _ => match if request.context.by_proxy { feed.reader.told() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
                 None => return Err(Unready::Over),
             },
@@ -173,14 +174,14 @@ impl Reader {
     }
 
     /// Waits until the state can be shown that a list asks for.
-    async fn fit_to_show(&self, source: &FeedSource, read: &ListRead, received: Instant) -> Result<(), Unready> {
+    async fn fit_to_show(&self, source: &FeedSource, read: &ListRead, asked: (Instant, bool)) -> Result<(), Unready> {
         let feed = &source.feed;
         match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_none() && feed.reader.is_open(rv) => {
                 feed.reader.settled().await;
             }
             VersionMatch::Exact(_) => {}
-            version => self.sources.fit_to_list(feed, version, received).await?,
+            version => self.sources.fit_to_list(feed, version, asked).await?,
         }
         self.sources.of_present(source).await
     }
@@ -262,7 +263,8 @@ impl Reader {
         {
             return Err(Unready::Forward(ForwardReason::TooOld));
         }
-        let failed = match self.fit_to_watch(feed, &read, request.received).await {
+        let asked = (request.received, request.context.by_proxy);
+        let failed = match self.fit_to_watch(feed, &read, asked).await {
             Ok(failed) => failed,
             Err(why) => return Err(why),
         };
@@ -273,7 +275,8 @@ impl Reader {
                 Err(why) => return Err(why),
             }
         }
-        let opened = self.sources.open(&source.feed, &read, permit.part().is_some()).await?;
+        let follows = request.context.by_proxy || permit.part().is_some();
+        let opened = self.sources.open(&source.feed, &read, (permit.part().is_some(), follows)).await?;
         let namespaces = match self.begins_with(request, &permit, &opened).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
@@ -290,12 +293,12 @@ impl Reader {
         &self,
         feed: &FeedHandle,
         read: &WatchRead,
-        received: Instant,
+        (received, by_proxy): (Instant, bool),
     ) -> Result<Option<Status>, Unready> {
         let unproven = match read.start {
             WatchStart::After(rv) => {
                 // Somebody has told that version already: another proxy, or the apiserver.
-                if feed.reader.progress().rv < rv {
+                if feed.reader.progress().rv < rv && (by_proxy || feed.reader.shown_at() < rv) {
                     feed.freshness.want_version(rv);
                 }
                 return Ok(None);
@@ -310,7 +313,7 @@ impl Reader {
                     HoldOutcome::Over => return Err(Unready::Over),
                 }
             }
-            WatchStart::State { at, .. } => match self.sources.fit_to_list(feed, at, received).await {
+            WatchStart::State { at, .. } => match self.sources.fit_to_list(feed, at, (received, by_proxy)).await {
                 Ok(()) => return Ok(None),
                 Err(why) => why,
             },

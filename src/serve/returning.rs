@@ -24,15 +24,15 @@ impl Sources {
         &self,
         feed: &FeedHandle,
         read: &WatchRead,
-        is_part: bool,
+        (is_part, follows): (bool, bool),
     ) -> Result<Result<OpenedWatch, TooOld>, Unready> {
         // What goes with a right is taken back with what was there before.
         let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
-        let opened = match open(&feed.reader, read.start, view.clone()) {
+        let opened = match open(&feed.reader, read.start, view.clone(), follows) {
             Ok(opened) => Ok(opened),
             Err(too_old) => {
                 self.look_back(feed, too_old, &view, read.timeout_seconds).await?;
-                open(&feed.reader, read.start, view)
+                open(&feed.reader, read.start, view, follows)
             }
         };
         // What a feed that is over does not have, the next one may.
@@ -71,8 +71,10 @@ impl Sources {
     }
 }
 
-fn open(reader: &CacheReader, start: WatchStart, view: View) -> Result<OpenedWatch, TooOld> {
+/// Opens a watch. One that `follows` the stream begins where that is.
+fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> Result<OpenedWatch, TooOld> {
     match start {
+        WatchStart::State { .. } if follows => reader.open(Start::Told, view),
         WatchStart::After(rv) => reader.open(Start::After(rv), view),
         WatchStart::State { .. } => reader.open(Start::Current, view),
         WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
@@ -142,7 +144,7 @@ mod tests {
             let (_trigger, drain) = DrainTrigger::new();
             let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
             writer.set_state(FeedState::Ended(FeedEnd::Outdated));
-            assert_eq!(said(&sources.open(&feed, &from(90), false).await), "routed again", "{encoding:?}");
+            assert_eq!(said(&sources.open(&feed, &from(90), (false, false)).await), "routed again", "{encoding:?}");
         }
     }
 
@@ -159,7 +161,7 @@ mod tests {
             let (trigger, drain) = DrainTrigger::new();
             let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
             let (watched, began) = (feed.clone(), Instant::now());
-            let watch = tokio::spawn(async move { sources.open(&watched, &from(90), false).await });
+            let watch = tokio::spawn(async move { sources.open(&watched, &from(90), (false, false)).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(feed.returners.next(&feed.reader), Some(Retrospect::Events(ResourceVersion(90))), "it waits");
             let mut draining = None;
@@ -192,7 +194,7 @@ mod tests {
             let (feeds, feed, _writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
             let (sources, began) = (Sources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
-            let opened = sources.open(&feed, &from(version), false).await;
+            let opened = sources.open(&feed, &from(version), (false, false)).await;
             assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
             assert_eq!(began.elapsed(), Duration::ZERO);
         }

@@ -60,8 +60,9 @@ impl From<Shed> for Unready {
     }
 }
 
-/// How long a read waits for a version where only an event could tell.
-const UNTOLD_MAX: Duration = Duration::from_millis(100);
+/// How long a read waits for a version where no bookmark tells: the versions of all objects are listed, if there are
+/// not too many.
+const UNTOLD_MAX: Duration = Duration::from_secs(1);
 
 /// Why waiting for a feed was in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,7 +240,7 @@ impl Sources {
         &self,
         feed: &FeedHandle,
         version: VersionMatch,
-        received: Instant,
+        (received, by_proxy): (Instant, bool),
     ) -> Result<(), Unready> {
         // Without a watch cache upstream never says how far a quiet stream has come: the version may well exist.
         let untold = !feed.spec.key.gvr.has_watch_cache();
@@ -248,7 +249,7 @@ impl Sources {
         match version {
             VersionMatch::Exact(_) => Ok(()),
             VersionMatch::Any => {
-                match while_it_runs(&feed.reader, deadline, self.reached(feed, feed.shown_before())).await {
+                match while_it_runs(&feed.reader, deadline, self.reached(feed, feed.shown_before(), by_proxy)).await {
                     Ok(()) => {}
                     Err(InVain::Late) => feed.forget_shown(),
                     Err(InVain::Over) => return Err(Unready::Over),
@@ -256,7 +257,7 @@ impl Sources {
                 Ok(())
             }
             VersionMatch::NotOlderThan(rv) => {
-                match while_it_runs(&feed.reader, deadline, self.reached(feed, rv)).await {
+                match while_it_runs(&feed.reader, deadline, self.reached(feed, rv, by_proxy)).await {
                     Ok(()) => Ok(()),
                     Err(InVain::Over) => Err(Unready::Over),
                     Err(InVain::Late) if untold => Err(Unready::Forward(ForwardReason::NoProof)),
@@ -293,21 +294,31 @@ impl Sources {
         &self,
         feed: &FeedHandle,
         version: VersionMatch,
-        received: Instant,
+        (received, by_proxy): (Instant, bool),
     ) -> Result<(), Unready> {
-        self.fresh(feed, version, received).await?;
+        self.fresh(feed, version, (received, by_proxy)).await?;
         if version == VersionMatch::Any {
             feed.reader.settled().await;
         }
         Ok(())
     }
 
-    async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion) {
-        if feed.reader.progress().rv < rv {
-            if !mutant(11) {
-                feed.freshness.want_version(rv);
-            }
+    /// Completes when the feed is at a version. A client is shown a state that is proven to be of that version. A proxy
+    /// follows the stream, which has to come so far.
+    async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
+        let is_there = feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv;
+        if is_there {
+            return;
+        }
+        match by_proxy {
+            _ if mutant(11) => {}
+            true => feed.freshness.want_version(rv),
+            false => feed.freshness.want_state(rv),
+        }
+        if by_proxy {
             feed.reader.reached(rv).await;
+        } else {
+            feed.reader.follow_progress().show(rv).await;
         }
     }
 
@@ -349,7 +360,7 @@ impl Sources {
             return held;
         }
         let deadline = Instant::now() + self.config.get().fresh_wait_max;
-        while_it_runs(&feed.reader, deadline, self.reached(feed, rv)).await.ok()?;
+        while_it_runs(&feed.reader, deadline, self.reached(feed, rv, by_proxy)).await.ok()?;
         feed.reader.past_at(rv)
     }
 

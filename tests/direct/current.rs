@@ -1,5 +1,6 @@
 //! Reads without a version contain every write that was complete before them, and cost upstream little (L5, F4, O3).
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -225,6 +226,37 @@ async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
             assert!(list.is_cached(), "served from the cache, not passed through");
             assert_eq!(list.items().len(), up.keys("pods").len());
         }
+    }
+}
+
+/// What is proven at a version has that version, and nothing that is asked later has an older one (R-VERSION-1).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_after_a_write_elsewhere_have_its_version() {
+    let up = demo::upstream().pods(40).run().await;
+    up.put("events", configmap("default", "one", "x"));
+    let app = direct::app(&up).run().await;
+    for (path, plural) in [(PODS, "pods"), ("/api/v1/events", "events")] {
+        app.get(path).await;
+        let written = Cell::new(0);
+        let elsewhere = || written.set(up.put("configmaps", configmap("default", "other", &up.revision().to_string())));
+        let list = direct::proven(&app, || {
+            elsewhere();
+            path.to_owned()
+        });
+        let list = list.await;
+        assert!(list.is_cached() && list.rv() >= written.get(), "{path}: {} of {}", list.rv(), written.get());
+        let any = app.get(&format!("{path}?resourceVersion=0")).await;
+        assert!(any.is_cached() && any.rv() >= list.rv(), "{path}: {} after {}", any.rv(), list.rv());
+        let watch = app.watch(path).initial_events().await;
+        watch.listed().await;
+        assert!(watch.bookmarks()[0].rv >= list.rv(), "{path}");
+        let not_older = direct::proven(&app, || {
+            elsewhere();
+            format!("{path}?resourceVersion={}&resourceVersionMatch=NotOlderThan", written.get())
+        });
+        let not_older = not_older.await;
+        assert!(not_older.is_cached() && not_older.rv() >= written.get(), "{path}: {}", not_older.rv());
+        assert_eq!(not_older.items().len(), up.keys(plural).len());
     }
 }
 

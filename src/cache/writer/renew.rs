@@ -19,7 +19,11 @@ impl CacheWriter {
         let mut objects = objects.into_iter().peekable();
         while objects.peek().is_some() {
             let some: Vec<_> = objects.by_ref().take(RENEWED_AT_A_TIME).collect();
-            let gone = self.shared.timeline.write().store.renew(some);
+            let gone = {
+                let mut timeline = self.shared.timeline.write();
+                timeline.forget_kept();
+                timeline.store.renew(some)
+            };
             renewed += gone.len();
             drop(gone);
             tokio::task::yield_now().await;

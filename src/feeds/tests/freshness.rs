@@ -117,7 +117,7 @@ async fn a_new_version_wakes_who_goes_after_it_and_repetition_does_not() {
         wanted.mark_unchanged();
         assert_eq!(freshness.next_version(rv(0)), Some(rv(next)), "{want}");
     }
-    freshness.settle_versions(rv(3));
+    freshness.settle_versions(rv(3), rv(3));
     assert!(freshness.begins_to_catch_up(rv(0), true) && !freshness.begins_to_catch_up(rv(0), true));
     freshness.give_up_version(rv(5), Instant::now());
     assert_eq!(freshness.next_version(rv(0)), None);

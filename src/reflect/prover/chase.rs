@@ -2,12 +2,15 @@
 //!
 //! Two questions go side by side. One asks upstream to come to the least version that is wanted: an apiserver learns
 //! how far a quiet resource is only when somebody asks for more than it has. The other is a watch from our own version,
-//! which says what we lack, or by a bookmark that it is nothing. That takes a second, so it begins at once.
+//! which says what we lack, or by a bookmark that it is nothing. That takes a second, so it begins at once. Where the
+//! collection is small, its versions are listed first: if they are ours, the state is of the version that is wanted.
+//! That is enough for clients that read a state; watches and proxies follow the stream.
 //!
 //! A proxy comes further as well when it is asked to, and tells it on our own stream: there the watch is rarely needed.
 
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures_util::future::FutureExt as _;
 use tokio::time::{Instant, timeout};
@@ -16,6 +19,10 @@ use super::super::metrics::SideRequest;
 use super::super::stream::Ended;
 use super::{PROOF_MAX, Prover, Running, STREAM_HEAD_START};
 use crate::kube::ResourceVersion;
+
+/// How long a list of versions is waited for. Upstream answers at once if it has the version, and waits for seconds if
+/// that never comes, while others wait for theirs.
+const LISTED_WITHIN: Duration = Duration::from_millis(500);
 
 /// What upstream answered when it was asked to come to a version.
 enum Came {
@@ -52,7 +59,7 @@ impl Prover {
             }
             wanted.borrow_and_update();
             let reached = progress.look().rv;
-            feed.freshness.settle_versions(reached);
+            feed.freshness.settle_versions(reached, reader.shown_at());
             // Whichever version is wanted next, it waits for the end of a pause.
             let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live() && !rests);
             if next != asked.map(|asked| asked.rv) {
@@ -82,7 +89,7 @@ impl Prover {
         }
     }
 
-    fn is_behind_a_proxy(&self) -> bool {
+    pub(super) fn is_behind_a_proxy(&self) -> bool {
         self.behind_a_proxy.load(Ordering::Relaxed)
     }
 
@@ -121,10 +128,19 @@ impl Prover {
         // What has only just happened is on its way.
         tokio::time::sleep(STREAM_HEAD_START).await;
         let feed = &self.upstream.feed;
-        if feed.freshness.next_version(feed.reader.progress().rv).is_none() {
-            return;
-        }
         let before = feed.reader.progress().rv;
+        let Some(wanted) = feed.freshness.next_version(before) else { return };
+        if !feed.freshness.awaits_stream() || !self.watches_say_how_far() {
+            match timeout(LISTED_WITHIN, self.is_at(wanted)).await {
+                Ok(Ok(true)) => return self.behind.succeeded(),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "versions could not be listed"),
+                Err(_) => tracing::debug!(feed = %feed.spec.key, "listing versions took too long"),
+            }
+        }
+        if !self.watches_say_how_far() {
+            return self.behind.rest().await;
+        }
         match timeout(PROOF_MAX, self.by_catching_up(true)).await {
             Ok(Ok(())) if feed.reader.progress().rv > before => return self.behind.succeeded(),
             Ok(Ok(())) => {}

@@ -104,7 +104,7 @@ mod tests {
 
     fn listed(at: u64, versions: &[(&str, u64)], is_last: bool) -> VersionPage {
         let versions = versions.iter().map(|(name, rv)| (key(name), ResourceVersion(*rv))).collect();
-        VersionPage { at: ResourceVersion(at), versions, is_last, remaining: None }
+        VersionPage { at: ResourceVersion(at), versions, is_last, ..VersionPage::default() }
     }
 
     fn found(before: &Snapshot, after: &Snapshot, page: &VersionPage, behind: Option<&str>) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! How a feed is proven to be current, what that costs upstream, and what proves nothing.
 
 use super::*;
+use crate::kube::ObjectKey;
 
 /// More than are listed whenever somebody asks.
 const MANY: usize = 600;
@@ -107,6 +108,57 @@ async fn a_large_collection_is_listed_rarely_and_caught_up_with_otherwise() {
     let took = scene.proof().await;
     assert!(took <= seconds(5), "{took:?}");
     assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 1));
+}
+
+/// What is proven at N is N, though the stream tells it a minute later (R-VERSION-1).
+#[tokio::test(start_paused = true)]
+async fn state_has_the_version_that_it_is_proven_at() {
+    for objects in [3, 100, MANY] {
+        let scene = Scene::of(upstream().pods(objects)).await;
+        for number in 1..=3 {
+            let written = scene.elsewhere(number);
+            scene.proof().await;
+            let shown = scene.feed.reader.current().expect("it runs");
+            assert!(shown.rv.0 >= written, "{objects}, {number}: {} of {written}", shown.rv);
+            assert_eq!(shown.len(), objects);
+        }
+        // Its own stream goes on from where it was.
+        scene.until(scene.up.create_pod("t1", "new")).await;
+        assert!(scene.is_true());
+        assert_eq!(scene.feed.reader.shown_at(), scene.feed.reader.progress().rv);
+    }
+}
+
+/// Its versions are given again: what comes at one of them is no late word of the history before.
+#[tokio::test(start_paused = true)]
+async fn confirmed_version_does_not_outlive_a_storage_that_went_back() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let backup = scene.up.faults().backup();
+    for number in 0..20 {
+        scene.elsewhere(number);
+    }
+    scene.proof().await;
+    let confirmed = scene.feed.reader.shown_at();
+    scene.up.faults().restore(&backup);
+    scene.up.faults().reset_watches();
+    let new = scene.up.create_pod("t1", "new");
+    assert!(new <= confirmed.0, "{new} and {confirmed}");
+    scene.proof().await;
+    let shown = scene.feed.reader.current().expect("it runs");
+    assert!(shown.get(&ObjectKey::new("t1", "new")).is_some(), "a read of the present shows it");
+}
+
+/// Versions of different resources can be compared, and clients do.
+#[tokio::test(start_paused = true)]
+async fn version_of_another_resource_is_reached_by_one_list() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let written = ResourceVersion(scene.elsewhere(1));
+    scene.feed.freshness.want_state(written);
+    let began = Instant::now();
+    timeout(NEVER, scene.feed.reader.follow_progress().show(written)).await.expect("it is proven");
+    assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+    sleep(seconds(10)).await;
+    assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 0));
 }
 
 /// The stream stands still, and what it has not told is read beside it: every reader gets what was written.

@@ -42,11 +42,11 @@ impl Reader {
         let feed = &source.feed;
         match turn {
             Some(turn) => self.sources.current_for_get(feed, request.received, turn).await?,
-            None => self.sources.fresh(feed, read.version, request.received).await?,
+            None => self.sources.fresh(feed, read.version, (request.received, false)).await?,
         }
         self.sources.of_present(&source).await?;
         // An object is told with its own version, and no other.
-        let Some(current) = feed.reader.applied() else {
+        let Some(current) = feed.reader.newest_objects() else {
             return Err(Unready::Over);
         };
         let Some(object) = current.get(&read.key).cloned() else {

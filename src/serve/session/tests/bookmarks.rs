@@ -4,8 +4,8 @@ use std::task::Poll;
 
 use tokio::time::Instant;
 
-use super::fixture::{Stage, TERMS, app_x, lasting, pass, pass_ms};
-use crate::cache::{FeedState, Start};
+use super::fixture::{Stage, TERMS, WATCH_LIST, app_x, lasting, pass, pass_ms};
+use crate::cache::{CacheConfig, FeedState, Start, View};
 use crate::kube::ResourceVersion;
 use crate::serve::session::WatchTerms;
 
@@ -249,4 +249,25 @@ async fn they_never_go_back() {
         }
     }
     assert_eq!(last, 31);
+}
+
+/// The state was proven to be that of a later version than upstream's stream has told (R-VERSION-1).
+#[tokio::test(start_paused = true)]
+async fn first_bookmark_of_a_watch_list_has_the_version_of_the_proof() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    let mut before = stage.watch_after(10, TERMS);
+    assert!(stage.reader.confirm(stage.reader.state_mark(), ResourceVersion(30)));
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    assert_eq!(client.told(), ["ADDED p 5", "BOOKMARK 30 end"]);
+    // What comes late of an earlier version came to nothing before the proof.
+    stage.put("q", "x", 19);
+    stage.delete("q", "x", 20);
+    stage.bookmark(25);
+    assert_eq!(before.told(), ["ADDED q 19", "DELETED q 20", "BOOKMARK 25"]);
+    assert_eq!(client.told(), NOTHING);
+    stage.put("q", "x", 31);
+    stage.bookmark(40);
+    for client in [&mut before, &mut client] {
+        assert_eq!(client.told(), ["ADDED q 31", "BOOKMARK 40"]);
+    }
 }

@@ -1,0 +1,96 @@
+//! A state that upstream had at a later version than its stream has told (R-VERSION-1).
+
+use std::pin::pin;
+
+use futures_util::FutureExt as _;
+
+use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, told};
+use crate::cache::{Applied, CacheReader, CacheWriter, Start, View};
+
+const OTHER: Pod = Pod { name: "q", ..POD };
+
+/// One pod, listed at 10 and confirmed at 15.
+fn confirmed() -> (CacheWriter, CacheReader) {
+    let (writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    assert!(reader.confirm(reader.state_mark(), rv(15)));
+    (writer, reader)
+}
+
+/// The version and size of the state that clients are shown, and the version that open watches are told.
+fn shown(reader: &CacheReader) -> (u64, usize, u64) {
+    let current = reader.current().expect("it runs");
+    assert_eq!(current.rv, reader.shown_at());
+    (current.rv.0, current.len(), reader.progress().rv.0)
+}
+
+#[test]
+fn confirmed_state_has_the_later_version_and_watches_are_told_nothing() {
+    let (_writer, reader) = confirmed();
+    assert_eq!(shown(&reader), (15, 1, 10));
+    assert_eq!(reader.told().map(|state| state.rv), Some(rv(10)), "the stream is where it was");
+    assert_eq!([12, 15, 16].map(|at| reader.snapshot_at(rv(at)).is_some()), [false, true, false]);
+    for (start, at) in [(Start::Current, 15), (Start::Told, 10)] {
+        let opened = reader.open(start, View::everything()).expect("a state");
+        assert_eq!((opened.snapshot.map(|state| state.rv), opened.cursor.start()), (Some(rv(at)), rv(at)));
+    }
+    assert!(reader.confirm(reader.state_mark(), rv(12)), "it is the present state");
+    assert_eq!(shown(&reader), (15, 1, 10), "and does not get older");
+}
+
+/// An object came and went before the confirmed version, which the stream tells late.
+#[test]
+fn what_came_to_nothing_is_told_to_open_watches_and_changes_no_state() {
+    let (mut writer, reader) = confirmed();
+    let mut before = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut with_state = reader.open(Start::Current, View::everything()).expect("a state").cursor;
+    let mut resumed = reader.open(Start::After(rv(15)), View::everything()).expect("in the ring").cursor;
+    let mark = reader.state_mark();
+    for (late, at) in [(added(&OTHER, 12), 12), (deleted(&OTHER, 13), 13)] {
+        assert_eq!(writer.take(late), Ok(Applied::Fresh));
+        assert_eq!(shown(&reader), (15, 1, at - 1));
+        assert_eq!(reader.newest_objects().map(|state| state.len()), Some(1));
+    }
+    assert!(!reader.confirm(mark, rv(20)), "the feed has changed since");
+    let mut between = reader.open(Start::Current, View::everything()).expect("a state").cursor;
+    writer.take(added(&OTHER, 16)).expect("in order");
+    assert_eq!(shown(&reader), (15, 1, 15), "16 may have more");
+    writer.settle();
+    assert_eq!(shown(&reader), (16, 2, 16));
+    assert_eq!(told(&mut before), ["ADDED a/q 12", "DELETED a/q 13", "ADDED a/q 16"]);
+    for cursor in [&mut with_state, &mut resumed, &mut between] {
+        assert_eq!(told(cursor), ["ADDED a/q 16"]);
+    }
+}
+
+#[test]
+fn stream_that_comes_to_the_confirmed_version_takes_over() {
+    for at in [15, 20] {
+        let (mut writer, reader) = confirmed();
+        writer.bookmark(rv(12));
+        assert_eq!(shown(&reader), (15, 1, 12));
+        writer.bookmark(rv(at));
+        assert_eq!(shown(&reader), (at, 1, at));
+    }
+    let (mut writer, reader) = confirmed();
+    writer.replace(super::fixture::snapshot(11, &[]));
+    assert_eq!(shown(&reader), (11, 0, 11), "another history");
+}
+
+#[test]
+fn version_of_which_more_may_come_confirms_nothing() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    writer.take(added(&OTHER, 12)).expect("in order");
+    assert!(!reader.confirm(reader.state_mark(), rv(15)));
+    assert_eq!(shown(&reader), (11, 0, 11));
+}
+
+#[test]
+fn whoever_waits_for_the_confirmed_version_is_woken() {
+    let (_writer, reader) = listed(ring(10), 10, &[]);
+    let (mut states, mut streams) = (reader.follow_progress(), reader.follow_progress());
+    let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(streams.reach(rv(15))));
+    assert!(state.as_mut().now_or_never().is_none());
+    assert!(reader.confirm(reader.state_mark(), rv(15)));
+    assert!(state.as_mut().now_or_never().is_some());
+    assert!(stream.as_mut().now_or_never().is_none(), "the stream has not come so far");
+}
