@@ -96,8 +96,8 @@ impl Tuned {
         Ok(())
     }
 
-    /// Takes the file whenever it changes, for as long as there is a frontend. It keeps none: a drain waits for whoever
-    /// has one.
+    /// Applies the file whenever it changes, until the frontend is dropped. It holds only a weak reference, because a
+    /// drain waits for the last strong one.
     pub(super) async fn keep_up(self, mut reloading: Reloading, frontend: Weak<Frontend>, feeds: Feeds) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {

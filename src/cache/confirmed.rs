@@ -1,15 +1,16 @@
 use super::Snapshot;
 use crate::kube::ResourceVersion;
 
-/// A version at which upstream had exactly the objects of a feed whose stream has not come so far (R-VERSION-1).
+/// A version that upstream's stream has not reached yet, at which upstream had exactly the feed's objects
+/// (R-VERSION-1).
 ///
-/// It is the version of the state and says nothing of the history: an object may have come and gone in between, and the
-/// stream has still to tell that. So states have this version, and bookmarks of open watches do not. Events up to this
-/// version that the stream tells later do not change the state that is shown.
+/// It is the version of the state only. The stream may still deliver events below it, for an object that was created
+/// and deleted in between. So lists and new watches get this version, but bookmarks of open watches do not. Events up
+/// to this version that arrive later do not change the state that readers get.
 #[derive(Debug)]
 pub(super) struct Confirmed {
     pub(super) rv: ResourceVersion,
-    /// The state, once the stream has told an event of an earlier version.
+    /// The state at `rv`, if the stream has delivered an event of an earlier version since.
     kept: Option<Snapshot>,
 }
 
@@ -18,17 +19,17 @@ impl Confirmed {
         Self { rv, kept: None }
     }
 
-    /// The state at that version. `present` makes it of what the feed holds.
+    /// The state at that version. `present` builds it from the feed's objects.
     pub(super) fn state(&self, present: impl FnOnce(ResourceVersion) -> Snapshot) -> Snapshot {
         self.kept.clone().unwrap_or_else(|| present(self.rv))
     }
 
-    /// Keeps the state, because what the feed holds is about to change.
+    /// Keeps the state, because the feed's objects are about to change.
     pub(super) fn keep(&mut self, present: impl FnOnce(ResourceVersion) -> Snapshot) {
         self.kept.get_or_insert_with(|| present(self.rv));
     }
 
-    /// Whether the state differs from what the feed holds.
+    /// Whether the state may differ from the feed's objects.
     pub(super) fn is_kept(&self) -> bool {
         self.kept.is_some()
     }

@@ -33,7 +33,7 @@ impl ProgressFollower {
         }
     }
 
-    /// Completes when the state that readers are shown is of `rv` or later. It may never complete.
+    /// Completes when readers get a state at `rv` or later. It may never complete.
     pub async fn show(&mut self, rv: ResourceVersion) {
         while self.look().rv < rv && self.shared.timeline.read().shown_at() < rv {
             self.changed().await;

@@ -33,7 +33,7 @@ pub enum Start {
     After(ResourceVersion),
     /// The watch starts with the current state, which is handed out as a snapshot.
     Current,
-    /// The same, at the version that upstream's stream has come to. This is for readers that follow the stream.
+    /// The same, at the version that upstream's stream has reached. Proxies use it, because they follow the stream.
     Told,
 }
 
@@ -206,13 +206,13 @@ impl CacheReader {
         self.shared.timeline.read().snapshot()
     }
 
-    /// The state to answer with, at the latest version that it is known to be of; `None` if the feed is over.
+    /// The state to serve, at the latest version that it is known to have; `None` if the feed has ended.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())
     }
 
-    /// The state at the version that upstream's stream has come to; `None` if the feed is over.
+    /// The state at the version that upstream's stream has reached; `None` if the feed has ended.
     pub fn told(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.snapshot())
@@ -223,12 +223,12 @@ impl CacheReader {
         self.shared.timeline.read().shown_at()
     }
 
-    /// Notes that upstream had the state of `mark` at version `at`: readers are shown it at that version from now on.
-    /// Returns false if the feed has changed since `mark`, or more of its newest version may come.
+    /// Records that upstream had the state of `mark` at version `at`; readers get the state at that version from now
+    /// on. Returns false if the feed has changed since `mark`, or if more events of its newest version may follow.
     pub fn confirm(&self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = self.shared.timeline.write().confirm(mark, at);
         if is_present {
-            // Those who wait for that version look again.
+            // Wakes readers that wait for that version.
             self.shared.publish(|_| {});
         }
         is_present
@@ -239,7 +239,7 @@ impl CacheReader {
         self.shared.timeline.write().unconfirm();
     }
 
-    /// The newest objects, for a caller that is told no version of the state; `None` if the feed is over.
+    /// The newest objects, for responses that carry no version of the state; `None` if the feed has ended.
     pub fn newest_objects(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         let newest = || if timeline.confirmed_at().is_some() { timeline.shown() } else { timeline.applied() };
@@ -317,7 +317,7 @@ impl CacheReader {
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }
             Start::Current if timeline.confirmed_at().is_some() => {
-                // What the stream tells later of an earlier version has come to nothing.
+                // Later events below that version cancel each other out, so the watch skips them.
                 let snapshot = timeline.shown();
                 let cursor = self.cursor(&mut timeline, snapshot.rv, snapshot.rv, view, &key);
                 Ok(OpenedWatch { snapshot: Some(snapshot), cursor })

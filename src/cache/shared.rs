@@ -51,7 +51,7 @@ impl Shared {
         self.shrink_ring(bytes, SHRINK_EVENTS_MAX);
     }
 
-    /// Changes the progress. Only the writer changes it; others wake those who follow it.
+    /// Changes the progress and wakes its followers. Only the writer changes it; other callers only wake.
     pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {
             change(progress);

@@ -32,7 +32,7 @@ pub(super) struct Timeline {
     pub(super) last_event: ResourceVersion,
     /// The newest version, while more of its events may come.
     pub(super) open: Option<Transaction>,
-    /// A version beyond what the stream has told at which upstream had the same objects.
+    /// A version that the stream has not reached yet, at which upstream had the same objects.
     confirmed: Option<Confirmed>,
     /// The account for frames that upstream did not send.
     frames: Arc<Account>,
@@ -158,7 +158,7 @@ impl Timeline {
         self.open.as_ref().map_or(self.progress, Transaction::whole)
     }
 
-    /// Notes that upstream had the state of `mark` at version `at`. Returns whether that is the present state.
+    /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the present state.
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark.is_whole && mark == self.mark();
         if is_present && at > self.shown_at() {
@@ -172,28 +172,28 @@ impl Timeline {
         self.confirmed = None;
     }
 
-    /// Forgets a confirmed version that the stream has come to.
+    /// Forgets a confirmed version that the stream has reached.
     pub(super) fn settle_confirmed(&mut self) {
         let whole = self.whole();
         self.confirmed.take_if(|confirmed| confirmed.rv <= whole);
     }
 
-    /// Forgets a confirmed state that is not held any more: its bodies are as they were written before an exchange.
+    /// Forgets a confirmed state whose objects have been exchanged for newly encoded ones.
     pub(super) fn forget_kept(&mut self) {
         self.confirmed.take_if(|confirmed| confirmed.is_kept());
     }
 
-    /// The version of the state that readers are shown.
+    /// The version of the state that readers get.
     pub(super) fn shown_at(&self) -> ResourceVersion {
         self.confirmed.as_ref().map_or_else(|| self.whole(), |confirmed| confirmed.rv)
     }
 
-    /// The version at which upstream had the same objects, if the stream has not come so far.
+    /// The version at which upstream had the same objects, if the stream has not reached it.
     pub(super) fn confirmed_at(&self) -> Option<ResourceVersion> {
         self.confirmed.as_ref().map(|confirmed| confirmed.rv)
     }
 
-    /// The state that readers are shown, at the latest version that it is known to be of.
+    /// The state that readers get, at the latest version that it is known to have.
     pub(super) fn shown(&self) -> Snapshot {
         match &self.confirmed {
             Some(confirmed) => confirmed.state(|rv| self.store.state(rv)),

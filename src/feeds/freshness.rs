@@ -84,23 +84,23 @@ impl Freshness {
         }
     }
 
-    /// Notes that somebody waits for upstream's stream to reach `rv`.
+    /// Registers a reader that waits until upstream's stream reaches `rv`.
     pub fn want_version(&self, rv: ResourceVersion) {
         self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, true, Instant::now()));
     }
 
-    /// Notes that somebody waits for a state of `rv` or later.
+    /// Registers a reader that waits for a state at `rv` or later.
     pub fn want_state(&self, rv: ResourceVersion) {
         self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, false, Instant::now()));
     }
 
-    /// Forgets the versions that the feed has reached, by what its stream has `told` or by the state that is `shown`,
-    /// and those that nobody waits for any more.
+    /// Forgets versions that the stream (`told`) or the served state (`shown`) has reached, and versions without a
+    /// waiting reader.
     pub fn settle_versions(&self, told: ResourceVersion, shown: ResourceVersion) {
         self.change_versions(|wanted| wanted.settle(told, shown, Instant::now()));
     }
 
-    /// Whether somebody waits for upstream's stream, and not only for a state.
+    /// Whether a reader waits for upstream's stream, and not only for a state.
     pub fn awaits_stream(&self) -> bool {
         self.wanted_versions.borrow().follows()
     }

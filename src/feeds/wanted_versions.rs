@@ -18,7 +18,7 @@ struct Want {
     since: Instant,
     /// Whether the feed has tried to catch up with upstream for it.
     is_tried: bool,
-    /// Whether upstream's stream has to come so far. Otherwise a state of that version will do.
+    /// Whether upstream's stream has to reach it. Otherwise a state at that version is enough.
     follows: bool,
 }
 
@@ -28,8 +28,8 @@ impl WantedVersions {
     /// How many are wanted at a time. Beyond that the greatest is left out, or stands for a greater one.
     const MAX: usize = 1_024;
 
-    /// Notes that somebody waits for a version: for the stream if it `follows` that, else for a state. Returns whether
-    /// nobody did.
+    /// Registers a reader that waits for a version: for the stream if it `follows` that, else for a state. Returns
+    /// whether it is the first one.
     pub(super) fn want(&mut self, rv: ResourceVersion, follows: bool, now: Instant) -> bool {
         if let Some(wanted) = self.0.get_mut(&rv) {
             wanted.since = now;
@@ -45,14 +45,14 @@ impl WantedVersions {
         true
     }
 
-    /// Forgets what the feed has reached, by what its stream has told or by the state that it shows, and what nobody
-    /// waits for any more.
+    /// Forgets versions that the stream (`told`) or the served state (`shown`) has reached, and versions without a
+    /// waiting reader.
     pub(super) fn settle(&mut self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
         let reached = |want: &Want| if want.follows { told } else { told.max(shown) };
         self.0.retain(|rv, want| *rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
     }
 
-    /// Whether upstream's stream has to come further for anybody.
+    /// Whether any reader waits for upstream's stream.
     pub(super) fn follows(&self) -> bool {
         self.0.values().any(|want| want.follows)
     }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_a_version_is_enough_for_those_who_do_not_follow_the_stream() {
+    fn reader_that_does_not_follow_the_stream_needs_only_a_state() {
         let start = Instant::now();
         let mut wanted = wanted([7], start);
         assert!(wanted.want(rv(8), false, start) && wanted.follows());

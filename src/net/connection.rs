@@ -20,9 +20,9 @@ struct Shared {
     born: Instant,
     /// How many requests have an answer that the codec does not have whole yet.
     running: AtomicU32,
-    /// How many of these answers wait for the client to take what there is of them.
+    /// How many of these responses wait until the client reads more.
     untaken: AtomicU32,
-    /// When the client last took something of such an answer, in milliseconds after `born`.
+    /// When the client last read something of such a response, in milliseconds after `born`.
     taken_at: AtomicU64,
     /// When something was last under way, in milliseconds after `born`.
     idle_since: AtomicU64,
@@ -32,22 +32,22 @@ struct Shared {
     /// Somebody who has asked on it is known to those above.
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
-    /// Its place at the listener.
+    /// Its place in the listener's limit.
     place: OnceLock<Box<dyn HeldPlace>>,
-    /// Its caller is known, and has no share left of a listener that is full.
+    /// The listener is full, and the caller's share of it is used up.
     is_refused: AtomicBool,
     /// How many requests came when no more were taken.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The place of a connection at a listener.
+/// A connection's place in a listener's limit.
 pub(super) trait HeldPlace: Send + Sync {
-    /// Counts the connection as one of this caller; `None` where all callers are one. Returns whether it may stay.
+    /// Counts the connection for this caller; `None` if all callers are one. Returns whether the connection may stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
 }
 
-/// How long a client may take nothing of an answer until its connection counts as idle.
+/// If a client reads nothing of a response for this long, its connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The number instead of a caller's on a connection that nobody known has asked on.
@@ -72,7 +72,7 @@ pub(super) enum ConnectionState {
 #[derive(Debug)]
 pub(super) struct RequestUnderWay {
     connection: Connection,
-    /// Whether its answer waits for the client.
+    /// Whether its response waits until the client reads more.
     is_untaken: bool,
 }
 
@@ -94,14 +94,14 @@ impl Connection {
     /// Somebody who is known has asked on it. `caller` is a number that hardly anybody else has; `None` where all
     /// callers are one. What is done on the connection from now on is done in turns with what others have asked for.
     ///
-    /// Returns whether the request is to be answered. If not, the listener is full, no caller has more connections
-    /// there than this one, and the connection closes after the refusal.
+    /// Returns whether to serve the request. If not, the listener is full, no caller has more connections than this
+    /// one, and the connection closes after the refusal.
     pub fn found_known(&self, caller: Option<u64>) -> bool {
         let number = caller.unwrap_or(EVERYBODY);
         if self.caller() != number {
             self.0.caller.store(number, Ordering::Relaxed);
         }
-        // The place belongs to whoever is known first.
+        // The first known caller owns the place.
         if !self.0.is_of_somebody.load(Ordering::Relaxed) {
             self.0.is_of_somebody.store(true, Ordering::Relaxed);
             if self.0.place.get().is_some_and(|place| !place.settle(self, caller)) {
@@ -112,7 +112,7 @@ impl Connection {
         !self.0.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Says at which place it is. It has one at most.
+    /// Sets its place. Later calls have no effect.
     pub(super) fn put_place(&self, place: Box<dyn HeldPlace>) {
         let _ = self.0.place.set(place);
     }
@@ -190,7 +190,7 @@ impl Connection {
         Some(self.at(&self.0.idle_since))
     }
 
-    /// Since when it makes no progress: nothing is under way, or its client takes nothing of any answer and has not for
+    /// Since when it makes no progress: no request is running, or the client has read nothing of any response for
     /// [`STALLED_AFTER`].
     pub(super) fn silent_since(&self) -> Option<Instant> {
         let stalled = || {
@@ -204,7 +204,7 @@ impl Connection {
         self.0.born + Duration::from_millis(millis.load(Ordering::SeqCst))
     }
 
-    /// The time as milliseconds after it was made.
+    /// The current time in milliseconds after `born`.
     fn millis(&self) -> u64 {
         u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -258,17 +258,17 @@ impl fmt::Debug for Shared {
 }
 
 impl RequestUnderWay {
-    /// Notes that the answer waits for its client, which has just taken what there was before.
+    /// Records that the response waits for the client, which has just read what was sent before.
     pub(super) fn waits_for_client(&mut self) {
         let Connection(shared) = &self.connection;
-        // The time is set first: whoever finds it waiting reads it.
+        // The time is set first, because readers of the count read it next.
         shared.taken_at.fetch_max(self.connection.millis(), Ordering::SeqCst);
         if !std::mem::replace(&mut self.is_untaken, true) {
             shared.untaken.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Notes that the client waits for the answer.
+    /// Records that the client waits for the response.
     pub(super) fn is_waited_for(&mut self) {
         if std::mem::take(&mut self.is_untaken) {
             self.connection.0.untaken.fetch_sub(1, Ordering::SeqCst);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connection_whose_client_takes_nothing_is_silent_and_not_idle() {
+    async fn connection_whose_client_reads_nothing_is_stalled_and_not_idle() {
         let (connection, born) = (Connection::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [mut list, mut watch] = [(); 2].map(|()| connection.request(LATE_MAX).expect("it is open"));

@@ -32,7 +32,7 @@ pub(super) struct Crowd<C> {
     /// Sources, the one with most connections first, and of equals the one that has the oldest. An entry that does not
     /// fit its queue any more has a newer one beside it.
     order: BinaryHeap<Rank>,
-    /// How many there are.
+    /// The number of connections.
     len: usize,
 }
 

@@ -30,9 +30,9 @@ pub(super) enum ConnectionFailure {
     Silent,
     /// Nothing was under way on it, and another connection needed its place.
     Displaced,
-    /// The listener was full, its owner had most connections there, and somebody came who had fewer.
+    /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
     OverShare,
-    /// It came when the listener was full, and no owner had more connections there than its own.
+    /// The listener was full when it arrived, and no other owner had more connections than its own.
     NoShare,
     /// Its caller was not known, and went on asking.
     Insistent,

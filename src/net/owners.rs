@@ -2,21 +2,21 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::crowd::ConnectionSource;
 
-/// The party that a connection is counted for: its caller, once the layers above know one, or else where it comes from.
+/// The party that a connection counts for: its caller once that is authenticated, until then its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Owner {
     Caller(u64),
     Source(ConnectionSource),
 }
 
-/// The connections of a listener by owner, each with the order in which it came.
+/// The connections of a listener by owner, each with its order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
     connections: HashMap<Owner, BTreeSet<(u64, usize)>>,
 }
 
 impl Owners {
-    /// Counts the connection at a place for an owner. Later connections have a higher `order`.
+    /// Counts a connection for an owner. Later connections have a higher `order`.
     pub(super) fn add(&mut self, owner: Owner, order: u64, at: usize) {
         self.connections.entry(owner).or_default().insert((order, at));
     }
@@ -32,8 +32,8 @@ impl Owners {
 
     /// The place of the connection that is closed so that this owner's newest can stay; `None` if that one must go.
     ///
-    /// It is the youngest of the owner that gives way: what was built up on the others stays, and where a client comes
-    /// back again and again, it is the same place that changes hands.
+    /// It is the youngest connection of the owner with the most. Older connections carry more established watches; and
+    /// if a client reconnects in a loop, the same place changes hands each time.
     pub(super) fn making_room_for(&self, newcomer: Owner) -> Option<usize> {
         let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
         let giver = gives_way(counts, newcomer)?;
@@ -41,13 +41,13 @@ impl Owners {
     }
 }
 
-/// The owner that gives up a connection to `newcomer`, whose own are counted with the one that has just come: the one
-/// that has most, unless the newcomer has as many.
+/// The owner that loses a connection to `newcomer`: the one with the most, unless the newcomer has as many. The counts
+/// include the new connection.
 ///
-/// Where there are more connections than places, whoever has most has more than a fair share, which is the places
-/// divided by the owners. So nobody loses a connection who has a fair share or less, whoever has less than that gets
-/// one, and two owners do not take a place from each other in turn: one that has lost a connection has as many as the
-/// other, and is refused when it comes back.
+/// A fair share is the number of places divided by the number of owners. If there are more connections than places, the
+/// owner with the most has more than a fair share. So an owner with a fair share or less loses nothing, and an owner
+/// with less gets a connection. Two owners do not take a place from each other in turn: after the first exchange both
+/// have as many, and the next newcomer is refused.
 fn gives_way(counts: impl Iterator<Item = (Owner, usize)>, newcomer: Owner) -> Option<Owner> {
     let (mut own, mut most) = (0, None);
     for (owner, count) in counts {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn youngest_connection_is_given_up() {
+    fn youngest_connection_is_closed() {
         let mut owners = Owners::default();
         for (order, at) in [(1, 7), (2, 3), (3, 5)] {
             owners.add(A, order, at);
@@ -103,9 +103,9 @@ mod tests {
     }
 
     proptest! {
-        /// A full listener, of which each owner has some connections, and one that has just come.
+        /// A full listener with some connections of each owner, and one new connection.
         #[test]
-        fn nobody_at_a_fair_share_gives_way_and_whoever_has_less_gets_in(
+        fn owner_with_a_fair_share_loses_nothing_and_owner_with_less_gets_in(
             counts in proptest::collection::vec(0_usize..50, 1..12),
             newcomer in any::<proptest::sample::Index>(),
         ) {
@@ -124,9 +124,9 @@ mod tests {
             }
         }
 
-        /// Owners that connect again and again, in any order, end with nobody losing a connection any more.
+        /// If owners reconnect in a loop, in any order, closing stops after a while.
         #[test]
-        fn owners_that_come_back_again_and_again_settle(wanted in proptest::collection::vec(1_usize..40, 1..8)) {
+        fn owners_that_reconnect_in_a_loop_settle(wanted in proptest::collection::vec(1_usize..40, 1..8)) {
             const PLACES: usize = 60;
             let mut counts = vec![0; wanted.len()];
             let mut lost_last = 0;
@@ -151,7 +151,7 @@ mod tests {
                     }
                 }
             }
-            prop_assert!(lost_last < PLACES, "somebody lost a connection in round {lost_last}");
+            prop_assert!(lost_last < PLACES, "a connection closed in round {lost_last}");
         }
     }
 }

@@ -22,10 +22,10 @@ use crate::base::{Tunable, descriptor_wanted, want_descriptor};
 /// silent before it. Where that is too short, none of them gets to ask, and places that become free stay theirs until
 /// it is long enough.
 ///
-/// While something is under way on all of them, a few more are let in to say who they are. When one of them is known,
-/// a connection goes: the youngest of the owner that has most of them, or the newcomer itself where that has no fewer
-/// (`Owners`). Each newcomer closes one at most, and none before its caller is known. While those few have not said
-/// who they are, who comes waits.
+/// If none is silent, a few connections beyond the limit are accepted so that they can authenticate. When the caller of
+/// one is known, one connection closes: the youngest of the owner with the most, or the new one itself if its owner has
+/// no fewer (`Owners`). A new connection closes at most one other, and none before its caller is known. Further
+/// connections wait until those few have authenticated.
 #[derive(Debug)]
 pub(super) struct Places {
     limits: Tunable<ConnectionLimits>,
@@ -51,7 +51,7 @@ pub(super) struct ConnectionPlace {
 struct Taken {
     here: Slab<Entry>,
     owners: Owners,
-    /// How many have come so far.
+    /// How many connections have arrived.
     came: u64,
     /// How many were closed to make room, and are not gone yet.
     leaving: usize,
@@ -63,7 +63,7 @@ struct Taken {
     warned: Option<Instant>,
 }
 
-/// A connection that is here.
+/// An accepted connection.
 #[derive(Debug)]
 struct Entry {
     connection: Connection,
@@ -72,7 +72,7 @@ struct Entry {
     order: u64,
 }
 
-/// The place of a connection, as the connection has it.
+/// A connection's handle to its own place.
 #[derive(Debug)]
 struct Seat {
     places: Weak<Places>,
@@ -95,8 +95,8 @@ const LEFT_FOR: Duration = Duration::from_secs(2);
 /// many of the descriptors is for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
-/// How many connections may be there beyond the limit to say who they are: one for so many places, and no more than may
-/// leave at a time.
+/// How many connections may be accepted beyond the limit so that they can authenticate: one for this many places, and
+/// no more than may be closing at a time.
 const PLACES_PER_UNKNOWN: usize = 16;
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two looks at all connections of a full listener while none is known to be silent: a look at 20,000
@@ -216,7 +216,7 @@ impl Places {
         Some(at)
     }
 
-    /// How many places there are now.
+    /// The current number of places.
     fn places_max(&self) -> usize {
         self.limits.get().connections_max.min(self.affordable_max)
     }
@@ -237,12 +237,12 @@ fn within(descriptors: usize) -> (usize, usize) {
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
-/// What becomes of a source that has most of the silent connections, but none that was silent by a certain time.
+/// What to do if the source with the most silent connections has none that was silent by a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passing {
-    /// It is passed over, and others give one.
+    /// Close one of another source.
     Over,
-    /// Then none goes.
+    /// Close none.
     No,
 }
 
@@ -268,8 +268,8 @@ impl Taken {
         self.leaving += 1;
     }
 
-    /// Makes way for a connection that comes when all places are taken, if there is a way. Where few are silent, these
-    /// are mostly others that have just come, and are given time to say who they are.
+    /// Makes room for a new connection when all places are taken, if it can. If few are silent, most of these have just
+    /// been accepted, and get time to authenticate.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, Passing::No).is_some() {
@@ -279,11 +279,11 @@ impl Taken {
         if has_room && self.crowd.len() < unknown_max {
             return Some(());
         }
-        // Some of those that were silent may have asked since.
+        // Some of the silent ones may have sent a request since.
         self.displace(None, Passing::No).or_else(|| has_room.then_some(()))
     }
 
-    /// Counts a connection for its caller. Returns whose it is; `None` if it was told to go.
+    /// Counts a connection for its caller. Returns its owner; `None` if it is closing.
     fn found_known(&mut self, at: usize, connection: &Connection, caller: Option<u64>) -> Option<Owner> {
         let entry = self.here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection))?;
         if let Some(caller) = caller {
@@ -294,7 +294,7 @@ impl Taken {
         Some(entry.owner)
     }
 
-    /// Makes room for a connection of this owner, which is one too many. Returns false if that one has to go.
+    /// Makes room for a connection of this owner beyond the limit. Returns false if that connection has to close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, Passing::No).is_some() {
@@ -326,7 +326,7 @@ impl Taken {
         Some(())
     }
 
-    /// The next one to go of those who are known to be silent.
+    /// The next silent connection to close.
     fn next(&mut self, next: impl Fn(&mut SilentHere) -> Option<Silent<(usize, Connection)>>) -> Option<usize> {
         while let Some(Silent { connection: (at, connection), since, .. }) = next(&mut self.crowd) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));

@@ -13,8 +13,8 @@ const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
 /// The body of an answer. Its request is under way until the codec has all of it, or could have it at once because its
 /// size is known and small: a codec takes nothing where the client has no window. While the client does not read the
-/// rest, its connection is idle like any other. A larger answer that the client could read and does not makes its
-/// connection silent after a while, so that it makes room for others too.
+/// rest, its connection is idle like any other. If the client stops reading a larger response, its connection counts as
+/// silent after a while, and can be closed to make room.
 #[derive(Debug)]
 pub(super) struct RunningBody<B> {
     body: B,
@@ -43,7 +43,7 @@ impl<B: ParkableBody + Unpin> Body for RunningBody<B> {
         match &polled {
             Poll::Pending => request.is_waited_for(),
             Poll::Ready(Some(Ok(_))) if !this.body.is_end_stream() => {
-                // A codec need not poll once more what has nothing more to say.
+                // The codec need not poll a parked body again.
                 if this.body.is_parked() {
                     request.is_waited_for();
                 } else {

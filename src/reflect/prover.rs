@@ -261,8 +261,8 @@ impl Prover {
         Some(Position { asked, at })
     }
 
-    /// The answer to a question, which is about a version. It is not older than what was `shown` before, unless one
-    /// server lags or the storage went back. Such an answer proves nothing, and a confirmed version means nothing then.
+    /// The result of a proof at a version. It is not older than the version `shown` before, unless an apiserver lags or
+    /// the storage was restored. Such a result proves nothing, and the confirmed version is dropped.
     async fn answer<T>(
         &self,
         shown: ResourceVersion,
@@ -340,7 +340,7 @@ impl Prover {
         }
     }
 
-    /// Whether upstream's watches say how far they go. Where they do not, catching up proves nothing (R-EVENT-4).
+    /// Whether upstream's watches send bookmarks. If they do not, catching up proves nothing (R-EVENT-4).
     fn watches_say_how_far(&self) -> bool {
         self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
     }
@@ -395,17 +395,17 @@ impl Prover {
         }
     }
 
-    /// Whether the feed holds just what was listed. If so, readers are shown it at the version of the list: what is
-    /// proven at N is N, though the stream may not tell it for a minute (R-VERSION-1). But the version of a proxy's
-    /// list is how far its feed is, and our stream tells that at once.
+    /// Whether the feed holds exactly the listed objects. If so, readers get the state at the version of the list,
+    /// although the stream may not reach it for a minute (R-VERSION-1). A list of another proxy confirms nothing,
+    /// because its version is that of its feed, which our stream delivers at once.
     fn is_held(&self, listed: &Listed) -> bool {
         let reader = &self.upstream.feed.reader;
         let mark = reader.state_mark();
         same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))
     }
 
-    /// Proves that the feed holds what upstream has at this version or later, by one list of versions, where that costs
-    /// little. Returns whether it is so.
+    /// Proves by one list of versions, if the collection is small, that the feed holds upstream's state at this version
+    /// or later. Returns whether it does.
     async fn is_at(&self, rv: ResourceVersion) -> Result<bool, Ended> {
         if !self.upstream.feed.reader.is_whole() || self.is_behind_a_proxy() || !self.affords_equality() {
             return Ok(false);

@@ -17,8 +17,8 @@ pub struct AdmissionLimits {
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
     /// How many bytes of answers may be on their way. Each LIST is charged its length, a quarter MiB at most; large
-    /// objects and shared answers of upstream are charged their whole length. One user has half of this. As many
-    /// requests may wait as have room in this, with [`WAITING_BYTES`] each, but no more than [`WAITING_MAX`].
+    /// objects and shared answers of upstream are charged their whole length. One user has half of this. It also limits
+    /// how many requests may wait, at [`WAITING_BYTES`] each, to at most [`WAITING_MAX`].
     pub lists_bytes_max: usize,
     /// How many requests are passed through that are answered within seconds, in all and for one user.
     pub forwards_max: usize,
@@ -59,7 +59,7 @@ pub(super) struct Admission {
     unready: Room,
     anonymous: Room,
     waiting: Room,
-    /// Requests whose senders are being found out.
+    /// Requests that are being authenticated.
     unknown: Room,
 }
 
@@ -89,10 +89,10 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 const RESERVE: usize = 8;
 /// How many places are a few, where places are taken one by one.
 const FEW: usize = 4;
-/// What a request holds that waits: some 12 KB.
+/// The memory of a waiting request, which is about 12 KB.
 const WAITING_BYTES: usize = 16 << 10;
-/// How many requests wait at most, of which one user's are half. A read of a version that does not exist yet waits for
-/// three seconds, and costs its sender some fifty bytes.
+/// The largest number of waiting requests; one user may have half of it. A read of a future version waits for three
+/// seconds and costs its sender about fifty bytes.
 const WAITING_MAX: usize = 8_192;
 /// How much a watch may hold for its selector in its own place. Beyond that each so many bytes take another place.
 const WATCH_SELECTOR_BYTES: usize = 2 << 10;
@@ -160,11 +160,10 @@ impl Admission {
         self.anonymous.take(None)
     }
 
-    /// Awaits what a request needs before it has a place of its own: a decision, a feed, a version, a proof. While that
-    /// is not there, the request has a place among those that wait. What is there at once takes no place.
+    /// Awaits what a request needs before it has a place of its own: a decision, a feed, a version, a proof. While it
+    /// waits, the request has a place among the waiting ones. What is ready at once takes no place.
     ///
-    /// # Errors
-    /// There is no place, and nothing is waited for.
+    /// # Errors All places are taken. Nothing is awaited then.
     pub(super) async fn while_waiting<T>(
         &self,
         payer: Option<&Payer>,
@@ -173,7 +172,7 @@ impl Admission {
         self.waiting.while_waiting(payer, needed).await
     }
 
-    /// Awaits who sends a request, likewise.
+    /// Awaits authentication, likewise.
     pub(super) async fn while_unknown<T>(&self, needed: Pin<&mut impl Future<Output = T>>) -> Result<T, Shed> {
         self.unknown.while_waiting(None, needed).await
     }
@@ -325,9 +324,9 @@ mod tests {
         assert_eq!(open(ada, 0).len(), 50);
     }
 
-    /// What one user waits for is bounded before it is waited for, and what is there at once is always had.
+    /// A user's waiting requests are limited before they wait; what is ready at once is never refused.
     #[test]
-    fn request_that_waits_has_a_place_and_one_that_does_not_has_none() {
+    fn waiting_request_takes_a_place_and_ready_one_takes_none() {
         let limits = AdmissionLimits { lists_bytes_max: 16 * WAITING_BYTES, ..AdmissionLimits::default() };
         let (admission, ada, bob) = (Admission::new(&limits), payer("ada"), payer("bob"));
         let admission = &admission;

@@ -466,12 +466,11 @@ impl Frontend {
     }
 }
 
-/// Counts the connection for its caller. Returns whether it has a place for that caller.
+/// Counts the connection for its caller. Returns whether the caller still has a share of the listener.
 fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&Payer>) -> bool {
     match caller {
-        // As upstream does with those it does not know: what they send next, they send on another connection. What has
-        // come by this one in the meantime is not looked at. Where a balancer has put them on a connection of others,
-        // these would pay for it (R-THREAT-14).
+        // As upstream does for unknown callers, the connection ends after this response, and further requests on it are
+        // not read. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
         Some(Caller::Anonymous) | None => {
             peer.connection.turn_away();
             true

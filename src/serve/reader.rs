@@ -235,7 +235,7 @@ impl Reader {
         if !cost::is_for_watch(read.view.selector()) {
             return Self::too_dear(request, &permit);
         }
-        // Taken before anything is waited for, so that those who wait are no more than those who are served.
+        // Taken before any wait, so that waiting watches count against the limit.
         let place = match self.admission.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
             Ok(place) => place,
             Err(shed) => return Ok(request.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),

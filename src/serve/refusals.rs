@@ -15,8 +15,8 @@ pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody
     context.status(&Status::from_code(403, why))
 }
 
-/// Whether an HTTP/1 request expects something that no server can do: `100-continue` is the only expectation that there
-/// is (RFC 9110 §10.1.1). Go's server looks at this before any handler, and for HTTP/1 alone.
+/// Whether an HTTP/1 request has an `Expect` that no server can meet: only `100-continue` is defined (RFC 9110
+/// §10.1.1). Go's server checks this before any handler, and for HTTP/1 only.
 pub(super) fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
     let expected = request.headers().get(EXPECT).map(|expected| expected.to_str().unwrap_or("?")).unwrap_or_default();
     let is_met = |expectation: &str| expectation.trim().eq_ignore_ascii_case("100-continue");

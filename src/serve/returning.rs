@@ -71,7 +71,7 @@ impl Sources {
     }
 }
 
-/// Opens a watch. One that `follows` the stream begins where that is.
+/// Opens a watch. If it `follows` the stream, it starts at the stream's version.
 fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> Result<OpenedWatch, TooOld> {
     match start {
         WatchStart::State { .. } if follows => reader.open(Start::Told, view),

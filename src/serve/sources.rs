@@ -60,8 +60,8 @@ impl From<Shed> for Unready {
     }
 }
 
-/// How long a read waits for a version where no bookmark tells: the versions of all objects are listed, if there are
-/// not too many.
+/// How long a read waits for a version of a resource without bookmarks, where a proof lists the versions of all
+/// objects.
 const UNTOLD_MAX: Duration = Duration::from_secs(1);
 
 /// Why waiting for a feed was in vain.
@@ -303,8 +303,8 @@ impl Sources {
         Ok(())
     }
 
-    /// Completes when the feed is at a version. A client is shown a state that is proven to be of that version. A proxy
-    /// follows the stream, which has to come so far.
+    /// Completes when the feed is at a version. For a client a state that is proven at that version is enough. For a
+    /// proxy the stream has to reach it.
     async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
         let is_there = feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv;
         if is_there {

@@ -31,7 +31,7 @@ pub(super) fn unavailable(message: &str) -> Status {
     status
 }
 
-/// The refusal of a request for which nothing is asked any more, because too many wait for such answers.
+/// The refusal of a request because too many requests wait already.
 pub(super) fn too_many_wait(_: Shed) -> NotGranted {
     NotGranted::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
 }

@@ -229,7 +229,7 @@ async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
     }
 }
 
-/// What is proven at a version has that version, and nothing that is asked later has an older one (R-VERSION-1).
+/// A proven state has the version of the proof, and no later read has an older one (R-VERSION-1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_after_a_write_elsewhere_have_its_version() {
     let up = demo::upstream().pods(40).run().await;

@@ -103,7 +103,7 @@ async fn ask(client: &Client, creates: Option<&str>) -> Result<Answer, String> {
     create.header("content-type", "application/json").body(configmap("default", name, "x").to_string()).try_send().await
 }
 
-/// Nothing that a process does besides serving holds up its end.
+/// No background task of the process delays its exit.
 #[tokio::test]
 async fn idle_process_drains_in_time() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,4 +1,4 @@
-//! One account that takes all it can: what it may not have, and that others are let in meanwhile (R-LIMIT-1).
+//! One account that uses all it can get: its limits, and that other accounts still get in (R-LIMIT-1).
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -10,9 +10,9 @@ use tokio::task::JoinHandle;
 
 use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually, within};
 
-/// How many connections the listener takes.
+/// The connection limit of the listener.
 const PLACES: usize = 32;
-/// A version that does not come into being within a test.
+/// A version that upstream does not reach within a test.
 const FUTURE: &str = "resourceVersion=999999999";
 
 /// Ada is greedy, and Bob is not. Both may do everything.
@@ -28,9 +28,9 @@ fn count(answers: &[Answer], status: u16) -> usize {
     answers.iter().filter(|answer| answer.status == status).count()
 }
 
-/// As many have room as the answers of this proxy may take bytes. Half of them are Ada's.
+/// The limit on response bytes leaves room for so many waiting requests, half of them for one account.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_of_a_future_version_beyond_the_share_of_one_account_get_429() {
+async fn reads_of_a_future_version_beyond_an_account_share_get_429() {
     const WAITING: usize = 16;
     const ASKED: usize = 60;
     let up = demo::upstream().pods(3).run().await;
@@ -52,7 +52,7 @@ async fn reads_of_a_future_version_beyond_the_share_of_one_account_get_429() {
     assert!(bobs.iter().all(Answer::is_cached), "others are answered");
 }
 
-/// Ada's watches, each on a connection of its own, as many as there are places.
+/// Opens watches of Ada, each on its own connection, up to the connection limit.
 async fn watches_everywhere(app: &App) -> Vec<Watch> {
     let mut watches = Vec::new();
     while watches.len() < PLACES {
@@ -69,13 +69,13 @@ async fn open(watches: &[Watch], expected: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_are_let_in_while_one_account_holds_every_connection() {
+async fn newcomer_gets_in_while_one_account_holds_every_connection() {
     let up = demo::upstream().pods(3).run().await;
     let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
     let watches = watches_everywhere(&app).await;
     let bobs = app.bearing("b").watch(PODS).await;
     open(&watches, PLACES - 1).await;
-    // Whoever has most gets no more, and nobody loses anything for it.
+    // The account with the most connections gets no more, and no connection closes for it.
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let refused = app.bearing("a").over(protocol).get(PODS).await;
         assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned()), "{protocol:?}");
@@ -89,10 +89,10 @@ async fn others_are_let_in_while_one_account_holds_every_connection() {
     for watch in &watches {
         watch.reached_or_ended(last).await;
     }
-    assert!(watches.iter().filter(|watch| watch.is_open()).count() >= PLACES - 2, "one goes for one that comes");
+    assert!(watches.iter().filter(|watch| watch.is_open()).count() >= PLACES - 2, "one closes for each new one");
 }
 
-/// Asks for a state on a connection of its own whose window is never opened. Returns the connection.
+/// Requests a list on a new connection whose window stays closed. Returns the connection.
 async fn unread_list(app: &App) -> JoinHandle<Result<(), h2::Error>> {
     let io = app.over(Protocol::Http2).connect().await.expect("a connection");
     let mut builder = h2::client::Builder::new();
@@ -102,7 +102,7 @@ async fn unread_list(app: &App) -> JoinHandle<Result<(), h2::Error>> {
     let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("it is sent");
     let answer = within("a head", answer).await.expect("an answer");
     assert_eq!(answer.status(), 200);
-    // Both are kept, or the other side would be told that nobody wants it any more.
+    // Both are kept, because dropping either would reset the stream.
     tokio::spawn(async move {
         let (_sender, mut body) = (sender, answer.into_body());
         assert!(body.data().await.is_none_or(|read| read.is_err()), "nothing fits into the window");
@@ -111,7 +111,7 @@ async fn unread_list(app: &App) -> JoinHandle<Result<(), h2::Error>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_are_let_in_while_one_account_holds_every_connection_by_lists_that_it_does_not_read() {
+async fn newcomer_gets_in_while_one_account_holds_every_connection_with_unread_lists() {
     let up = demo::upstream().pods(100).run().await;
     let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
     let mut unread = Vec::new();
@@ -121,7 +121,7 @@ async fn others_are_let_in_while_one_account_holds_every_connection_by_lists_tha
     let bob = app.bearing("b").multiplexed().await;
     let bobs = bob.watch(PODS).await;
     let gone = || unread.iter().filter(|connection| connection.is_finished()).count();
-    eventually("one goes for him", || async { gone() > 0 }).await;
+    eventually("one connection closes for him", || async { gone() > 0 }).await;
     assert!(bob.get(PODS).await.is_cached());
     bobs.reached(up.create_pod("default", "new")).await;
     assert_eq!(gone(), 1);

@@ -1,4 +1,4 @@
-//! A state that upstream had at a later version than its stream has told (R-VERSION-1).
+//! A state that is confirmed at a version that upstream's stream has not reached yet (R-VERSION-1).
 
 use std::pin::pin;
 
@@ -16,7 +16,7 @@ fn confirmed() -> (CacheWriter, CacheReader) {
     (writer, reader)
 }
 
-/// The version and size of the state that clients are shown, and the version that open watches are told.
+/// The version and size of the state that readers get, and the version that open watches have reached.
 fn shown(reader: &CacheReader) -> (u64, usize, u64) {
     let current = reader.current().expect("it runs");
     assert_eq!(current.rv, reader.shown_at());
@@ -24,7 +24,7 @@ fn shown(reader: &CacheReader) -> (u64, usize, u64) {
 }
 
 #[test]
-fn confirmed_state_has_the_later_version_and_watches_are_told_nothing() {
+fn confirmed_state_has_the_later_version_and_open_watches_get_nothing() {
     let (_writer, reader) = confirmed();
     assert_eq!(shown(&reader), (15, 1, 10));
     assert_eq!(reader.told().map(|state| state.rv), Some(rv(10)), "the stream is where it was");
@@ -37,9 +37,9 @@ fn confirmed_state_has_the_later_version_and_watches_are_told_nothing() {
     assert_eq!(shown(&reader), (15, 1, 10), "and does not get older");
 }
 
-/// An object came and went before the confirmed version, which the stream tells late.
+/// An object was created and deleted below the confirmed version; its events arrive late.
 #[test]
-fn what_came_to_nothing_is_told_to_open_watches_and_changes_no_state() {
+fn late_events_below_the_confirmed_version_reach_open_watches_only() {
     let (mut writer, reader) = confirmed();
     let mut before = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let mut with_state = reader.open(Start::Current, View::everything()).expect("a state").cursor;
@@ -63,7 +63,7 @@ fn what_came_to_nothing_is_told_to_open_watches_and_changes_no_state() {
 }
 
 #[test]
-fn stream_that_comes_to_the_confirmed_version_takes_over() {
+fn stream_that_reaches_the_confirmed_version_replaces_it() {
     for at in [15, 20] {
         let (mut writer, reader) = confirmed();
         writer.bookmark(rv(12));
@@ -85,7 +85,7 @@ fn version_of_which_more_may_come_confirms_nothing() {
 }
 
 #[test]
-fn whoever_waits_for_the_confirmed_version_is_woken() {
+fn reader_that_waits_for_the_confirmed_version_is_woken() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
     let (mut states, mut streams) = (reader.follow_progress(), reader.follow_progress());
     let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(streams.reach(rv(15))));

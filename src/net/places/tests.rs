@@ -44,7 +44,7 @@ async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
     assert_eq!(counts(), (0, 0));
 }
 
-/// One place, and one for somebody who has not said who it is.
+/// One place, and one for a connection that has not authenticated.
 #[tokio::test(start_paused = true)]
 async fn where_all_are_busy_who_comes_waits_for_a_place() {
     let places = places(1, LEAVING_MAX);
@@ -71,7 +71,7 @@ async fn where_all_are_busy_who_comes_waits_for_a_place() {
     drop((again, asking, extra));
 }
 
-/// A connection with a request under way.
+/// A connection with a running request.
 struct Busy {
     connection: Connection,
     request: RequestUnderWay,
@@ -79,7 +79,7 @@ struct Busy {
 }
 
 impl Busy {
-    /// Comes from a host, if there is room, and asks.
+    /// Connects from a host if there is room, and sends a request.
     fn try_come(places: &Arc<Places>, host: u8) -> Option<Self> {
         let connection = Connection::default();
         let place = places.enter(&connection, source(host)).now_or_never()?;

@@ -2,9 +2,9 @@
 //!
 //! Two questions go side by side. One asks upstream to come to the least version that is wanted: an apiserver learns
 //! how far a quiet resource is only when somebody asks for more than it has. The other is a watch from our own version,
-//! which says what we lack, or by a bookmark that it is nothing. That takes a second, so it begins at once. Where the
-//! collection is small, its versions are listed first: if they are ours, the state is of the version that is wanted.
-//! That is enough for clients that read a state; watches and proxies follow the stream.
+//! which says what we lack, or by a bookmark that it is nothing. That takes a second, so it begins at once. If the
+//! collection is small, its versions are listed first; if they equal ours, the state has the wanted version. That is
+//! enough for clients that read a state. Watches and proxies follow the stream.
 //!
 //! A proxy comes further as well when it is asked to, and tells it on our own stream: there the watch is rarely needed.
 
@@ -20,8 +20,8 @@ use super::super::stream::Ended;
 use super::{PROOF_MAX, Prover, Running, STREAM_HEAD_START};
 use crate::kube::ResourceVersion;
 
-/// How long a list of versions is waited for. Upstream answers at once if it has the version, and waits for seconds if
-/// that never comes, while others wait for theirs.
+/// The timeout of a list of versions. Upstream responds at once if it has the version, and after seconds if it never
+/// gets it, which must not delay other versions.
 const LISTED_WITHIN: Duration = Duration::from_millis(500);
 
 /// What upstream answered when it was asked to come to a version.

@@ -110,7 +110,7 @@ async fn a_large_collection_is_listed_rarely_and_caught_up_with_otherwise() {
     assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 1));
 }
 
-/// What is proven at N is N, though the stream tells it a minute later (R-VERSION-1).
+/// A state that is proven at N has version N, although the stream reaches N a minute later (R-VERSION-1).
 #[tokio::test(start_paused = true)]
 async fn state_has_the_version_that_it_is_proven_at() {
     for objects in [3, 100, MANY] {
@@ -122,14 +122,14 @@ async fn state_has_the_version_that_it_is_proven_at() {
             assert!(shown.rv.0 >= written, "{objects}, {number}: {} of {written}", shown.rv);
             assert_eq!(shown.len(), objects);
         }
-        // Its own stream goes on from where it was.
+        // The stream continues from its own version.
         scene.until(scene.up.create_pod("t1", "new")).await;
         assert!(scene.is_true());
         assert_eq!(scene.feed.reader.shown_at(), scene.feed.reader.progress().rv);
     }
 }
 
-/// Its versions are given again: what comes at one of them is no late word of the history before.
+/// A restored storage assigns versions again, so an event below the confirmed version may be new.
 #[tokio::test(start_paused = true)]
 async fn confirmed_version_does_not_outlive_a_storage_that_went_back() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -148,7 +148,7 @@ async fn confirmed_version_does_not_outlive_a_storage_that_went_back() {
     assert!(shown.get(&ObjectKey::new("t1", "new")).is_some(), "a read of the present shows it");
 }
 
-/// Versions of different resources can be compared, and clients do.
+/// Versions are comparable across resources (KEP-5504).
 #[tokio::test(start_paused = true)]
 async fn version_of_another_resource_is_reached_by_one_list() {
     let scene = Scene::of(upstream().pods(3)).await;

@@ -251,7 +251,7 @@ async fn they_never_go_back() {
     assert_eq!(last, 31);
 }
 
-/// The state was proven to be that of a later version than upstream's stream has told (R-VERSION-1).
+/// The state is confirmed at a version that upstream's stream has not reached yet (R-VERSION-1).
 #[tokio::test(start_paused = true)]
 async fn first_bookmark_of_a_watch_list_has_the_version_of_the_proof() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
@@ -259,7 +259,7 @@ async fn first_bookmark_of_a_watch_list_has_the_version_of_the_proof() {
     assert!(stage.reader.confirm(stage.reader.state_mark(), ResourceVersion(30)));
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     assert_eq!(client.told(), ["ADDED p 5", "BOOKMARK 30 end"]);
-    // What comes late of an earlier version came to nothing before the proof.
+    // Late events below the confirmed version cancel each other out.
     stage.put("q", "x", 19);
     stage.delete("q", "x", 20);
     stage.bookmark(25);
