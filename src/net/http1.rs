@@ -1,3 +1,4 @@
+mod offer;
 mod target;
 
 use std::pin::Pin;
@@ -12,7 +13,8 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::target::{CheckedIo, TargetCheck};
+use self::offer::take_h2c_offer;
+use self::target::{Ahead, CheckedIo, TargetCheck};
 use super::conversation::{Conversation, Failure};
 use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
@@ -87,9 +89,20 @@ where
     type Error = NotTaken;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, NotTaken>> + Send>>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.check.taken(request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let ahead = if take_h2c_offer(&mut request) {
+            Ahead::Nothing
+        } else if request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT {
+            Ahead::Tunnel
+        } else {
+            Ahead::Requests
+        };
+        let is_early = self.check.taken(ahead);
         let answering = self.requests.http1(request.map(RequestBody::from));
+        if is_early {
+            // What has come may be meant for the other protocol. It is not looked at.
+            self.requests.peer.connection.close();
+        }
         Box::pin(async move { Ok(answering.ok_or(NotTaken)?.await) })
     }
 }
@@ -124,28 +137,31 @@ mod tests {
     use std::collections::VecDeque;
     use std::io::{self, IoSlice};
     use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Poll;
 
     use bytes::Bytes;
-    use http_body_util::{BodyExt as _, StreamBody};
+    use http_body_util::{BodyExt as _, Empty, StreamBody};
     use hyper::body::Frame;
     use parking_lot::Mutex;
     use tokio::io::ReadBuf;
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::base::Cut;
     use crate::net::{Connection, PeerAddress};
 
-    /// The client's end: what it asks, and each write to it.
-    struct Socket(&'static [u8], Arc<Mutex<Vec<Vec<u8>>>>);
+    /// The client's end: what it sends with each write of its own, and each write to it.
+    #[derive(Clone, Default)]
+    struct Socket {
+        sent: Arc<Mutex<VecDeque<&'static [u8]>>>,
+        heard: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
 
     impl AsyncRead for Socket {
-        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            let asked = std::mem::take(&mut self.0);
-            if asked.is_empty() {
-                return Poll::Pending;
-            }
-            into.put_slice(asked);
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            let Some(sent) = self.sent.lock().pop_front() else { return Poll::Pending };
+            into.put_slice(sent);
             Poll::Ready(Ok(()))
         }
     }
@@ -162,7 +178,7 @@ mod tests {
         ) -> Poll<io::Result<usize>> {
             let written: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
             let length = written.len();
-            self.1.lock().push(written);
+            self.heard.lock().push(written);
             Poll::Ready(Ok(length))
         }
 
@@ -179,18 +195,59 @@ mod tests {
         }
     }
 
+    fn peer() -> Peer {
+        Peer {
+            address: PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 1))),
+            certificates: None,
+            connection: Connection::default(),
+            cut: Cut::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_between_an_offer_of_h2c_and_its_answer_are_not_read_as_a_request() {
+        const OFFER: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
+        // What comes before the answer, and behind it.
+        for (before, behind, answers) in
+            [(OFFER, None, 1), (&OFFER[..5], Some(&OFFER[5..]), 1), (&OFFER[..0], Some(OFFER), 2)]
+        {
+            let (calls, gate, socket) = (Arc::<AtomicUsize>::default(), Arc::new(Semaphore::new(0)), Socket::default());
+            let (called, held) = (calls.clone(), gate.clone());
+            let handle = move |_, _| {
+                called.fetch_add(1, Ordering::Relaxed);
+                let held = held.clone();
+                async move {
+                    held.acquire().await.expect("it is open").forget();
+                    Response::new(Empty::<Bytes>::new())
+                }
+            };
+            let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
+            let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), requests);
+            let mut go_on = |sent: Option<&'static [u8]>| {
+                socket.sent.lock().extend(sent.filter(|sent| !sent.is_empty()));
+                conversation.wake_set().put(WakePart::Codec);
+                let _ = conversation.poll(&mut Context::from_waker(Waker::noop()));
+            };
+            go_on(Some(OFFER));
+            assert_eq!(calls.load(Ordering::Relaxed), 1);
+            go_on(Some(before));
+            gate.add_permits(1);
+            go_on(None);
+            go_on(behind);
+            gate.add_permits(1);
+            go_on(None);
+            let heard = String::from_utf8_lossy(&socket.heard.lock().concat()).to_lowercase();
+            assert_eq!((calls.load(Ordering::Relaxed), heard.matches("http/1.1 200").count()), (answers, answers));
+            assert_eq!(heard.contains("connection: close"), answers == 1, "{heard}");
+        }
+    }
+
     /// hyper takes 16 pieces at a time.
     const PIECES_OF_A_WRITE: usize = 16;
 
     #[tokio::test]
     async fn pieces_of_a_body_that_are_ready_together_are_chunks_of_one_write() {
-        let writes = Arc::<Mutex<Vec<Vec<u8>>>>::default();
-        let peer = Peer {
-            address: PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 1))),
-            certificates: None,
-            connection: Connection::default(),
-            cut: Cut::default(),
-        };
+        let socket = Socket::default();
         let handle = |_, _| async {
             let mut pieces: VecDeque<_> = std::iter::repeat_n("event\n", PIECES_OF_A_WRITE).collect();
             let pieces = futures_util::stream::poll_fn(move |_| {
@@ -199,11 +256,11 @@ mod tests {
             });
             Response::new(StreamBody::new(pieces).boxed_unsync())
         };
-        let requests = Requests { peer, late_max: 1, leaving: None, handle };
-        let socket = Socket(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", writes.clone());
-        let mut conversation = Http1::new(socket, &ConnectionLimits::default(), requests);
+        let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
+        socket.sent.lock().push_back(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
+        let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), requests);
         assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        let writes = writes.lock();
+        let writes = socket.heard.lock();
         let text: Vec<_> = writes.iter().map(|write| String::from_utf8_lossy(write)).collect();
         let chunks = text.iter().map(|text| text.matches("6\r\nevent\n\r\n").count());
         assert_eq!(chunks.collect::<Vec<_>>(), [PIECES_OF_A_WRITE], "{text:?}");

@@ -2,7 +2,7 @@ use std::pin::Pin;
 
 use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 
 use super::Peer;
 use super::connection::{ConnectionState, RequestUnderWay};
@@ -36,12 +36,12 @@ where
 {
     /// Takes a request of HTTP/1; `None` if the connection ends instead.
     pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<Answering<B>> {
-        let (this, is_last) = (self.peer.connection.clone(), is_last(request.headers()));
+        let (this, is_last, version) = (self.peer.connection.clone(), is_last(&request), request.version());
         let running = self.running()?;
         let answer = (self.handle)(self.peer.clone(), request);
         Some(Box::pin(answer.map(move |mut answer| {
             if is_last || this.is(ConnectionState::Leaving) {
-                say_goodbye(&mut answer);
+                say_goodbye(&mut answer, version);
             }
             answer.map(|body| RunningBody::new(body, running))
         })))
@@ -62,17 +62,23 @@ where
     }
 }
 
-/// Whether the bytes after a request may be meant as something else than the next one: as a body, by a `Content-Length`
-/// beside a `Transfer-Encoding` that the codec has dropped (RFC 9112 §6.3), or as a protocol that it wanted to change
-/// to.
-fn is_last(headers: &HeaderMap) -> bool {
-    (headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)) && !mutant(24)
+/// Whether the connection ends with the answer to a request. The bytes after it may be meant as something else than the
+/// next request: as a body, by a `Content-Length` beside a `Transfer-Encoding` that the codec has dropped (RFC 9112
+/// §6.3), or as what it wanted the connection to become. HTTP/1.0 knows the end of an answer without a length only by
+/// the end of its connection.
+fn is_last<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    let is_ambiguous = headers.contains_key(TRANSFER_ENCODING)
+        || headers.contains_key(UPGRADE)
+        || *request.method() == Method::CONNECT;
+    (is_ambiguous && !mutant(24)) || request.version() < Version::HTTP_11
 }
 
 /// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not
-/// HTTP any more.
-fn say_goodbye<B>(answer: &mut Response<B>) {
+/// HTTP any more. The codec adds `keep-alive` for a client of HTTP/1.0 to an answer of another version.
+fn say_goodbye<B>(answer: &mut Response<B>, version: Version) {
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        *answer.version_mut() = version;
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }

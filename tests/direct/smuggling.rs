@@ -1,10 +1,10 @@
 //! Bytes that one reader takes for a body and another one for a request are never handled as a request (R-DOWNSTREAM-6,
 //! R-THREAT-3, R-THREAT-4).
 
-use http::Request;
+use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::direct::{self, App, Stub, stub, within};
 
@@ -63,6 +63,69 @@ async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
     }
 }
 
+/// Sends a request and returns the answer, whose body is the request's path.
+async fn ask(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, fields: &str) -> String {
+    io.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n").as_bytes())
+        .await
+        .expect("it is sent");
+    let mut heard = Vec::new();
+    while !heard.ends_with(path.as_bytes()) {
+        heard.push(within("an answer", io.read_u8()).await.expect("the connection stays open"));
+    }
+    String::from_utf8(heard).expect("text").to_lowercase()
+}
+
+/// The JDK's client offers `h2c` with each request, and goes on in HTTP/1.1 on the same connection. What comes before
+/// the answer may be meant for HTTP/2.
+#[tokio::test]
+async fn connection_that_offers_h2c_stays_open() {
+    let (upstream, app) = recording().await;
+    let offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
+    let mut io = app.connect().await.expect("a connection");
+    for path in ["/version", "/second", "/third"] {
+        let heard = ask(&mut io, path, offer).await;
+        assert!(heard.starts_with("http/1.1 200") && !heard.contains("connection: close"), "{heard}");
+        for head in upstream.seen(path) {
+            assert!(!head.headers.contains_key("upgrade") && !head.headers.contains_key("http2-settings"), "{head:?}");
+        }
+    }
+    let last = format!("GET /last HTTP/1.1\r\nhost: localhost\r\n{offer}\r\n{HIDDEN}");
+    io.write_all(last.as_bytes()).await.expect("it is sent");
+    let mut heard = Vec::new();
+    let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
+    let heard = String::from_utf8_lossy(&heard).to_lowercase();
+    assert!(heard.contains("connection: close") && heard.ends_with("/last"), "{heard}");
+    assert!(upstream.seen("/hidden").is_empty());
+}
+
+#[tokio::test]
+async fn refused_connect_ends_its_connection() {
+    let upstream = stub(|request: Request<Incoming>| async move {
+        let status = if request.method() == Method::CONNECT { 403 } else { 200 };
+        Ok(Stub::reply(status, request.uri().path().to_owned()))
+    });
+    let upstream = upstream.await;
+    let app = direct::in_front_of(&upstream.url()).run().await;
+    for target in ["localhost:443", "/version", "http://localhost/version"] {
+        let heard = say(&app, &format!("CONNECT {target} HTTP/1.1\r\nhost: localhost\r\n\r\n{HIDDEN}")).await;
+        assert!(heard.matches("http/1.1 ").count() <= 1 && !heard.starts_with("http/1.1 200"), "{target}: {heard}");
+    }
+    assert!(upstream.seen("/hidden").is_empty());
+}
+
+/// What the answer says of the connection is what happens to it.
+#[tokio::test]
+async fn answer_over_http10_says_that_it_ends_its_connection() {
+    let (upstream, app) = recording().await;
+    for path in ["/version", "/api/v1/namespaces/default/pods/p/log"] {
+        let fields = "host: localhost\r\nconnection: keep-alive\r\n";
+        let heard = say(&app, &format!("GET {path} HTTP/1.0\r\n{fields}\r\n{HIDDEN}")).await;
+        assert!(heard.starts_with("http/1.0 200") && heard.contains("connection: close"), "{heard}");
+        assert!(!heard.contains("keep-alive") && heard.ends_with(path), "{heard}");
+    }
+    assert!(upstream.seen("/hidden").is_empty());
+}
+
 /// No caller is known for these answers, so each costs its sender a connection.
 #[tokio::test]
 async fn answer_before_authentication_ends_its_connection() {
@@ -86,18 +149,13 @@ async fn answer_before_authentication_ends_its_connection() {
 #[tokio::test]
 async fn target_with_a_number_sign_is_refused() {
     let (upstream, app) = recording().await;
-    let first = "GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let collection = "/api/v1/namespaces/default/configmaps";
     let delete = format!("DELETE {collection}#/a HTTP/1.1\r\nhost: localhost\r\n\r\n");
     assert!(say(&app, &delete).await.starts_with("http/1.1 400"));
+    // Empty lines may precede a request (RFC 9112 §2.2).
+    assert!(say(&app, &format!("\r\n\r\n{delete}")).await.starts_with("http/1.1 400"));
     let mut io = app.connect().await.expect("a connection");
-    io.write_all(first.as_bytes()).await.expect("it is sent");
-    let mut heard = vec![0; 16 << 10];
-    let mut length = 0;
-    // The answer is the path, so it is whole when that has come.
-    while !heard[..length].ends_with(b"/version") {
-        length += within("an answer", io.read(&mut heard[length..])).await.expect("the connection stays open");
-    }
+    ask(&mut io, "/version", "").await;
     io.write_all(delete.as_bytes()).await.expect("it is sent");
     let mut heard = Vec::new();
     let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;

@@ -17,38 +17,87 @@ use super::super::Connection;
 /// What stands in the place of a `#`: no target has control characters.
 const REFUSED: u8 = 0x01;
 
-/// Where the bytes that are read next belong to. Requests that a client sends before it has the answer to the one
-/// before are not checked.
+/// Where the bytes that are read next belong to, and whether a client sends more than it should before an answer. The
+/// target of a request that a client sends before it has the answer to the one before is not checked.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TargetCheck(Arc<AtomicU8>);
 
-const AT_LINE: u8 = 0;
-const BEHIND_LINE: u8 = 1;
-/// The connection may be a tunnel, whose bytes are not requests.
-const OFF: u8 = 2;
+/// What a request allows its client to send before the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// Its body, or the next request.
+    Requests,
+    Nothing,
+    /// Anything: the connection may become a tunnel, whose bytes are not requests.
+    Tunnel,
+}
+
+/// Nothing of a request has come but the empty lines that may precede it (RFC 9112 §2.2).
+const BEFORE_LINE: u8 = 0;
+const IN_LINE: u8 = 1;
+/// At the beginning of a field line, which is the end of the head if it is empty.
+const AT_FIELD: u8 = 2;
+const IN_FIELD: u8 = 3;
+const BEHIND_HEAD: u8 = 4;
+/// More has come than the head.
+const BEYOND_HEAD: u8 = 5;
+/// A request is under way that allows nothing to be sent before its answer.
+const AWAITED: u8 = 6;
+const OFF: u8 = 7;
 
 impl TargetCheck {
     /// Notes that the codec has read a request, so that the next bytes while none is under way begin a request line.
-    pub(super) fn taken(&self, may_be_a_tunnel: bool) {
-        if may_be_a_tunnel {
-            self.0.store(OFF, Ordering::Relaxed);
-        } else if self.0.load(Ordering::Relaxed) != OFF {
-            self.0.store(AT_LINE, Ordering::Relaxed);
+    /// Returns whether the client has already sent what the request does not allow.
+    pub(super) fn taken(&self, ahead: Ahead) -> bool {
+        let state = self.0.load(Ordering::Relaxed);
+        if state == OFF {
+            return false;
         }
+        let next = match ahead {
+            Ahead::Requests => BEFORE_LINE,
+            Ahead::Nothing => AWAITED,
+            Ahead::Tunnel => OFF,
+        };
+        self.0.store(next, Ordering::Relaxed);
+        // A head of which nothing was read since the one before came together with that.
+        ahead == Ahead::Nothing && state != BEHIND_HEAD
     }
 
-    /// Replaces what must not be in a request line.
+    /// Whether bytes that come now are more than the request under way allows.
+    fn is_awaited(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == AWAITED
+    }
+
+    /// Replaces what must not be in a request line, and follows the head to its end.
     fn clean(&self, bytes: &mut [u8]) {
-        if self.0.load(Ordering::Relaxed) != AT_LINE {
-            return;
+        let (mut state, mut at) = (self.0.load(Ordering::Relaxed), 0);
+        while let Some(byte) = bytes.get_mut(at) {
+            state = match (state, *byte) {
+                (BEFORE_LINE | AWAITED, b'\r' | b'\n') => BEFORE_LINE,
+                (BEFORE_LINE | AWAITED | IN_LINE, b'#') => {
+                    *byte = REFUSED;
+                    IN_LINE
+                }
+                (BEFORE_LINE | AWAITED, _) => IN_LINE,
+                (IN_LINE, b'\n') | (AT_FIELD, b'\r') => AT_FIELD,
+                (AT_FIELD, b'\n') => BEHIND_HEAD,
+                (AT_FIELD | IN_FIELD, _) => match memchr::memchr(b'\n', &bytes[at..]) {
+                    Some(length) => {
+                        at += length;
+                        AT_FIELD
+                    }
+                    None => {
+                        state = IN_FIELD;
+                        break;
+                    }
+                },
+                (BEHIND_HEAD, _) => BEYOND_HEAD,
+                (BEYOND_HEAD | OFF, _) => break,
+                (other, _) => other,
+            };
+            at += 1;
         }
-        for byte in bytes {
-            match *byte {
-                b'#' => *byte = REFUSED,
-                b'\n' => return self.0.store(BEHIND_LINE, Ordering::Relaxed),
-                _ => {}
-            }
-        }
+        self.0.store(state, Ordering::Relaxed);
     }
 }
 
@@ -69,9 +118,12 @@ impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        let read = &mut buf.filled_mut()[before..];
         // While a request is under way, what comes is its body.
         if self.connection.idle_since().is_some() {
-            self.check.clean(&mut buf.filled_mut()[before..]);
+            self.check.clean(read);
+        } else if !read.is_empty() && self.check.is_awaited() {
+            self.connection.close();
         }
         Poll::Ready(Ok(()))
     }
@@ -112,6 +164,7 @@ mod tests {
         for (reads, expected) in [
             (vec!["DELETE /a#/b HTTP/1.1\r\nx: #\r\n\r\n"], "DELETE /a\u{1}/b HTTP/1.1\r\nx: #\r\n\r\n"),
             (vec!["GET /a", "#b HTTP/1.1\r\n", "x: #\r\n\r\n"], "GET /a\u{1}b HTTP/1.1\r\nx: #\r\n\r\n"),
+            (vec!["\r\n", "\n\r\nGET /a#b HTTP/1.1\n\n"], "\r\n\n\r\nGET /a\u{1}b HTTP/1.1\n\n"),
             (vec!["GET /a HTTP/1.1\r\nx: #\r\n\r\n"], "GET /a HTTP/1.1\r\nx: #\r\n\r\n"),
         ] {
             let check = TargetCheck::default();
@@ -135,10 +188,37 @@ mod tests {
         };
         assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         assert!(!looked("#"), "the request has not been read");
-        check.taken(false);
-        assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
-        check.taken(true);
-        check.taken(false);
+        for ahead in [Ahead::Requests, Ahead::Nothing] {
+            check.taken(ahead);
+            assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
+        }
+        check.taken(Ahead::Tunnel);
+        check.taken(Ahead::Requests);
         assert!(!looked("GET /#a HTTP/1.1\r\n\r\n"));
+    }
+
+    #[test]
+    fn bytes_behind_a_head_are_noticed_in_any_pieces() {
+        let head = "\r\nGET /a HTTP/1.1\r\nx: y\r\n\r\n";
+        for (text, is_early) in [
+            (head.to_owned(), false),
+            ("GET /a HTTP/1.1\nx: y\n\n".to_owned(), false),
+            (format!("{head}G"), true),
+            (format!("{head}\n"), true),
+            (format!("{head}{head}"), true),
+        ] {
+            for piece in [1, 2, 7, text.len()] {
+                let check = TargetCheck::default();
+                for bytes in text.as_bytes().chunks(piece) {
+                    check.clean(&mut bytes.to_vec());
+                }
+                assert_eq!(check.taken(Ahead::Nothing), is_early, "{text:?} in pieces of {piece}");
+                assert!(check.is_awaited());
+            }
+        }
+        let check = TargetCheck::default();
+        check.clean(&mut [head, head].concat().into_bytes());
+        assert!(!check.taken(Ahead::Requests), "that is allowed");
+        assert!(check.taken(Ahead::Nothing), "nothing was read since");
     }
 }
