@@ -47,7 +47,7 @@ pub use go_text::quote as go_quote;
 pub use gvr::Gvr;
 pub use key::ObjectKey;
 pub use labels::{LabelSelector, Operator, Requirement};
-pub use list_options::{GetOptions, ListOptions, ListPlan, VersionMatch, WatchStart};
+pub use list_options::{GetOptions, ListOptions, ListPlan, VersionMatch, WatchStart, WatchTimeout};
 pub use payer::Payer;
 pub use query::{QUERY_PAIRS_MAX, Query};
 pub use request_info::{RequestInfo, RequestInfoError, Verb, reaches_inside};

@@ -27,7 +27,7 @@ use super::switches::RequestKind;
 use super::table::IncludeObject;
 use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};
-use crate::kube::{GetOptions, ListOptions, Query, ResourceVersion, VersionMatch, WatchStart};
+use crate::kube::{GetOptions, ListOptions, Query, ResourceVersion, VersionMatch, WatchStart, WatchTimeout};
 
 /// Bytes that the body of a request may have.
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
@@ -164,7 +164,7 @@ impl Call {
                 self.shared.counts.add(|counts| &mut counts.watch_lists, at);
             }
             let bookmarks = options.allow_watch_bookmarks;
-            let timeout = watch_timeout(options.timeout_seconds.unwrap_or(0));
+            let timeout = watch_timeout(options.timeout_seconds);
             let plan = WatchPlan { kind: at, selector, form, include, bookmarks, start, timeout };
             let watch = Watch::new(plan, self.shared.clone());
             let events = stream::unfold(watch, |mut watch| async { watch.next().await.map(|chunk| (chunk, watch)) });
@@ -259,11 +259,11 @@ fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
     })
 }
 
-/// Returns how long a watch may last. For zero the server chooses; a watch with a negative timeout ends at once.
-fn watch_timeout(seconds: i64) -> Duration {
-    match u64::try_from(seconds) {
-        Err(_) => Duration::ZERO,
-        Ok(0) => Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS)),
-        Ok(seconds) => Duration::from_secs(seconds.min(10 * WATCH_SECONDS)),
+/// Returns how long a watch may last. Where it says nothing the server chooses.
+fn watch_timeout(seconds: Option<i64>) -> Duration {
+    match WatchTimeout::of(seconds) {
+        WatchTimeout::Over => Duration::ZERO,
+        WatchTimeout::Unset => Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS)),
+        WatchTimeout::Lasts(length) => length.min(Duration::from_secs(10 * WATCH_SECONDS)),
     }
 }

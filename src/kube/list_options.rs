@@ -2,11 +2,14 @@
 mod tests;
 mod validate;
 mod version_match;
+mod watch_timeout;
 
 pub use version_match::{ListPlan, VersionMatch, WatchStart};
 
+pub use watch_timeout::WatchTimeout;
+
 use super::go_text::parse_int;
-use super::{ContinueToken, FieldSelector, LabelSelector, Query, Status};
+use super::{ContinueToken, FieldSelector, LabelSelector, Query, SELECTOR_BYTES_MAX, Status};
 
 /// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
@@ -23,7 +26,7 @@ pub struct ListOptions {
     /// Unparsed: how a bad one is refused depends on the verb (R-QUERY-4).
     pub resource_version: String,
     pub resource_version_match: String,
-    /// For watches only. Zero counts as absent, a negative one has already passed (R-TIMEOUT-1).
+    /// For watches only: see [`WatchTimeout`].
     pub timeout_seconds: Option<i64>,
     /// Not positive means unlimited.
     pub limit: i64,
@@ -52,6 +55,13 @@ impl ListOptions {
             continue_token: text("continue").to_owned(),
             send_initial_events: flag(query, "sendInitialEvents"),
         })
+    }
+
+    /// Whether both selectors are short enough to be parsed. [`decode`](Self::decode) refuses longer ones, although the
+    /// apiserver may accept them.
+    pub fn has_short_selectors(query: &Query) -> bool {
+        let length = |name| query.first(name).map_or(0, str::len);
+        ["labelSelector", "fieldSelector"].into_iter().all(|name| length(name) <= SELECTOR_BYTES_MAX)
     }
 
     /// Applies the server's default (R-WATCH-1): a watch that says nothing about its start gets the initial events. Not

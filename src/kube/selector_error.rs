@@ -11,7 +11,7 @@ pub enum SelectorError {
     /// A key that the resource does not have, as far as we know.
     #[error("field label not supported: {0}")]
     UnknownField(String),
-    /// Over [`SELECTOR_BYTES_MAX`]: our own refusal, of a selector that the apiserver might accept.
+    /// Over [`SELECTOR_BYTES_MAX`]. The apiserver might accept it, so reads with such a selector pass through.
     #[error("the {parameter} is too long: {bytes} bytes, at most {max} are allowed", max = SELECTOR_BYTES_MAX)]
     TooLong { parameter: &'static str, bytes: usize },
 }

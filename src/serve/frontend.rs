@@ -307,6 +307,7 @@ impl Frontend {
             user_agent: request.context.user_agent.as_deref(),
             impersonates: request.http.headers().keys().any(is_impersonation),
             fills_a_feed: request.fills_a_feed(),
+            readable: request.readable,
         };
         let config = self.config.get();
         let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {

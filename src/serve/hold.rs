@@ -14,6 +14,7 @@ use super::serve_config::Consistency;
 use super::sources::Sources;
 use crate::cache::FeedState;
 use crate::feeds::{FeedHandle, Freshness};
+use crate::kube::WatchTimeout;
 
 /// What became of a held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +58,7 @@ impl Sources {
 
 /// The time that a request is held: as long as the client wants the watch to last, within a bound.
 fn held_for(timeout_seconds: Option<i64>) -> Duration {
-    let theirs = timeout_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
-    theirs.filter(|theirs| !theirs.is_zero()).map_or(Freshness::WAIT_MAX, |theirs| theirs.min(Freshness::WAIT_MAX))
+    WatchTimeout::of(timeout_seconds).within(Freshness::WAIT_MAX)
 }
 
 /// Completes when the feed is over, or has been without its stream for too long.

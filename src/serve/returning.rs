@@ -11,7 +11,7 @@ use super::route::WatchRead;
 use super::sources::{Sources, Unready};
 use crate::cache::{CacheReader, FeedState, OpenedWatch, Start, TooOld, View};
 use crate::feeds::FeedHandle;
-use crate::kube::WatchStart;
+use crate::kube::{WatchStart, WatchTimeout};
 use crate::wire::Encoding;
 
 /// The longest that such a watch is held. Then it is told what it would have been told at once.
@@ -83,8 +83,7 @@ fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> R
 
 /// The time that a watch is held: as long as its client wants it to last, within a bound.
 fn held_for(timeout_seconds: Option<i64>) -> Duration {
-    let theirs = timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
-    theirs.map_or(HELD_MAX, |seconds| Duration::from_secs(seconds).min(HELD_MAX))
+    WatchTimeout::of(timeout_seconds).within(HELD_MAX)
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ pub(super) struct WatchRead {
     pub(super) view: View,
     pub(super) start: WatchStart,
     pub(super) bookmarks: bool,
-    /// The timeout as asked; zero and absent mean the server's choice, a negative one has already passed (R-TIMEOUT-1).
+    /// The timeout as asked: see `WatchTimeout`.
     pub(super) timeout_seconds: Option<i64>,
 }
 
@@ -133,6 +133,8 @@ pub(super) struct RouteInput<'a> {
     pub(super) impersonates: bool,
     /// Another proxy asks, for a feed of its own.
     pub(super) fills_a_feed: bool,
+    /// The caller asks for what it may read.
+    pub(super) readable: bool,
 }
 
 /// Decides what we answer, and of which resource. `resource` is what discovery knows under the request's group, version
@@ -241,6 +243,9 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if info.verb == Verb::Get {
         return get(asked, resource, representation);
     }
+    if is_upstreams_selector(asked, resource) {
+        return Err(ForwardReason::DearSelector.into());
+    }
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
     // A later release, or a definition that was changed a moment ago, may have the key.
@@ -272,6 +277,13 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         return Err(reason.into());
     }
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
+}
+
+/// Whether a selector is too long to be read here, where it would cost something with every later event. Upstream shows
+/// nobody a part of a collection, so with such a selector a part is refused.
+fn is_upstreams_selector(asked: &RouteInput<'_>, resource: &Resource) -> bool {
+    let is_part = asked.readable && resource.namespaced && asked.info.namespace.is_empty();
+    !is_part && !ListOptions::has_short_selectors(asked.query)
 }
 
 /// Why a list cannot be answered from what is held in `scope`, however fresh that is.

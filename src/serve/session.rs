@@ -31,7 +31,7 @@ use super::watch_end::WatchEnd;
 use crate::base::{Draining, mutant};
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
-use crate::kube::{EventType, ResourceVersion, Status};
+use crate::kube::{EventType, ResourceVersion, Status, WatchTimeout};
 use crate::listing::Looks;
 use crate::wire::{Columns, Object, Refused, Representation};
 
@@ -93,7 +93,7 @@ impl WatchSession {
         let Opening { permit, place, feed, renderer, opened, namespaces, chunks, row, terms, .. } = opening;
         let Opening { received, drain, looks, metrics, cut, overdue, .. } = opening;
         let (readable, grant) = (permit.part().cloned(), permit.grant_status());
-        let over = terms.timeout_seconds.is_some_and(i64::is_negative);
+        let over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Over;
         let pin = |state: &Snapshot| feed.pin(state, cut.clone(), overdue.state_terms());
         let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
         let (partial, pin) = match readable {

@@ -191,6 +191,14 @@ async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
     let over = pair.path(&format!("?watch=1&timeoutSeconds=-1&resourceVersion={version}"));
     let (answer, _) = pair.same_watch(Ask::get(&over)).await;
     assert!(answer.body.is_empty(), "over before it began: {}", answer.text());
+    // Its nanoseconds overflow, and are negative then.
+    for seconds in ["9223372037", "18446744073", "9223372036854775807"] {
+        let over = pair.path(&format!("?watch=1&timeoutSeconds={seconds}&resourceVersion={version}"));
+        let (answer, _) = pair.same_watch(Ask::get(&over)).await;
+        assert!(answer.body.is_empty(), "{seconds}: {}", answer.text());
+    }
+    let none = pair.same(Ask::get(&pair.path("?watch=1&timeoutSeconds=18446744073709551616"))).await;
+    assert_eq!(none.status.as_u16(), 400);
     let mut endless = both(&pair, &pair.path("?watch=1&timeoutSeconds=0")).await;
     both_tell(&mut endless).await;
     both_tell(&mut endless).await;

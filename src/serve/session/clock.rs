@@ -3,6 +3,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::base::mutant;
+use crate::kube::WatchTimeout;
 
 /// The moments that a watch waits for besides events.
 pub(super) struct Clock {
@@ -14,15 +15,16 @@ pub(super) struct Clock {
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// Longer requests are cut to this, so that no arithmetic overflows: a year.
-const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
+const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Clock {
     /// Makes the clock of a watch that was asked for at `received`. A watch without a timeout of its own lasts `min` at
     /// least.
     pub(super) fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
-        let lasts = match timeout_seconds {
-            None | Some(0) => min.mul_f64(1.0 + fastrand::f64()),
-            Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
+        let lasts = match WatchTimeout::of(timeout_seconds) {
+            WatchTimeout::Unset => min.mul_f64(1.0 + fastrand::f64()),
+            WatchTimeout::Over => Duration::ZERO,
+            WatchTimeout::Lasts(length) => length.min(LASTS_MAX),
         };
         let lasts = if mutant(27) { lasts / 1000 } else { lasts };
         let deadline = received + lasts;

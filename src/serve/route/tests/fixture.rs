@@ -22,6 +22,7 @@ pub(super) struct Ask {
     accept: Option<&'static str>,
     user_agent: Option<&'static str>,
     impersonates: bool,
+    readable: bool,
     coverage: Coverage,
 }
 
@@ -32,6 +33,7 @@ pub(super) fn get(uri: impl Into<String>) -> Ask {
         accept: None,
         user_agent: None,
         impersonates: false,
+        readable: false,
         coverage: Coverage::default(),
     }
 }
@@ -51,6 +53,11 @@ impl Ask {
 
     pub(super) fn impersonating(self) -> Self {
         Self { impersonates: true, ..self }
+    }
+
+    /// Asks for what may be read of the collection.
+    pub(super) fn readable(self) -> Self {
+        Self { readable: true, ..self }
     }
 
     /// Asks a proxy that holds only what `coverage` says.
@@ -73,6 +80,7 @@ impl Ask {
             user_agent,
             impersonates,
             fills_a_feed: false,
+            readable: self.readable,
         };
         route(&asked, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }

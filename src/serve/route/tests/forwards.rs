@@ -1,7 +1,7 @@
 //! What is passed through, and why: every reason that the request alone can give.
 
 use super::fixture::{Ask, get};
-use crate::kube::{ContinueAt, ContinueToken, PageStore};
+use crate::kube::{ContinueAt, ContinueToken, PageStore, SELECTOR_BYTES_MAX};
 use crate::serve::route::ForwardReason;
 use crate::serve::{Coverage, Sensitive};
 
@@ -198,6 +198,23 @@ fn selector_on_an_unknown_field_passes_through() {
     ] {
         assert_eq!(get(format!("{secrets}{selector}")).said(), expected);
     }
+}
+
+/// It would cost something here with every later event, and upstream has no limit of its own.
+#[test]
+fn selector_beyond_its_limit_passes_through() {
+    let text = |bytes| "a".repeat(bytes);
+    for parameter in ["labelSelector=", "watch=1&labelSelector=", "fieldSelector=metadata.name%3D"] {
+        let uri = |bytes: usize| format!("/api/v1/pods?resourceVersion=0&{parameter}{}", text(bytes));
+        assert_reason(ForwardReason::DearSelector, [get(uri(SELECTOR_BYTES_MAX + 1))]);
+    }
+    // In upstream's words, which come first.
+    assert_reason(ForwardReason::DearSelector, [get(format!("/api/v1/pods?limit=x&labelSelector={}", text(17 << 10)))]);
+    let part = get(format!("/api/v1/pods?labelSelector={}", text(17 << 10))).readable();
+    assert_eq!(part.said(), "400 BadRequest: the labelSelector is too long: 17408 bytes, at most 16384 are allowed");
+    let longest =
+        format!("/api/v1/pods?resourceVersion=0&labelSelector={}", vec!["a"; SELECTOR_BYTES_MAX / 2].join(","));
+    assert_eq!(get(longest).said(), "list json *[a] any");
 }
 
 /// The token that an expired one is answered with: `rv: -1`, at whatever is current.

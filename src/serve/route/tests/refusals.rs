@@ -24,6 +24,10 @@ fn numbers_that_are_none() {
             "/api/v1/pods?limit=9223372036854775808",
             r#"400 BadRequest: strconv.ParseInt: parsing "9223372036854775808": value out of range"#,
         ),
+        (
+            "/api/v1/pods?watch=1&timeoutSeconds=18446744073709551616",
+            r#"400 BadRequest: strconv.ParseInt: parsing "18446744073709551616": value out of range"#,
+        ),
         // Decoded for lists too, though it means nothing there.
         ("/api/v1/pods?timeoutSeconds=x", r#"400 BadRequest: strconv.ParseInt: parsing "x": invalid syntax"#),
     ]);

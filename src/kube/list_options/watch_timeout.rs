@@ -1,0 +1,59 @@
+use std::time::Duration;
+
+/// How long a watch is to last (R-TIMEOUT-1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchTimeout {
+    /// The server chooses.
+    Unset,
+    /// Its time is over when it begins.
+    Over,
+    Lasts(Duration),
+}
+
+const NANOSECONDS: i64 = 1_000_000_000;
+
+impl WatchTimeout {
+    /// What `timeoutSeconds` means. The apiserver counts nanoseconds in 64 bits, which overflow: a large number may
+    /// mean any length.
+    pub fn of(timeout_seconds: Option<i64>) -> Self {
+        match u64::try_from(timeout_seconds.unwrap_or(0).wrapping_mul(NANOSECONDS)) {
+            Ok(0) => Self::Unset,
+            Ok(nanoseconds) => Self::Lasts(Duration::from_nanos(nanoseconds)),
+            Err(_) => Self::Over,
+        }
+    }
+
+    /// The length within a bound, where that is not the server's choice.
+    pub fn within(self, max: Duration) -> Duration {
+        match self {
+            Self::Lasts(length) => length.min(max),
+            Self::Unset | Self::Over => max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Go computes `time.Duration(seconds) * time.Second`.
+    #[test]
+    fn timeout_seconds_overflow_as_in_go() {
+        for (seconds, expected) in [
+            (None, WatchTimeout::Unset),
+            (Some(0), WatchTimeout::Unset),
+            (Some(300), WatchTimeout::Lasts(Duration::from_secs(300))),
+            (Some(-1), WatchTimeout::Over),
+            (Some(9_223_372_036), WatchTimeout::Lasts(Duration::from_secs(9_223_372_036))),
+            (Some(9_223_372_037), WatchTimeout::Over),
+            (Some(18_446_744_073), WatchTimeout::Over),
+            (Some(18_446_744_074), WatchTimeout::Lasts(Duration::from_nanos(290_448_384))),
+            (Some(99_999_999_999), WatchTimeout::Lasts(Duration::from_nanos(7_766_279_630_452_241_920))),
+            (Some(i64::MAX), WatchTimeout::Over),
+            (Some(i64::MIN), WatchTimeout::Unset),
+            (Some(1 << 55), WatchTimeout::Unset),
+        ] {
+            assert_eq!(WatchTimeout::of(seconds), expected, "{seconds:?}");
+        }
+    }
+}
