@@ -339,7 +339,7 @@ pub(super) struct LimitsSection {
     #[schemars(extend("x-default" = "an eighth of the memory that there is, 16 to 1024"))]
     pub(super) list_mebibytes: Option<Number<1, 1_048_576>>,
     /// Passed-through requests that are no stream: each is over within a minute or two, whether or not its client
-    /// reads and writes
+    /// reads and writes. What upstream is asked for proxies below (reviews, discovery) counts too
     pub(super) forwards: Number<1, 1_000_000>,
     /// Passed-through requests of one user
     pub(super) forwards_per_caller: Number<1, 1_000_000>,

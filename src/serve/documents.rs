@@ -26,6 +26,7 @@ use super::response_context::{AUDIT_ID, new_audit_id, put_served};
 use crate::base::Ready;
 use crate::feeds::Feeds;
 use crate::kube::{Offers, Query, RequestInfo, discovery_accept, pretty};
+use crate::listing::Shed;
 use crate::upstream::{Build, Catalog, Client, Error, SharedDocument, is_impersonation, strip_hop_by_hop};
 
 /// Which document is asked for.
@@ -43,6 +44,15 @@ struct Key {
     path: String,
     /// In its one spelling, so that no caller makes more keys than there are documents.
     accept: HeaderValue,
+}
+
+/// Why upstream gave no document.
+#[derive(Debug, thiserror::Error)]
+enum NotAsked {
+    #[error(transparent)]
+    Shed(#[from] Shed),
+    #[error(transparent)]
+    Failed(#[from] Error),
 }
 
 #[derive(Debug, Clone)]
@@ -101,17 +111,24 @@ impl ServerDocuments {
         kind_of(info).filter(|_| !group_of(&info.path).is_some_and(|group| self.catalog.is_elsewhere(group)))
     }
 
-    /// The answer to who may have it; `None` if upstream has to give it. `hops` names those who ask, and us.
+    /// The answer to a caller that may have it; `None` if its own request has to go upstream. That includes callers for
+    /// whom upstream must not be asked now, because they have too much under way: their own request is refused. `hops`
+    /// names the proxies that ask, and us.
     pub(super) async fn answer(&self, request: &ReadRequest, hops: &HeaderValue) -> Option<Response<ReplyBody>> {
         let kind = self.kind(request)?;
         let accept = HeaderValue::try_from(discovery_accept(request.context.accept.as_deref())?).ok()?;
         let key = Key { path: request.info.path.clone(), accept };
-        let (asked_before, ask) = (Instant::now(), |last| self.ask(&key, hops, last));
+        let (asked_before, payer) = (Instant::now(), request.caller.payer());
+        let ask = async |last| {
+            // It takes the place that the caller's own request to upstream would.
+            let _place = self.admission.forward(payer.as_ref())?;
+            Ok::<_, NotAsked>(self.ask(&key, hops, last).await?)
+        };
         let asking = self.kept.get(&key, request.received, |kept| self.will_do(kind, kept), ask);
         let kept = match timeout(ANSWER_MAX, asking).await {
             Ok(Ok(kept)) => kept,
-            Ok(Err(error)) => {
-                tracing::debug!(path = %key.path, %error, "not to be had for another proxy");
+            Ok(Err(why)) => {
+                tracing::debug!(path = %key.path, %why, "not to be had for another proxy");
                 return None;
             }
             Err(_) => return None,

@@ -1,12 +1,15 @@
 //! What upstream serves changes while the proxy runs (R-UPSTREAM-11).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::Method;
+use http::{HeaderMap, Method, Request};
+use hyper::body::Incoming;
 use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
-use crate::direct::{self, Ended, WIDGETS, Watch, eventually, straight};
+use crate::direct::{self, Ended, Stub, WIDGETS, Watch, eventually, straight, stub, within};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -223,4 +226,40 @@ async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
     })
     .await;
     still_goes_on(&watch, &up).await;
+}
+
+/// Upstream is asked with the proxy's own credentials. A caller gets no more of that than of its own requests.
+#[tokio::test]
+async fn discovery_for_a_proxy_takes_the_place_of_a_request() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = gate.clone();
+    let answer = stub(move |request: Request<Incoming>| {
+        let held = held.clone();
+        async move {
+            if is_of_child(request.headers()) {
+                held.acquire().await?.forget();
+            }
+            Ok(Stub::reply(200, "{}"))
+        }
+    });
+    let upstream = answer.await;
+    let app = direct::in_front_of(&upstream.url()).with(|config| config.serve.limits.forwards_max = 2).run().await;
+    let app = app.multiplexed().await;
+    let ask = |path| app.request(Method::GET, path).header("kube-fanout-hops", "child");
+    let asked = |path| upstream.seen(path).iter().any(|head| is_of_child(&head.headers));
+    let refused = async {
+        eventually("both have come", || async { asked("/version") && asked("/api") }).await;
+        let refused = ask("/apis").send().await;
+        gate.add_permits(2);
+        refused
+    };
+    let (first, second, third) =
+        within("all answers", async { tokio::join!(ask("/version").send(), ask("/api").send(), refused) }).await;
+    assert!(first.is_cached() && second.is_cached());
+    assert_eq!(third.refusal(), (429, "TooManyRequests".to_owned()));
+    assert!(!asked("/apis"));
+}
+
+fn is_of_child(headers: &HeaderMap) -> bool {
+    headers.get("kube-fanout-hops").and_then(|hops| hops.to_str().ok()).is_some_and(|hops| hops.contains("child"))
 }
