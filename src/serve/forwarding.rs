@@ -405,9 +405,10 @@ fn without_body(request: Request<RequestBody>) -> Request<UpstreamBody> {
     request
 }
 
+/// The proxies that a request has passed, up to the most that it may.
 fn hops(headers: &HeaderMap) -> Vec<&str> {
     let hops = headers.get(HOPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).collect()
+    hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).take(HOPS_MAX).collect()
 }
 
 /// Whether the token of a request is for upstream, and not for us alone.

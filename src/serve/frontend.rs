@@ -2,7 +2,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, STRICT_TRANSPORT_SECURITY, USER_AGENT};
+use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, Version};
 use tokio::time::{Instant, timeout};
 
@@ -19,7 +19,9 @@ use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
 use super::reader::Reader;
 use super::refusals::{expects_the_impossible, forbid, turned_away};
-use super::response_context::{AUDIT_ID, REASON, ResponseContext, expectation_failed, malformed, new_audit_id};
+use super::response_context::{
+    AUDIT_ID, REASON, REFUSED_BY, ResponseContext, expectation_failed, malformed, new_audit_id,
+};
 use super::reviews::ReviewDesk;
 use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, route};
 use super::serve_config::ServeConfig;
@@ -29,9 +31,7 @@ use super::statuses::{too_many_wait, unavailable};
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
-use crate::kube::{
-    Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, check_accept_length, reaches_inside,
-};
+use crate::kube::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
@@ -209,12 +209,16 @@ impl Frontend {
         Some(response)
     }
 
-    /// An answer as it leaves. One of ours says of transport security what upstream's answers say.
+    /// Adds to our own response what the connection and the client need: upstream's `Strict-Transport-Security`, and on
+    /// an error the header that says whose refusal it is.
     fn finished(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
         answered::count(&response);
         let is_ours = !response.headers().contains_key(REASON);
         if let Some(said) = self.client.strict_transport_security().filter(|_| is_ours) {
             response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, said);
+        }
+        if is_ours && (response.status().is_client_error() || response.status().is_server_error()) {
+            response.headers_mut().entry(REFUSED_BY).or_insert(HeaderValue::from_static("proxy"));
         }
         if without_body { response.map(ReplyBody::of_head) } else { response }
     }
@@ -255,8 +259,9 @@ impl Frontend {
         context: &ResponseContext,
     ) -> Result<(), Box<Response<ReplyBody>>> {
         self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
-        let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-        check_accept_length(accept).map_err(|status| Box::new(context.status(&status)))?;
+        if let Some(status) = &context.accept_refused {
+            return Err(Box::new(context.status(status)));
+        }
         if expects_the_impossible(request) {
             return Err(Box::new(expectation_failed()));
         }

@@ -31,6 +31,9 @@ pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResponseContext {
     pub(super) accept: Option<String>,
+    /// The refusal of an Accept header that is too long. `accept` is `None` then, so that the header does not decide
+    /// what the refusal looks like.
+    pub(super) accept_refused: Option<Box<Status>>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,
     /// The request's audit record, where requests are recorded.
@@ -58,9 +61,11 @@ pub(super) struct Standing {
 impl ResponseContext {
     pub(super) fn of(headers: &HeaderMap, query: Arc<Query>) -> Self {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let accept = text(ACCEPT);
+        let accept_refused = accept.and_then(|accept| check_accept_length(accept).err()).map(Box::new);
         Self {
-            // A header that is too long is refused by the frontend, and does not decide what that refusal looks like.
-            accept: text(ACCEPT).filter(|accept| check_accept_length(accept).is_ok()).map(str::to_owned),
+            accept: accept.filter(|_| accept_refused.is_none()).map(str::to_owned),
+            accept_refused,
             user_agent: text(http::header::USER_AGENT).map(str::to_owned),
             audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
             record: None,

@@ -138,9 +138,11 @@ async fn answer_before_authentication_ends_its_connection() {
         ("/version", format!("accept: {long}"), 400),
         ("/version", "expect: 200-ok".to_owned(), 417),
         ("/version", "sec-fetch-site: cross-site".to_owned(), 403),
+        ("/api/%zz", "accept: */*".to_owned(), 400),
     ] {
         let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
         assert!(heard.starts_with(&format!("http/1.1 {code}")) && heard.contains("connection: close"), "{heard}");
+        assert_eq!(heard.contains("kube-fanout-refused-by: proxy"), code != 200, "{heard}");
     }
     assert!(upstream.seen("/hidden").is_empty() && upstream.seen("/version").is_empty());
 }

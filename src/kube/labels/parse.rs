@@ -255,7 +255,7 @@ fn checked(key: &str, operator: Operator, mut values: Vec<&str>) -> Result<Requi
             errors.push(format!("values[{index}][{key}]: Invalid value: {value}: {why}"));
         }
     }
-    match aggregate(errors) {
+    match aggregate(&errors) {
         Some(text) => Err(text),
         None => Ok(Requirement { key: key.into(), operator, values: values.into_iter().map(Into::into).collect() }),
     }

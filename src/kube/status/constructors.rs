@@ -76,8 +76,8 @@ impl Status {
     /// 422: list options that exclude each other, all of them at once (R-OPTIONS-1). `causes` carry the messages
     /// without the field.
     pub fn invalid_list_options(causes: Vec<StatusCause>) -> Self {
-        let errors = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
-        let why = aggregate(errors).map(|errors| format!(": {errors}")).unwrap_or_default();
+        let errors: Vec<_> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+        let why = aggregate(&errors).map(|errors| format!(": {errors}")).unwrap_or_default();
         let message = format!("ListOptions.meta.k8s.io \"\" is invalid{why}");
         let group = "meta.k8s.io".to_owned();
         let details = StatusDetails { group, kind: "ListOptions".to_owned(), causes, ..StatusDetails::default() };

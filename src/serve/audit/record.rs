@@ -54,8 +54,11 @@ struct Answered {
 }
 
 /// How much of a client's name the apiserver records, and how it marks that there was more.
-const USER_AGENT_MAX: usize = 1024;
+const TEXT_BYTES_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
+/// How long a record of a request from an unknown caller may be. Beyond that it has no more than the beginnings of what
+/// the caller sent.
+pub(super) const STRANGER_RECORD_BYTES_MAX: usize = 8 << 10;
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
@@ -115,7 +118,27 @@ impl AuditRecord {
     }
 
     fn put(&self, stage: Stage, answered: &Answered) -> Result<(), Full> {
-        self.queue.put(self.event(stage, now(), answered).to_line())
+        let event = self.event(stage, now(), answered);
+        let line = event.to_line();
+        if line.len() <= STRANGER_RECORD_BYTES_MAX || !self.is_of_stranger() {
+            return self.queue.put(line);
+        }
+        let [audit_id, uri, verb] = [event.audit_id, event.request_uri, event.verb].map(shortened);
+        let response_status = AuditOutcome::of(answered.code, None);
+        let event = AuditEvent {
+            audit_id: &audit_id,
+            request_uri: &uri,
+            verb: &verb,
+            object_ref: None,
+            response_status,
+            ..event
+        };
+        self.queue.put(event.to_line())
+    }
+
+    /// Whether the caller is not known, or not yet.
+    fn is_of_stranger(&self) -> bool {
+        !self.is_ourselves && self.user.as_ref().is_none_or(User::is_anonymous)
     }
 
     fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a Answered) -> AuditEvent<'a> {
@@ -207,11 +230,12 @@ pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
 /// How many addresses are kept.
 const SOURCES_MAX: usize = 64;
 
-pub(super) fn shortened(user_agent: &str) -> String {
-    match user_agent.get(..USER_AGENT_MAX).filter(|_| user_agent.len() > USER_AGENT_MAX) {
-        Some(head) => format!("{head}{TRUNCATED}"),
-        None => user_agent.to_owned(),
+pub(super) fn shortened(text: &str) -> String {
+    if text.len() <= TEXT_BYTES_MAX {
+        return text.to_owned();
     }
+    let end = (0..=TEXT_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}{TRUNCATED}", &text[..end])
 }
 
 impl std::fmt::Debug for AuditRecord {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::line::Line;
 use super::queue::{Full, Queue};
-use super::record::{shortened, source_ips, without_tokens};
+use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
 use super::{Audit, AuditRecord, Decision, Destination, Ours};
 use crate::auth::Caller;
 use crate::base::Cut;
@@ -200,6 +200,29 @@ fn long_names_of_clients_are_cut() {
     assert_eq!(shortened("curl"), "curl");
     assert_eq!(shortened(&"x".repeat(1024)).len(), 1024);
     assert_eq!(shortened(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
+}
+
+/// Whoever nobody knows writes no more than that to the disk for each of its connections.
+#[test]
+fn record_of_an_unknown_caller_is_bounded_whatever_it_sends() {
+    let (queue, mut lines) = Queue::new(8, 1 << 20);
+    let long = "\u{e4}".repeat(30_000);
+    let uri: Uri = format!("/api/v1/pods?a={}", "b".repeat(60_000)).parse().expect("a target");
+    let path = format!("/api/v1/namespaces/{long}/pods/{long}/{long}");
+    let id = HeaderValue::from_str(&"i".repeat(60_000)).expect("text");
+    let agent = HeaderValue::from_str(&"u".repeat(60_000)).expect("text");
+    let headers = HeaderMap::from_iter([(http::header::USER_AGENT, agent)]);
+    let (audit, method) = (Audit::of(queue), "M".repeat(60_000));
+    for path in [path.as_str(), "/version"] {
+        let info = RequestInfo::parse(&method, path, &Query::parse("")).expect("a path");
+        let record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &id).expect("it is on");
+        let refused = Ours { status: Some(Status::bad_request(&*long)), ..Ours::default() };
+        assert!(record.answered(&response(refused, None)));
+        let (line, event) = next(&mut lines).expect("one record");
+        assert!(line.len() <= STRANGER_RECORD_BYTES_MAX, "{} bytes", line.len());
+        assert_eq!(event["responseStatus"]["code"], 400);
+        assert_eq!(event["auditID"], format!("{}...TRUNCATED", "i".repeat(1_024)));
+    }
 }
 
 #[tokio::test]
