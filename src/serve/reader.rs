@@ -372,7 +372,8 @@ impl Reader {
             return request.context.served(encoding, true, standing, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
-        let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session);
+        let reading = Looks::new(self.slices.clone(), request.caller.payer(), true);
+        let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session, reading);
         let record = request.context.record.clone();
         self.tasks.spawn("websocket", async move {
             running.await;

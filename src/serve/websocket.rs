@@ -3,6 +3,7 @@
 mod inbound_budget;
 
 use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +28,7 @@ use super::body::ReplyBody;
 use super::session::WatchSession;
 use super::watch::BATCH_BYTES;
 use crate::auth::BEARER_PROTOCOL;
+use crate::listing::{Looks, cost};
 use crate::wire::{Encoding, websocket_payload};
 
 /// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
@@ -152,18 +154,19 @@ pub fn limits() -> WebSocketConfig {
         .max_write_buffer_size(usize::MAX)
 }
 
-/// Runs a watch on an upgraded connection until either side ends it, or it is cut.
-pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession) {
+/// Runs a watch on an upgraded connection until either side ends it, or it is cut. What the client sends is read as far
+/// as `looks` allows.
+pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, looks: Looks) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
         biased;
         // Bytes that are not read do not outlive the cut.
         () = watchdog.cut().over() => {}
-        () = converse(upgrade, encoding, session) => {}
+        () = converse(upgrade, encoding, session, looks) => {}
     }
 }
 
-async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession) {
+async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut looks: Looks) {
     let Ok(upgraded) = upgrade.await else { return };
     let io = InboundBudget::new(TokioIo::new(upgraded));
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
@@ -172,7 +175,7 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
         batch.clear();
         tokio::select! {
             biased;
-            message = socket.next() => match message {
+            message = poll_fn(|cx| poll_message(cx, &mut socket, &mut looks)) => match message {
                 None => return,
                 // The library has our own close ready.
                 Some(Ok(Message::Close(_))) => break None,
@@ -211,6 +214,22 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
     .await;
 }
 
+/// Reads the next message of the client. None of them brings anything, and to read and answer one costs about as much
+/// as to derive an object. So a client gets a few for free, and more in the slices of its user.
+fn poll_message<S>(
+    cx: &mut Context<'_>,
+    socket: &mut WebSocketStream<S>,
+    looks: &mut Looks,
+) -> Poll<Option<Result<Message, Failure>>>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let _slice = ready!(looks.poll(cx));
+    let message = ready!(socket.poll_next_unpin(cx));
+    *looks.left() = looks.left().saturating_sub(cost::DERIVED);
+    Poll::Ready(message)
+}
+
 type Failure = tokio_tungstenite::tungstenite::Error;
 
 /// What a client is told that sends what is no message (RFC 6455 §7.4.1); nothing, where it cannot be told any more.
@@ -245,7 +264,45 @@ where
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::io::DuplexStream;
+    use tokio::time::advance;
+
     use super::*;
+    use crate::listing::Slices;
+
+    /// How many messages can be read at once.
+    async fn read_now(socket: &mut WebSocketStream<DuplexStream>, looks: &mut Looks) -> usize {
+        let mut read = 0;
+        while let Some(message) = poll_fn(|cx| poll_message(cx, socket, looks)).now_or_never() {
+            assert!(matches!(message, Some(Ok(Message::Ping(_)))));
+            read += 1;
+            // The answer to a ping goes out with the next read, which a full pipe would keep from going on.
+            tokio::task::yield_now().await;
+        }
+        read
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_of_clients_are_read_in_the_slices_of_their_user() {
+        const FREE: usize = cost::GLANCE / cost::DERIVED;
+        const OF_A_SLICE: usize = cost::SLICE / cost::DERIVED;
+        let ping = [0x89, 0x80, 0, 0, 0, 0];
+        let (mut client, server) = tokio::io::duplex(1 << 20);
+        client.write_all(&ping.repeat(FREE + 2 * OF_A_SLICE + 7)).await.expect("it is open");
+        let mut socket = WebSocketStream::from_raw_socket(server, Role::Server, Some(limits())).await;
+        let slices = Slices::new(1);
+        let mut looks = Looks::new(slices.clone(), None, true);
+        let others = slices.take(&None).expect("nobody has it");
+        assert_eq!(read_now(&mut socket, &mut looks).await, FREE);
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(read_now(&mut socket, &mut looks).await, 0, "another watch has the only slice");
+        drop(others);
+        for read in [OF_A_SLICE, OF_A_SLICE, 7] {
+            advance(Duration::from_secs(2)).await;
+            assert_eq!(read_now(&mut socket, &mut looks).await, read);
+        }
+    }
 
     #[test]
     fn origins_are_read_as_go_reads_them() {
