@@ -494,8 +494,7 @@ pub(super) fn unreachable(error: &Error) -> Status {
     }
 }
 
-/// The Status for a write that may have happened. It has no `Retry-After`, which clients would take for leave to send
-/// the write again.
+/// The Status for a write that may have happened. It has no `Retry-After`, because clients would retry.
 fn unknown(error: &Error) -> Status {
     Status::from_code(502, &error.for_callers())
 }
