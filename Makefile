@@ -224,6 +224,12 @@ faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the p
 	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture faults::no_promise
 
+.PHONY: goaways
+goaways: REQUESTS = 10000
+goaways: ## Before an apiserver that closes connections at random: does a request fail? (REQUESTS=10000, each of 4 kinds)
+	@tests/kube/build.sh
+	GOAWAY_REQUESTS=$(REQUESTS) $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture goaways::
+
 RATE ?=
 
 .PHONY: failover
@@ -313,6 +319,13 @@ informers: ## Kubernetes' own load test, directly and through a release build: n
 	  INFORMERS="$(or $(INFORMERS),16 64)" INFORMERS_SECRETS=$(SECRETS) INFORMERS_ROUNDS=$(or $(ROUNDS),3) \
 	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture informers_of_large_secrets
+
+.PHONY: informers-of-events
+informers-of-events: ## Informers of Events after a deletion and an expiry: no later than directly? (ROUNDS=20; release build)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout EVENT_ROUNDS=$(or $(ROUNDS),20) EVENT_PERCENT=150 \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture informers_of_events::
 
 .PHONY: h2spec
 h2spec: ## h2spec, strictly, against the HTTP/2 server: plain and behind TLS (Go; seconds once built)

@@ -3,15 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Plan, eventually, say, version_of};
+use crate::event_scenes::{self, EXPIRES_SOON, EventScene, LASTS, LastChange};
 
 const WATCH_LIST: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
 fn event(namespace: &str, name: &str, times: &Value) -> Value {
-    let involved = json!({"kind": "Pod", "namespace": namespace, "name": "p"});
-    let mut event = json!({
-        "metadata": {"name": name, "namespace": namespace}, "involvedObject": involved, "reason": "Test",
-        "message": "one", "type": "Normal", "count": 1,
-    });
+    let mut event = event_scenes::event(namespace, name);
     for (key, time) in times.as_object().expect("an object") {
         event[key] = time.clone();
     }
@@ -55,6 +52,25 @@ async fn reads_after_a_deleted_event_come_from_the_cache() {
     })
     .await;
     proxy.assert_sound();
+}
+
+/// With a watch-list and with a list, which client-go informers begin with.
+#[tokio::test]
+async fn informers_sync_after_a_deleted_and_after_an_expired_event() {
+    for (last, ttl, kept) in [(LastChange::Deletion, LASTS, 3), (LastChange::Expiry, EXPIRES_SOON, 0)] {
+        let Some(bed) = bed::own_with(&format!("events-{last:?}"), &[ttl]).await else { return };
+        let proxy = Plan::tls().start(&bed).await;
+        let mut scene = EventScene::set(&bed, &proxy, last, kept).await;
+        for watchlist in ["on", "off"] {
+            // A list of any state may show an older one, and then the store is that of a moment later.
+            scene.change(watchlist == "on").await;
+            let synced = scene.sync(&proxy.target(), watchlist, 3).await;
+            assert_eq!(synced["objects"], kept);
+            say(&format!("behind a {last:?}, watch-list {watchlist}: {synced}"));
+        }
+        assert_eq!(proxy.streams("events.v1").await, 1, "the feed serves them");
+        proxy.assert_sound();
+    }
 }
 
 /// Whoever writes an Event chooses its times, and what is no time in JSON must not end the watches of others.

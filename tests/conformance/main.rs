@@ -20,6 +20,7 @@ mod custom_life;
 mod deploy;
 mod differential;
 mod estimate;
+mod event_scenes;
 mod events;
 mod expired;
 mod fanout;

@@ -14,6 +14,7 @@ mod records;
 
 mod cluster;
 mod elections;
+mod event_scenes;
 mod failover;
 mod faults;
 mod floods;
@@ -21,6 +22,7 @@ mod freshness;
 mod gets;
 mod hostile;
 mod imperfect;
+mod informers_of_events;
 mod informers_of_secrets;
 mod neighbours;
 mod proxy_restart;
