@@ -128,7 +128,7 @@ endif
 .PHONY: measured
 measured: ## The tests of the nightly tier in their short forms: what measures, storms or kills (half an hour)
 	@tests/kube/build.sh
-	$(foreach name,DIFFERENTIAL AUTHORIZATION HOSTILE NEIGHBOURING VERIFY FAULTS IMPERFECT FAILOVER,$(name)_SEED=$(SEED)) \
+	$(foreach name,DIFFERENTIAL AUTHORIZATION HOSTILE NEIGHBOURING VERIFY FAULTS IMPERFECT FAILOVER OUTAGES,$(name)_SEED=$(SEED)) \
 	  $(CARGO) test $(LOCKED) $(NIGHTLY_TESTS) --no-fail-fast $(ARGS) -- --nocapture --test-threads 2
 
 CASES ?= 2048
@@ -223,6 +223,14 @@ faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the p
 	@tests/kube/build.sh
 	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture faults::no_promise
+
+SEQUENCES ?= 100
+
+.PHONY: outages
+outages: ## Drawn sequences of kills of apiserver, proxy and both: does a watch end? (SEQUENCES=100 SEED=n; an hour)
+	@tests/kube/build.sh
+	$(SEED:%=OUTAGES_SEED=%) OUTAGES_SEQUENCES=$(SEQUENCES) \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture outages::
 
 .PHONY: goaways
 goaways: REQUESTS = 10000

@@ -40,6 +40,7 @@ STAGES = [
     ("faults", ["faults", "SECONDS=300"], 8, True),
     ("imperfect", ["imperfect", "SECONDS=300"], 12, True),
     ("failover", ["failover", "SECONDS=300", "INFORMERS=500"], 10, True),
+    ("outages", ["outages", "SEQUENCES=100"], 60, True),
     ("goaways", ["goaways", "REQUESTS=10000"], 5, False),
     ("endurance", ["endurance", "SECONDS=1800"], 31, True),
     ("neighbours", ["neighbours"], 6, False),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kube_fanout::base::now_ns;
 use kube_fanout::verify::{
     CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, KnownRecord, Op, Promise, ReadVerb, Record,
-    ReturnRecord, RunRecord, TruthSource,
+    ReturnRecord, RunRecord, TruthSource, WindowRecord,
 };
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -35,6 +35,21 @@ impl Ledger {
         records
             .extend(items.iter().map(|item| Record::Truth(records::truth(&resource, EventKind::Added, item, at_ns))));
         Self { path, resource, from, records: Mutex::new(records), next: AtomicU64::new(1) }
+    }
+
+    pub fn path(&self) -> &str {
+        self.path
+    }
+
+    /// The version of the state that it begins with.
+    pub fn from(&self) -> u64 {
+        self.from
+    }
+
+    /// Servers may have forgotten what happened up to a version, from a moment on: a 410 is due then.
+    pub fn may_be_forgotten(&self, version: u64, at_ns: u64) {
+        let resource = self.resource.clone();
+        self.put(Record::Window(WindowRecord { resource, version, at_ns, server: None }));
     }
 
     /// Somebody asks for the collection, and goes on from an operation.
@@ -79,12 +94,20 @@ impl Ledger {
     pub async fn shows(&self, plane: &Plane, last: u64, promises: &[Promise]) {
         let query = format!("?watch=true&resourceVersion={}", self.from);
         let mut watch = plane.direct().watch(Ask::get(&format!("{}{query}", self.path))).await;
-        let mut to = self.from;
+        let (mut to, mut changes) = (self.from, Vec::new());
         while to < last {
             let event = watch.change().await;
             to = event.version();
-            let kind = records::kind(&event.kind);
-            self.put(Record::Truth(records::truth(&self.resource, kind, &event.object, now_ns())));
+            changes.push((records::kind(&event.kind), event.object));
+        }
+        self.judge(&changes, to, promises);
+    }
+
+    /// Fails if a promise was broken by these changes, which are all up to a version, or if one of these promises was
+    /// not judged.
+    pub fn judge(&self, changes: &[(EventKind, Value)], to: u64, promises: &[Promise]) {
+        for (kind, object) in changes {
+            self.put(Record::Truth(records::truth(&self.resource, *kind, object, now_ns())));
         }
         let known = KnownRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
         self.put(Record::Known(known));

@@ -5,139 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::verify::{Ending, Op, Promise, ReadVerb};
+use kube_fanout::verify::Promise;
 use tokio::sync::watch;
-use tokio::time::sleep;
 
-use crate::bed::{self, Ask, Event, Http, Plan, Protocol, Proxy, Target, Watch, say, version_of, within};
+use crate::bed::{self, Plan, Protocol, Proxy, say, within};
+use crate::follower::Follower;
 use crate::ledger::Ledger;
 
 const MAPS: &str = "/api/v1/configmaps";
-/// A client's back-off, while nobody listens.
-const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// How long the last of those that were away stay away behind the kill.
 const AWAY_MAX: Duration = Duration::from_secs(25);
 /// Those that are away when the proxy is killed, each from a version of its own.
 const AWAY: u32 = 30;
-
-/// A client as small as can be: lists, watches, resumes from its version, and lists again when it is told 410.
-struct Follower {
-    http: Http,
-    ledger: Arc<Ledger>,
-    /// What it goes on from.
-    before: Option<Op>,
-    at: u64,
-    lists: u32,
-    resumed: u32,
-    expired: u32,
-    /// Counts those whose first watch has begun.
-    begun: Option<watch::Sender<usize>>,
-    /// It goes after so many events, until the proxy was killed and so long behind that.
-    away: Option<(u32, watch::Receiver<bool>, Duration)>,
-}
-
-impl Follower {
-    fn new(target: Target, ledger: &Arc<Ledger>, begun: &watch::Sender<usize>) -> Self {
-        let (http, ledger, begun) = (Http::new(target, Protocol::H1), ledger.clone(), Some(begun.clone()));
-        Self { http, ledger, before: None, at: 0, lists: 0, resumed: 0, expired: 0, begun, away: None }
-    }
-
-    /// One that goes after so many events, and comes back so long after the kill.
-    fn away(self, events: u32, killed: watch::Receiver<bool>, long: Duration) -> Self {
-        Self { away: Some((events, killed, long)), ..self }
-    }
-
-    /// Follows until it has seen `goal`, once there is one.
-    async fn follow(mut self, mut goal: watch::Receiver<Option<u64>>) -> Self {
-        let (mut target, mut events) = (None, 0);
-        loop {
-            if self.at == 0 {
-                self.list().await;
-            }
-            let (op, mut watch) = self.watch().await;
-            self.before = Some(op);
-            if let Some(begun) = self.begun.take() {
-                begun.send_modify(|begun| *begun += 1);
-            }
-            let how = loop {
-                if target.is_some_and(|target| self.at >= target) {
-                    self.ledger.over(op, Ending::Left);
-                    return self;
-                }
-                let event = tokio::select! {
-                    event = watch.event() => event,
-                    found = async { goal.wait_for(Option::is_some).await.map(|found| *found) }, if target.is_none() => {
-                        target = found.expect("the test says how far");
-                        continue;
-                    }
-                };
-                let Some(event) = event else { break Ending::Broken };
-                self.ledger.told(op, &event);
-                if !self.apply(&event) {
-                    break Ending::Left;
-                }
-                events += 1;
-                if self.away.as_ref().is_some_and(|(last, ..)| events >= *last) {
-                    break Ending::Left;
-                }
-            };
-            self.ledger.over(op, how);
-            drop(watch);
-            if let Some((_, mut killed, long)) = self.away.take() {
-                killed.wait_for(|killed| *killed).await.expect("the test says when");
-                sleep(long).await;
-            }
-            self.resumed += 1;
-        }
-    }
-
-    async fn list(&mut self) {
-        let (op, answer) = loop {
-            let op = self.ledger.called(ReadVerb::List, "", None);
-            match self.http.try_get(MAPS).await {
-                Some(answer) if answer.status == 200 => break (op, answer),
-                _ => sleep(TRY_AGAIN).await,
-            }
-        };
-        let list = answer.value();
-        self.ledger.listed(op, &list, answer.is_cached());
-        self.before = Some(op);
-        self.at = version_of(&list);
-        self.lists += 1;
-    }
-
-    async fn watch(&self) -> (Op, Watch) {
-        let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at);
-        loop {
-            let op = self.ledger.called(ReadVerb::Watch, &query, self.before);
-            match self.http.try_send(Ask::get(&format!("{MAPS}?{query}"))).await {
-                Some(response) if response.status() == 200 => {
-                    self.ledger.opened(op);
-                    return (op, Watch::new(response));
-                }
-                Some(response) => {
-                    let status = response.status();
-                    assert!(status.is_server_error() || status == 429, "{status}");
-                    sleep(TRY_AGAIN).await;
-                }
-                None => sleep(TRY_AGAIN).await,
-            }
-        }
-    }
-
-    /// Takes an event in; false when the watch is over.
-    fn apply(&mut self, event: &Event) -> bool {
-        if event.kind == "ERROR" {
-            assert_eq!(event.object["code"], 410, "{}", event.line);
-            assert_eq!(event.object["reason"], "Expired");
-            self.expired += 1;
-            self.at = 0;
-            return false;
-        }
-        self.at = self.at.max(event.version());
-        true
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_later() {
@@ -160,12 +39,13 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     let (goal, goals) = watch::channel(None);
     let (kill, killed) = watch::channel(false);
     let (begin, mut begun) = watch::channel(0);
+    let follower = || Follower::new(target.clone(), Protocol::H1, &ledger, &begin);
     let away = (0..AWAY).map(|n| {
         // Those that have gone first come in the middle, so that the oldest version is asked for late.
         let long = AWAY_MAX.mul_f64(f64::from((n + AWAY / 2) % AWAY) / f64::from(AWAY));
-        Follower::new(target.clone(), &ledger, &begin).away(5 + 4 * n, killed.clone(), long)
+        follower().away(5 + 4 * n, killed.clone(), long)
     });
-    let staying = (0..20).map(|_| Follower::new(target.clone(), &ledger, &begin));
+    let staying = (0..20).map(|_| follower());
     let followers: Vec<_> = staying.chain(away).map(|follower| tokio::spawn(follower.follow(goals.clone()))).collect();
     let all_begin = begun.wait_for(|begun| *begun == followers.len());
     within("all followers have begun", all_begin).await.expect("they tell it");

@@ -1,0 +1,36 @@
+//! Sequences of outages, drawn from a seed: the apiserver, the proxy and both are killed and started again, apart from
+//! each other and amid the recovery from the outage before. No watch ends for which upstream has the history, and by
+//! the judges of `kube-fanout verify` no promise is broken. The truth is etcd's. `make outages` plays more of them.
+
+mod drawn;
+mod stage;
+mod stored;
+mod tally;
+mod writer;
+
+use std::time::Instant;
+
+use crate::bed::{self, Seed, say};
+use stage::Stage;
+
+/// etcd shows what is stored as JSON, and forgets nothing.
+const FLAGS: [&str; 2] = ["--storage-media-type=application/json", "--etcd-compaction-interval=0"];
+/// From so many sequences on, some outage begins amid the recovery from another one, or the run is void.
+const MANY: u64 = 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_sequence_of_outages_ends_a_watch_whose_history_upstream_has() {
+    let sequences = bed::number("OUTAGES_SEQUENCES", 2);
+    let seed = Seed::new("OUTAGES_SEED", |seed| format!("make outages SEQUENCES={sequences} SEED={seed}"));
+    let Some(bed) = bed::own_with("outages", &FLAGS).await else { return };
+    let mut stage = Stage::set(&bed).await;
+    let count = usize::try_from(sequences).expect("a small number");
+    for seed in seed.rounds().take(count) {
+        let (mut rng, began) = (fastrand::Rng::with_seed(seed), Instant::now());
+        let outages = drawn::sequence(&mut rng);
+        say(&format!("make outages SEQUENCES=1 SEED={seed}: {outages:?}"));
+        stage.play(&outages, &mut rng).await;
+        say(&format!("it took {:.0} s; so far: {}", began.elapsed().as_secs_f64(), stage.tally));
+    }
+    assert!(sequences < MANY || stage.tally.overlapping() > 0, "the run is void: no outage met a recovery");
+}

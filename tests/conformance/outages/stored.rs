@@ -1,0 +1,61 @@
+//! What etcd holds of a collection, by its JSON gateway. Unlike an apiserver, it keeps the history over restarts.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::Method;
+use kube_fanout::verify::EventKind;
+use serde_json::{Value, json};
+
+use crate::bed::{Ask, Frame, Http, Identity, Plane, Protocol, Target};
+
+/// The changes of a collection of the core group behind a version, up to and including another one, which is a change
+/// of it. Values are stored as JSON and nothing is compacted.
+pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(EventKind, Value)> {
+    let prefix = format!("/registry/{resource}/");
+    // The byte behind the slash.
+    let end = format!("/registry/{resource}0");
+    let create = json!({"create_request": {
+        "key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(end), "start_revision": (from + 1).to_string(),
+    }});
+    let target = Target { url: plane.etcd_url(), ca: None, identity: Identity::anonymous() };
+    let ask = Ask::get("/v3/watch").with(Method::POST, "application/json", create.to_string());
+    let mut watch = Http::new(target, Protocol::H1).watch(ask).await;
+    let mut changes = Vec::new();
+    loop {
+        let Some(Frame::Json(line)) = watch.frame().await else { panic!("etcd's watch goes on") };
+        let line: Value = serde_json::from_slice(&line).expect("JSON");
+        let result = &line["result"];
+        assert!(result.is_object() && result["compact_revision"].is_null(), "{line}");
+        let events = result["events"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let told = events.iter().map(|event| change(event, &prefix));
+        changes.extend(told.filter(|(version, ..)| *version <= to).map(|(_, kind, object)| (kind, object)));
+        if events.iter().any(|event| number(&event["kv"]["mod_revision"]) >= to) {
+            return changes;
+        }
+    }
+}
+
+/// A change: its version, and what an apiserver's watch would tell of it.
+fn change(event: &Value, prefix: &str) -> (u64, EventKind, Value) {
+    let kv = &event["kv"];
+    let (version, made) = (number(&kv["mod_revision"]), number(&kv["create_revision"]));
+    let (kind, mut object) = if event["type"] == "DELETE" {
+        let key = String::from_utf8(decoded(&kv["key"])).expect("a key is text");
+        let (namespace, name) = key.strip_prefix(prefix).and_then(|key| key.split_once('/')).expect("a key");
+        (EventKind::Deleted, json!({"metadata": {"namespace": namespace, "name": name}}))
+    } else {
+        let object = serde_json::from_slice(&decoded(&kv["value"])).expect("it is stored as JSON");
+        (if made == version { EventKind::Added } else { EventKind::Modified }, object)
+    };
+    object["metadata"]["resourceVersion"] = json!(version.to_string());
+    (version, kind, object)
+}
+
+/// The gateway writes 64-bit numbers as text, and leaves out what is 0.
+fn number(value: &Value) -> u64 {
+    value.as_str().map_or(0, |text| text.parse().expect("a number"))
+}
+
+fn decoded(text: &Value) -> Vec<u8> {
+    STANDARD.decode(text.as_str().expect("text")).expect("base64")
+}

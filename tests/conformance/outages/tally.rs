@@ -1,0 +1,101 @@
+//! What has happened in a run of sequences.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::drawn::{Begins, Outage, Victim};
+use crate::bed::Metrics;
+use crate::follower::Follower;
+
+const QUESTIONS: &str = "kube_fanout_upstream_questions_total";
+const GAPS: &str = "kube_fanout_history_gaps_total";
+/// What the proxy asks to have a state again.
+const LISTS: [&str; 3] = ["relist", "initial", "prehistory"];
+
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    outages: BTreeMap<String, u32>,
+    /// Outages that began amid what the proxy did about the one before.
+    overlaps: BTreeMap<String, u32>,
+    pub kills_of_proxy: u32,
+    /// What the proxy has counted, in earlier lives and in this one.
+    earlier: BTreeMap<String, i64>,
+    this: BTreeMap<String, i64>,
+    pub changes: usize,
+    clients: u32,
+    resumed: u32,
+    expired: u32,
+}
+
+impl Tally {
+    pub fn outage(&mut self, outage: &Outage) {
+        *self.outages.entry(format!("{:?}", outage.victim)).or_default() += 1;
+        self.kills_of_proxy += u32::from(matches!(outage.victim, Victim::Proxy | Victim::Both));
+    }
+
+    /// Counts an outage that begins amid a recovery.
+    pub fn overlap(&mut self, next: Begins) {
+        *self.overlaps.entry(format!("{next:?}")).or_default() += 1;
+    }
+
+    pub fn overlapping(&self) -> u32 {
+        self.overlaps.values().sum()
+    }
+
+    pub fn client(&mut self, client: &Follower) {
+        self.clients += 1;
+        self.resumed += client.resumed;
+        self.expired += client.expired;
+    }
+
+    /// Notes what the proxy has counted so far. Fails if it took upstream's history for another one: it never was.
+    pub fn note(&mut self, metrics: &Metrics) {
+        for outcome in ["mended", "new_history", "rewound", "different"] {
+            self.this.insert(outcome.to_owned(), metrics.sum(GAPS, &[("outcome", outcome)]));
+        }
+        for question in LISTS.into_iter().chain(["past"]) {
+            self.this.insert(question.to_owned(), metrics.sum(QUESTIONS, &[("question", question)]));
+        }
+        assert_eq!(self.this["rewound"] + self.this["different"], 0, "upstream's history went on");
+    }
+
+    /// Notes that the proxy has ended.
+    pub fn over(&mut self) {
+        for (what, count) in std::mem::take(&mut self.this) {
+            *self.earlier.entry(what).or_default() += count;
+        }
+    }
+
+    /// What the proxy had counted when it was asked last.
+    pub fn of_this_life(&self) -> Self {
+        Self { this: self.this.clone(), ..Self::default() }
+    }
+
+    fn asked(&self, questions: &[&str]) -> i64 {
+        questions.iter().filter_map(|question| self.this.get(*question)).sum()
+    }
+
+    pub fn lists(&self) -> i64 {
+        self.asked(&LISTS)
+    }
+
+    pub fn past(&self) -> i64 {
+        self.asked(&["past"])
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut counted = self.earlier.clone();
+        for (what, count) in &self.this {
+            *counted.entry(what.clone()).or_default() += count;
+        }
+        let Self { outages, overlaps, changes, clients, resumed, expired, .. } = self;
+        write!(
+            f,
+            "outages {outages:?}, amid the recovery from another one {overlaps:?}; {changes} changes; {clients} \
+             watches, {resumed} resumes, {expired} times 410 where the apiserver had forgotten as well; the proxies \
+             counted {counted:?}"
+        )
+    }
+}

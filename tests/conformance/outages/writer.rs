@@ -1,0 +1,80 @@
+//! Writes to busy resources.
+
+use http::Method;
+use serde_json::json;
+
+use crate::bed::{Ask, Http, Plane, version_of};
+use crate::event_scenes::event;
+
+/// Changes configmaps, and writes and deletes Events.
+pub struct Writer {
+    namespace: String,
+    rng: fastrand::Rng,
+    /// The configmaps that there are, each with the version at which it was made.
+    maps: Vec<(String, u64)>,
+    events: Vec<String>,
+    made: u32,
+}
+
+impl Writer {
+    pub fn new(namespace: &str, rng: fastrand::Rng) -> Self {
+        Self { namespace: namespace.to_owned(), rng, maps: Vec::new(), events: Vec::new(), made: 0 }
+    }
+
+    /// Changes as many configmaps and Events. All followers have got what happened to configmaps up to a version: only
+    /// what they have got is deleted. What comes and goes in a gap without a trace is lost, as docs/DIFFERENCES.md says
+    /// ("A mended gap"). Events have no gaps: the apiserver serves their history from etcd.
+    pub async fn change(&mut self, plane: &Plane, maps: usize, events: usize, followed: u64) {
+        let direct = plane.direct();
+        for _ in 0..maps {
+            self.change_a_map(&direct, followed).await;
+        }
+        for _ in 0..events {
+            self.change_an_event(&direct).await;
+        }
+    }
+
+    async fn change_a_map(&mut self, direct: &Http, followed: u64) {
+        let path = self.path("configmaps");
+        let at = self.rng.usize(..=self.maps.len());
+        match self.maps.get(at) {
+            Some((name, made)) if *made <= followed && self.rng.bool() => {
+                direct.delete(&format!("{path}/{name}")).await;
+                self.maps.swap_remove(at);
+            }
+            Some((name, _)) => {
+                let patch = json!({"data": {"n": self.rng.u32(..).to_string()}});
+                direct.patch(&format!("{path}/{name}"), patch).await;
+            }
+            None => {
+                let (name, data) = (self.name("map"), json!({"n": "0"}));
+                let map = direct.create(&path, json!({"metadata": {"name": name}, "data": data})).await;
+                self.maps.push((name, version_of(&map)));
+            }
+        }
+    }
+
+    /// Makes an Event, or deletes the oldest one. It may have expired by then.
+    async fn change_an_event(&mut self, direct: &Http) {
+        let path = self.path("events");
+        if !self.events.is_empty() && self.rng.bool() {
+            let name = self.events.remove(0);
+            let ask = Ask::get(&format!("{path}/{name}")).method(Method::DELETE);
+            let status = direct.ask(ask).await.status;
+            assert!(status == 200 || status == 404, "{status}");
+        } else {
+            let name = self.name("event");
+            direct.create(&path, event(&self.namespace, &name)).await;
+            self.events.push(name);
+        }
+    }
+
+    fn path(&self, resource: &str) -> String {
+        format!("/api/v1/namespaces/{}/{resource}", self.namespace)
+    }
+
+    fn name(&mut self, what: &str) -> String {
+        self.made += 1;
+        format!("{what}-{}", self.made)
+    }
+}
