@@ -1,4 +1,5 @@
-//! The memory of request heads that wait for their answers, over all HTTP/2 connections of a listener.
+//! The memory of request heads over all connections of a listener: of those that wait for their answers, over HTTP/2,
+//! and of those that are unfinished.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct HeadBudget {
     charged: AtomicUsize,
+    /// The bytes of unfinished heads beyond what each connection may have in any case.
+    unfinished: AtomicUsize,
 }
 
 /// One connection's part of the budget.
@@ -15,6 +18,7 @@ pub(super) struct HeadBudget {
 pub(super) struct ConnectionHeads {
     all: Arc<HeadBudget>,
     charged: AtomicUsize,
+    unfinished: AtomicUsize,
 }
 
 /// A head in the budget, until it is dropped.
@@ -31,13 +35,15 @@ const CONNECTION_HEADS_BYTES_MAX: usize = 1 << 20;
 /// A connection may hold one part in so many of what is left of the budget. This keeps room for new connections,
 /// however many others hold all that they may.
 const PARTS_OF_FREE: usize = 64;
-/// The size of a head that is admitted in any case if its connection has no other.
+/// The size of a head that is admitted in any case if its connection has no other, and of an unfinished one.
 const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
+/// The bytes of all unfinished heads of a listener, without those that are admitted in any case.
+const UNFINISHED_BYTES_MAX: usize = 16 << 20;
 
 impl HeadBudget {
     /// The part of a new connection.
     pub(super) fn connection(self: &Arc<Self>) -> Arc<ConnectionHeads> {
-        Arc::new(ConnectionHeads { all: self.clone(), charged: AtomicUsize::new(0) })
+        Arc::new(ConnectionHeads { all: self.clone(), charged: AtomicUsize::new(0), unfinished: AtomicUsize::new(0) })
     }
 }
 
@@ -57,6 +63,30 @@ impl ConnectionHeads {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
         self.all.charged.fetch_add(bytes, Ordering::Relaxed);
         Some(HeadCharge { heads: self.clone(), bytes })
+    }
+
+    /// Notes how many bytes of an unfinished head the connection holds, which is 0 as soon as the head is finished.
+    /// Returns whether they fit; if not, the connection must end. Heads of the usual size cost nothing that connections
+    /// share.
+    pub(super) fn hold_unfinished(&self, bytes: usize) -> bool {
+        let excess = bytes.saturating_sub(ONLY_HEAD_BYTES_MAX);
+        if excess == self.unfinished.load(Ordering::Relaxed) {
+            return true;
+        }
+        let before = self.unfinished.swap(excess, Ordering::Relaxed);
+        self.all.unfinished.fetch_sub(before, Ordering::Relaxed);
+        let others = self.all.unfinished.fetch_add(excess, Ordering::Relaxed);
+        let fits = excess < before || others + excess <= UNFINISHED_BYTES_MAX;
+        if !fits {
+            self.hold_unfinished(0);
+        }
+        fits
+    }
+}
+
+impl Drop for ConnectionHeads {
+    fn drop(&mut self) {
+        self.all.unfinished.fetch_sub(*self.unfinished.get_mut(), Ordering::Relaxed);
     }
 }
 
@@ -103,6 +133,21 @@ mod tests {
         let usual = fill(&newcomer, 2_000);
         assert!(usual.len() > 10, "{}", usual.len());
         assert!(held.iter().all(|charges| !charges.is_empty()));
+    }
+
+    #[test]
+    fn unfinished_heads_share_a_maximum_and_small_ones_always_fit() {
+        let budget = Arc::<HeadBudget>::default();
+        let all = || budget.unfinished.load(Ordering::Relaxed);
+        let connections: Vec<_> = (0..1_000).map(|_| budget.connection()).collect();
+        let (large, small): (Vec<_>, Vec<_>) = connections.iter().partition(|heads| heads.hold_unfinished(2 * LARGE));
+        assert_eq!(large.len(), UNFINISHED_BYTES_MAX / (2 * LARGE - ONLY_HEAD_BYTES_MAX));
+        assert!(small.iter().all(|heads| heads.hold_unfinished(ONLY_HEAD_BYTES_MAX)));
+        assert!(all() <= UNFINISHED_BYTES_MAX && !small[0].hold_unfinished(2 * LARGE));
+        assert!(small[0].hold_unfinished(0) && large[0].hold_unfinished(0));
+        assert!(small[1].hold_unfinished(2 * LARGE), "a head is finished");
+        drop(connections);
+        assert_eq!(all(), 0);
     }
 
     #[test]

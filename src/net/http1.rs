@@ -1,24 +1,24 @@
+mod head_check;
 mod offer;
-mod target;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use http::header::UPGRADE;
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use self::head_check::{Ahead, CheckedIo, HeadCheck};
 use self::offer::take_h2c_offer;
-use self::target::{Ahead, CheckedIo, TargetCheck};
 use super::conversation::{Conversation, Failure};
+use super::head_budget::ConnectionHeads;
 use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
-use super::requests::Requests;
+use super::requests::{Requests, may_become_a_tunnel};
 use super::running_body::RunningBody;
 use super::wake_set::{WakePart, WakeSet};
 use super::{ConnectionLimits, Peer};
@@ -45,7 +45,7 @@ type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, Asked<S>>;
 /// Requests, as hyper asks for them.
 struct Asked<S> {
     requests: Requests<S>,
-    check: TargetCheck,
+    check: HeadCheck,
 }
 
 /// The connection ends after what runs on it, and no further request is taken.
@@ -61,7 +61,7 @@ where
     B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    pub(super) fn new(io: I, limits: &ConnectionLimits, requests: Requests<S>) -> Self {
+    pub(super) fn new(io: I, limits: &ConnectionLimits, heads: Arc<ConnectionHeads>, requests: Requests<S>) -> Self {
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
@@ -70,7 +70,7 @@ where
             .max_headers(limits.header_bytes_max as usize / FIELD_BYTES_MIN)
             // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
             .half_close(false);
-        let check = TargetCheck::default();
+        let check = HeadCheck::new(heads);
         let io = CheckedIo::new(io, requests.peer.connection.clone(), check.clone());
         let asked = Asked { requests, check };
         let connection = Box::pin(builder.serve_connection(TokioIo::new(io), asked).with_upgrades());
@@ -92,7 +92,7 @@ where
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let ahead = if take_h2c_offer(&mut request) {
             Ahead::Nothing
-        } else if request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT {
+        } else if may_become_a_tunnel(&request) {
             Ahead::Tunnel
         } else {
             Ahead::Requests
@@ -149,6 +149,7 @@ mod tests {
 
     use super::*;
     use crate::base::Cut;
+    use crate::net::head_budget::HeadBudget;
     use crate::net::{Connection, PeerAddress};
 
     /// The client's end: what it sends with each write of its own, and each write to it.
@@ -222,7 +223,12 @@ mod tests {
                 }
             };
             let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
-            let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), requests);
+            let mut conversation = Http1::new(
+                socket.clone(),
+                &ConnectionLimits::default(),
+                Arc::<HeadBudget>::default().connection(),
+                requests,
+            );
             let mut go_on = |sent: Option<&'static [u8]>| {
                 socket.sent.lock().extend(sent.filter(|sent| !sent.is_empty()));
                 conversation.wake_set().put(WakePart::Codec);
@@ -258,7 +264,8 @@ mod tests {
         };
         let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
         socket.sent.lock().push_back(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
-        let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), requests);
+        let heads = Arc::<HeadBudget>::default().connection();
+        let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), heads, requests);
         assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let writes = socket.heard.lock();
         let text: Vec<_> = writes.iter().map(|write| String::from_utf8_lossy(write)).collect();

@@ -62,16 +62,18 @@ where
     }
 }
 
-/// Whether the connection ends with the answer to a request. The bytes after it may be meant as something else than the
-/// next request: as a body, by a `Content-Length` beside a `Transfer-Encoding` that the codec has dropped (RFC 9112
-/// §6.3), or as what it wanted the connection to become. HTTP/1.0 knows the end of an answer without a length only by
-/// the end of its connection.
+/// Whether the connection ends with the response to a request. The bytes after it may be meant as something else than
+/// the next request: as a body, by a `Content-Length` beside a `Transfer-Encoding` that the codec has dropped (RFC 9112
+/// §6.3), or as another protocol. A client of HTTP/1.0 finds the end of a response without a length by the end of the
+/// connection.
 fn is_last<B>(request: &Request<B>) -> bool {
-    let headers = request.headers();
-    let is_ambiguous = headers.contains_key(TRANSFER_ENCODING)
-        || headers.contains_key(UPGRADE)
-        || *request.method() == Method::CONNECT;
+    let is_ambiguous = request.headers().contains_key(TRANSFER_ENCODING) || may_become_a_tunnel(request);
     (is_ambiguous && !mutant(24)) || request.version() < Version::HTTP_11
+}
+
+/// Whether the bytes after a request of HTTP/1 may be of another protocol (RFC 9110 §7.8 and RFC 9110 §9.3.6).
+pub(super) fn may_become_a_tunnel<B>(request: &Request<B>) -> bool {
+    request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT
 }
 
 /// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not

@@ -181,7 +181,7 @@ where
     };
     match spoken {
         Spoken::Http1(io) => {
-            let mut conversation = Http1::new(io, limits, requests);
+            let mut conversation = Http1::new(io, limits, heads, requests);
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         Spoken::Http2(io) => {

@@ -61,6 +61,9 @@ async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
             assert!(heard.contains("connection: close"), "{protocol}: {heard}");
         }
     }
+    let connect = format!("CONNECT localhost:1 HTTP/1.1\r\nhost: localhost:1\r\n\r\n{HIDDEN}");
+    let heard = say(&app, &connect).await;
+    assert!(upstream.seen("/hidden").is_empty() && heard.contains("connection: close"), "{heard}");
 }
 
 /// Sends a request and returns the answer, whose body is the request's path.

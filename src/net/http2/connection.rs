@@ -119,6 +119,9 @@ pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 /// what was read is understood of the next one.
 pub(super) const HEADER_BLOCKS: usize = 2;
 
+/// The end of a connection whose unfinished header block has no room beside those of others.
+const UNFINISHED: Fault = Fault::Connection(Reason::EnhanceYourCalm, "too many unfinished header blocks");
+
 /// How many turns streams and connection take before other tasks run.
 const TURNS_MAX: usize = 16;
 /// How many bytes of answers they send, and a write more: a client that reads as fast as that would keep the thread for
@@ -347,6 +350,10 @@ where
         let mut input = take(&mut self.input);
         let heard = input.hear(bytes, self);
         self.input = input;
+        let heard = match heard {
+            Ok(()) if !self.heads.hold_unfinished(self.input.unfinished_bytes()) => Err(UNFINISHED),
+            heard => heard,
+        };
         if let Err(Fault::Connection(reason, what)) = heard {
             self.output.put_goaway(self.last_stream, reason);
             self.end(Err(Broken::Rule(what)));
@@ -358,6 +365,7 @@ where
     /// Ends the connection, once what there is to be said has gone out.
     fn end(&mut self, how: Ended) {
         self.over = Some(Over { how, is_lingering: false });
+        self.input = Input::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
 

@@ -66,6 +66,11 @@ impl Input {
         self.unfinished_since
     }
 
+    /// The bytes of the header block that is unfinished, without its last frame if that is not whole.
+    pub(super) fn unfinished_bytes(&self) -> usize {
+        self.block.as_ref().map_or(0, |block| block.bytes.len())
+    }
+
     /// Takes what has come, and hands on what is whole.
     pub(super) fn hear(&mut self, bytes: &[u8], receiver: &mut impl FrameReceiver) -> Result<(), Fault> {
         self.waits = false;

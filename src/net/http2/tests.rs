@@ -94,6 +94,10 @@ impl Client {
     }
 
     async fn on(connection: Connection, buffer: usize) -> Self {
+        Self::limited(LIMITS, connection, buffer).await
+    }
+
+    async fn limited(limits: Http2Limits, connection: Connection, buffer: usize) -> Self {
         let budget = Arc::<HeadBudget>::default();
         let known = (connection.clone(), budget.connection());
         let (near, far) = tokio::io::duplex(buffer);
@@ -101,7 +105,7 @@ impl Client {
         let answering = server.clone();
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let ended = tokio::spawn(async move {
-            let mut connection = Http2::new(far, LIMITS, known, move |request| Some(answering.answer(request)));
+            let mut connection = Http2::new(far, limits, known, move |request| Some(answering.answer(request)));
             let (mut left, mut turns) = (Box::pin(left), CallerTurns::shared().of(&Connection::default()));
             if let First::Ended(ended) = until(&mut connection, &mut turns, left.as_mut()).await {
                 return ended.map_err(|error| error.to_string());

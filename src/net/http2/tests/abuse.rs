@@ -156,6 +156,20 @@ async fn unfinished_header_block_ends_the_connection_after_its_time() {
 }
 
 #[tokio::test]
+async fn unfinished_header_block_without_room_ends_the_connection() {
+    let limits = Http2Limits { header_bytes_max: 64 << 10, ..LIMITS };
+    let mut client = Client::limited(limits, Connection::default(), 1 << 16).await;
+    let others = client.budget.connection();
+    assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
+    client.put(FrameKind::Headers, END_STREAM, 1, &[0; 1 << 14]).await;
+    client.put(FrameKind::Continuation, 0, 1, &[0; 1 << 14]).await;
+    assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
+    drop(client.io);
+    let ended = client.ended.await.expect("no panic").expect_err("it breaks a rule");
+    assert!(ended.contains("too many unfinished header blocks"), "{ended}");
+}
+
+#[tokio::test]
 async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
     let mut client = Client::on(Connection::default(), 1 << 16).await;
     client.write(&[get(1), get(3), get(5), bytes(FrameKind::Ping, 0, 0, &[1; 8])]).await;

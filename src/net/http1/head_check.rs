@@ -1,4 +1,5 @@
-//! A `#` in the target of a request over HTTP/1.
+//! What is looked at of a request over HTTP/1 before the codec reads it: a `#` in its target, and the size of its head
+//! while that is unfinished.
 //!
 //! A target has no fragment (RFC 9112 §3.2), and Go's server keeps what a client sends there as a part of the path. The
 //! `http` crate cuts it off: `DELETE …/configmaps#/a` would become `DELETE …/configmaps`, which deletes all of them. So
@@ -7,20 +8,34 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::super::Connection;
+use super::super::head_budget::ConnectionHeads;
 
 /// What stands in the place of a `#`: no target has control characters.
 const REFUSED: u8 = 0x01;
 
-/// Where the bytes that are read next belong to, and whether a client sends more than it should before an answer. The
-/// target of a request that a client sends before it has the answer to the one before is not checked.
-#[derive(Debug, Clone, Default)]
-pub(super) struct TargetCheck(Arc<AtomicU8>);
+/// Where the bytes that are read next belong to, and whether a client sends more than it should before a response. The
+/// target of a request that a client sends before it has the response to the one before is not checked.
+#[derive(Debug, Clone)]
+pub(super) struct HeadCheck(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: AtomicU8,
+    heads: Arc<ConnectionHeads>,
+    /// The bytes of the unfinished head.
+    unfinished: AtomicUsize,
+}
+
+/// There is no room for more of an unfinished head.
+#[derive(Debug, thiserror::Error)]
+#[error("too many unfinished heads")]
+struct NoRoom;
 
 /// What a request allows its client to send before the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,11 +60,17 @@ const BEYOND_HEAD: u8 = 5;
 const AWAITED: u8 = 6;
 const OFF: u8 = 7;
 
-impl TargetCheck {
+impl HeadCheck {
+    pub(super) fn new(heads: Arc<ConnectionHeads>) -> Self {
+        Self(Arc::new(Shared { state: AtomicU8::new(BEFORE_LINE), heads, unfinished: AtomicUsize::new(0) }))
+    }
+
     /// Notes that the codec has read a request, so that the next bytes while none is under way begin a request line.
     /// Returns whether the client has already sent what the request does not allow.
     pub(super) fn taken(&self, ahead: Ahead) -> bool {
-        let state = self.0.load(Ordering::Relaxed);
+        self.0.unfinished.store(0, Ordering::Relaxed);
+        self.0.heads.hold_unfinished(0);
+        let state = self.state();
         if state == OFF {
             return false;
         }
@@ -58,19 +79,34 @@ impl TargetCheck {
             Ahead::Nothing => AWAITED,
             Ahead::Tunnel => OFF,
         };
-        self.0.store(next, Ordering::Relaxed);
+        self.0.state.store(next, Ordering::Relaxed);
         // A head of which nothing was read since the one before came together with that.
         ahead == Ahead::Nothing && state != BEHIND_HEAD
     }
 
+    fn state(&self) -> u8 {
+        self.0.state.load(Ordering::Relaxed)
+    }
+
     /// Whether bytes that come now are more than the request under way allows.
     fn is_awaited(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == AWAITED
+        self.state() == AWAITED
+    }
+
+    /// Checks what was read while no request is running. The bytes of a tunnel are no head.
+    fn check(&self, bytes: &mut [u8]) -> Result<(), NoRoom> {
+        if self.state() == OFF {
+            return Ok(());
+        }
+        self.clean(bytes);
+        let held = self.0.unfinished.load(Ordering::Relaxed) + bytes.len();
+        self.0.unfinished.store(held, Ordering::Relaxed);
+        if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(NoRoom) }
     }
 
     /// Replaces what must not be in a request line, and follows the head to its end.
     fn clean(&self, bytes: &mut [u8]) {
-        let (mut state, mut at) = (self.0.load(Ordering::Relaxed), 0);
+        let (mut state, mut at) = (self.state(), 0);
         while let Some(byte) = bytes.get_mut(at) {
             state = match (state, *byte) {
                 (BEFORE_LINE | AWAITED, b'\r' | b'\n') => BEFORE_LINE,
@@ -92,24 +128,24 @@ impl TargetCheck {
                     }
                 },
                 (BEHIND_HEAD, _) => BEYOND_HEAD,
-                (BEYOND_HEAD | OFF, _) => break,
+                (BEYOND_HEAD, _) => break,
                 (other, _) => other,
             };
             at += 1;
         }
-        self.0.store(state, Ordering::Relaxed);
+        self.0.state.store(state, Ordering::Relaxed);
     }
 }
 
-/// A connection whose request lines are checked as they are read.
+/// A connection whose heads are checked as they are read.
 pub(super) struct CheckedIo<I> {
     io: I,
     connection: Connection,
-    check: TargetCheck,
+    check: HeadCheck,
 }
 
 impl<I> CheckedIo<I> {
-    pub(super) fn new(io: I, connection: Connection, check: TargetCheck) -> Self {
+    pub(super) fn new(io: I, connection: Connection, check: HeadCheck) -> Self {
         Self { io, connection, check }
     }
 }
@@ -121,7 +157,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
         let read = &mut buf.filled_mut()[before..];
         // While a request is under way, what comes is its body.
         if self.connection.idle_since().is_some() {
-            self.check.clean(read);
+            self.check.check(read).map_err(io::Error::other)?;
         } else if !read.is_empty() && self.check.is_awaited() {
             self.connection.close();
         }
@@ -157,7 +193,31 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for CheckedIo<I> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::super::super::head_budget::HeadBudget;
     use super::*;
+
+    fn check() -> HeadCheck {
+        HeadCheck::new(Arc::<HeadBudget>::default().connection())
+    }
+
+    #[tokio::test]
+    async fn unfinished_head_without_room_ends_the_connection() {
+        let budget = Arc::<HeadBudget>::default();
+        let others = budget.connection();
+        assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
+        let check = HeadCheck::new(budget.connection());
+        let mut io = CheckedIo::new(&[b'a'; 96_000][..], Connection::default(), check.clone());
+        let mut read = vec![0; 16 << 10];
+        for _ in 0..2 {
+            assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");
+            check.taken(Ahead::Requests);
+        }
+        assert!(io.read_exact(&mut read).await.is_ok() && io.read_exact(&mut read).await.is_err());
+        check.taken(Ahead::Tunnel);
+        assert!(io.read_exact(&mut read).await.is_ok(), "a tunnel has no heads");
+    }
 
     #[test]
     fn only_a_request_line_is_changed() {
@@ -167,7 +227,7 @@ mod tests {
             (vec!["\r\n", "\n\r\nGET /a#b HTTP/1.1\n\n"], "\r\n\n\r\nGET /a\u{1}b HTTP/1.1\n\n"),
             (vec!["GET /a HTTP/1.1\r\nx: #\r\n\r\n"], "GET /a HTTP/1.1\r\nx: #\r\n\r\n"),
         ] {
-            let check = TargetCheck::default();
+            let check = check();
             let mut read = String::new();
             for text in reads {
                 let mut bytes = text.as_bytes().to_vec();
@@ -180,7 +240,7 @@ mod tests {
 
     #[test]
     fn each_request_line_is_looked_at_and_no_tunnel() {
-        let check = TargetCheck::default();
+        let check = check();
         let looked = |text: &str| {
             let mut bytes = text.as_bytes().to_vec();
             check.clean(&mut bytes);
@@ -208,7 +268,7 @@ mod tests {
             (format!("{head}{head}"), true),
         ] {
             for piece in [1, 2, 7, text.len()] {
-                let check = TargetCheck::default();
+                let check = check();
                 for bytes in text.as_bytes().chunks(piece) {
                     check.clean(&mut bytes.to_vec());
                 }
@@ -216,7 +276,7 @@ mod tests {
                 assert!(check.is_awaited());
             }
         }
-        let check = TargetCheck::default();
+        let check = check();
         check.clean(&mut [head, head].concat().into_bytes());
         assert!(!check.taken(Ahead::Requests), "that is allowed");
         assert!(check.taken(Ahead::Nothing), "nothing was read since");
