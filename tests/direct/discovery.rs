@@ -9,7 +9,7 @@ use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::direct::{self, Ended, Stub, WIDGETS, Watch, eventually, straight, stub, within};
+use crate::direct::{self, Ended, PATIENCE, Stub, WIDGETS, Watch, eventually, straight, stub, within};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -179,7 +179,8 @@ const NOT_YET: &str = "resourceVersion=9000000";
 #[tokio::test]
 async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
     let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;
-    let app = direct::app(&up).run().await;
+    // Who is not let go when the feed ends has no answer before the test gives up.
+    let app = direct::app(&up).with(|config| config.serve.fresh_wait_max = 2 * PATIENCE).run().await;
     app.discovered().await;
     let asked = |what: fn(&str) -> bool| direct::asked_by_proxies(&up, WIDGETS).iter().filter(|q| what(q)).count();
     let goes_after = |query: &str| query.contains("timeoutSeconds=5&resourceVersion=");

@@ -162,7 +162,7 @@ async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
         (&["https://127.0.0.1:1"], 2, "neither http://HOST:PORT"),
         (&["--timeout", "soon"], 64, "soon"),
     ] {
-        let patience: &[&str] = if arguments.contains(&"--timeout") { &[] } else { &["--timeout", "30s"] };
+        let patience: &[&str] = if arguments.contains(&"--timeout") { &[] } else { &["--timeout", "120s"] };
         let output = run(&[&["health"], arguments, patience].concat());
         assert_eq!(output.code, Some(code), "{arguments:?}: {}{}", output.stdout, output.stderr);
         let line = if code < 2 { &output.stdout } else { &output.stderr };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};
 
-use crate::direct::{self, App, Ended, PATIENCE, PODS, Protocol, Watch, straight};
+use crate::direct::{self, App, Ended, PODS, Protocol, Watch, straight};
 
 const OFTEN: Duration = Duration::from_millis(60);
 const CACHED: &str = "/api/v1/pods?resourceVersion=0";
@@ -15,6 +15,27 @@ async fn sum(app: &App, name: &str, label: &str) -> u64 {
     let text = app.admin("/metrics").await.text();
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label) && line.contains("pods.v1"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// How many requests for comparisons a proxy has sent.
+async fn asked(app: &App) -> u64 {
+    sum(app, "kube_fanout_upstream_questions_total", r#"question="self_check""#).await
+}
+
+/// How many comparisons of a proxy have found no difference.
+async fn same(app: &App) -> u64 {
+    sum(app, "kube_fanout_self_checks_total", r#"outcome="same""#).await
+}
+
+/// Returns when a proxy whose pods change has compared them `times` more.
+async fn compared(up: &RunningUpstream, app: &App, times: u64) {
+    let wanted = same(app).await + times;
+    let often = async {
+        while same(app).await < wanted {
+            up.churn(20).await;
+        }
+    };
+    direct::within("comparisons", often).await;
 }
 
 /// What goes wrong, with a name.
@@ -70,34 +91,39 @@ async fn what_is_followed_is_compared_again_and_again_and_no_watch_ends() {
     let app = direct::app(&up).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
-    let often = async {
-        while sum(&app, "kube_fanout_self_checks_total", r#"outcome="same""#).await < 20 {
-            up.churn(20).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, often).await.expect("twenty comparisons");
+    compared(&up, &app, 20).await;
     assert_eq!(sum(&app, "kube_fanout_self_checks_total", r#"outcome="different""#).await, 0);
     assert_eq!(watch.end(), None);
 }
 
+/// A third proxy, whose pods go on changing, shows how much time has passed: as many comparisons are due at the others.
 #[tokio::test]
 async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
-    let up = demo::upstream().pods(6).run().await;
-    let often = |plan: direct::Plan| plan.with(|config| config.reflect.self_check = Some(OFTEN));
-    let (read, kept) = (often(direct::app(&up)).run().await, often(direct::app(&up)).preload("pods").run().await);
-    let watch = read.watch(PODS).initial_events().from(0).await;
-    watch.listed().await;
+    let (up, changing) = (demo::upstream().pods(6).run().await, demo::upstream().pods(6).run().await);
+    let often = |up: &RunningUpstream| direct::app(up).with(|config| config.reflect.self_check = Some(OFTEN));
+    let (read, kept) = (often(&up).run().await, often(&up).preload("pods").run().await);
+    let other = often(&changing).run().await;
+    let watches = [read.watch(PODS).initial_events().from(0), other.watch(PODS).initial_events().from(0)];
+    let watches = join_all(watches.map(IntoFuture::into_future)).await;
+    join_all(watches.iter().map(Watch::listed)).await;
     kept.until_feed("pods", "live", |feed| feed["state"] == "live").await;
-    let asked = async |app: &App| sum(app, "kube_fanout_upstream_questions_total", r#"question="self_check""#).await;
+    compared(&changing, &other, 5).await;
     assert_eq!((asked(&read).await, asked(&kept).await), (0, 0));
     let last = up.update_pod("default", "changed");
-    watch.reached(last).await;
+    watches[0].reached(last).await;
     kept.reached("pods", last).await;
-    let compared = || async { sum(&read, "kube_fanout_self_checks_total", r#"outcome="same""#).await >= 1 };
-    direct::eventually("it is compared", compared).await;
-    // The versions, and three objects in full: twice, if the change was not known to be all of its version when it was
-    // compared. Whoever is at rest has had as much time as this takes.
-    assert!((4..=8).contains(&asked(&read).await));
+    direct::eventually("it is compared", || async { same(&read).await >= 1 }).await;
+    // Once more, if the change was not known to be all of its version when it was compared.
+    let is_at_rest = || async {
+        let before = asked(&read).await;
+        compared(&changing, &other, 5).await;
+        asked(&read).await == before
+    };
+    direct::eventually("it asks nothing more", is_at_rest).await;
+    // The versions, and three objects in full.
+    let skipped = sum(&read, "kube_fanout_self_checks_total", r#"outcome="skipped""#).await;
+    let (questions, comparisons) = (asked(&read).await, same(&read).await + skipped);
+    assert!((4..=4 * comparisons).contains(&questions), "{questions} questions for {comparisons} comparisons");
     assert_eq!(asked(&kept).await, 0);
 }
 

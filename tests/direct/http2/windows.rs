@@ -12,7 +12,7 @@ use super::frames::{
 };
 use super::rows::{ECHO, HANG, SMALL, proxy, roomy};
 use super::wire::{Heard, Wire};
-use crate::direct::{self, App, PODS, eventually};
+use crate::direct::{self, App, PODS, eventually, within};
 
 /// What the server answers over HTTP/1.1.
 async fn whole(app: &App, path: &str) -> Vec<u8> {
@@ -197,7 +197,13 @@ async fn unreading() -> Unreading {
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let upstream = socket.listen(1).expect("it listens").into_std().expect("nobody accepts");
     let address = upstream.local_addr().expect("it is bound");
+    // A backlog of one has room for two, however long they take to connect. Others end in a time-out, but for systems
+    // that let in some more.
     let mut waiting = Vec::new();
+    for _ in 0..2 {
+        let stream = within("it waits to be accepted", TcpStream::connect(address)).await;
+        waiting.push(stream.expect("it waits to be accepted"));
+    }
     while let Ok(stream) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
         waiting.push(stream.expect("it waits to be accepted"));
     }
