@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use futures_util::future::join_all;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::demo::{self, RunningUpstream};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -69,26 +72,31 @@ const READS: [(&str, &str); 14] = [
 
 /// Asks for everything in every way; gives the codes that were seen and whether the contents were.
 async fn drive(client: &Client) -> (Vec<u16>, bool) {
-    let (mut codes, mut contents) = (Vec::new(), false);
+    let (codes, contents) = (Mutex::new(Vec::new()), AtomicBool::new(false));
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = client.over(protocol);
-        for headers in shown() {
+        // Side by side: one of the reads takes a second.
+        let asked = shown().into_iter().map(async |headers| {
             let calls = READS.iter().map(|(path, accept)| {
                 // HTTP/2 has no such header, and says so before it is sent.
                 let headers = headers.iter().filter(|(name, _)| protocol == Protocol::Http1 || *name != "connection");
                 let call = client.request(Method::GET, path).header("accept", accept);
                 headers.fold(call, |call, (name, value)| call.header(name, value)).try_send()
             });
-            for answer in futures_util::future::join_all(calls).await.into_iter().flatten() {
-                codes.push(answer.status);
-                contents |= answer.is_cached() && answer.text().contains(&BASE64_STANDARD.encode(SECRET));
+            for answer in join_all(calls).await.into_iter().flatten() {
+                codes.lock().push(answer.status);
+                if answer.is_cached() && answer.text().contains(&BASE64_STANDARD.encode(SECRET)) {
+                    contents.store(true, Ordering::Relaxed);
+                }
             }
             let writing = client.request(Method::POST, SECRETS).header("content-type", "application/json");
             let writing = headers.iter().fold(writing, |call, (name, value)| call.header(name, value));
-            codes.extend(writing.body("{\"data\": \"CANARYbody\"").try_send().await.map(|answer| answer.status));
-        }
+            let written = writing.body("{\"data\": \"CANARYbody\"").try_send().await;
+            codes.lock().extend(written.map(|answer| answer.status));
+        });
+        join_all(asked).await;
     }
-    (codes, contents)
+    (codes.into_inner(), contents.into_inner())
 }
 
 /// Over a socket that may say anything; returns when something has been answered.

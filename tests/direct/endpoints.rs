@@ -12,7 +12,7 @@ use kube_fanout::base::Waits;
 use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use kube_fanout::upstream::EndpointTimes;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::direct::{self, App, History, Listening, PATIENCE, PODS, Plan, Protocol, Watch, eventually, within};
 
@@ -57,14 +57,13 @@ struct Zone {
 }
 
 async fn zone(pods: usize, seed: u64) -> Zone {
-    zone_with(times(), pods, seed).await
+    zone_with(|plan| plan, pods, seed).await
 }
 
-async fn zone_with(times: EndpointTimes, pods: usize, seed: u64) -> Zone {
+async fn zone_with(change: impl FnOnce(Plan) -> Plan, pods: usize, seed: u64) -> Zone {
     let first = demo::upstream().pods(pods).seed(seed).run().await;
     let (second, witness) = (first.beside(), first.beside());
-    let plan = in_front_of(&[first.url(), second.url()]).with(|config| config.endpoints.times = times);
-    let app = plan.run().await;
+    let app = change(in_front_of(&[first.url(), second.url()])).run().await;
     app.discovered().await;
     Zone { first, second, witness, app }
 }
@@ -191,7 +190,9 @@ async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time(
     // A machine that stalls for as long as the proxy is patient may have made it leave the first before it froze. That
     // shows nothing, and is tried again.
     for seed in 404..409 {
-        let Zone { first, second, app, .. } = zone_with(impatient(), 20, seed).await;
+        // What the first cannot prove is passed through as early as by the product, and asked for again.
+        let impatiently = |plan: Plan| plan.fresh_wait_of_product().with(|config| config.endpoints.times = impatient());
+        let Zone { first, second, app, .. } = zone_with(impatiently, 20, seed).await;
         app.get(PODS).await;
         is_used(&app, &first).await;
         first.faults().freeze();
@@ -199,9 +200,10 @@ async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time(
         let last = second.churn(5).await;
         // A read that has to be proven: the question is put to the first, is slow, and is given up when that is not
         // ready.
+        // A client that was passed through to the first before that gives up after a while, and asks again.
         let proven = async || {
-            let answer = app.get(PODS).await;
-            answer.status == 200 && answer.rv() >= last
+            let answer = timeout(2 * impatient().slow, app.get(PODS)).await;
+            answer.is_ok_and(|answer| answer.status == 200 && answer.rv() >= last)
         };
         within("the second is used", Box::pin(async { while !proven().await {} })).await;
         let took = asked.elapsed();

@@ -86,6 +86,8 @@ async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
     drop(ok);
 }
 
+const DRAIN: Duration = Duration::from_secs(90);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_told_that_a_client_was_revoked_and_that_one_was_drained() {
     let up = demo::upstream().pods(3).run().await;
@@ -96,7 +98,7 @@ async fn it_is_told_that_a_client_was_revoked_and_that_one_was_drained() {
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
     let admin = format!("unix:{}", socket.display());
-    let plan = direct::app(&up).drain(PATIENCE).with(|config| {
+    let plan = direct::app(&up).drain(DRAIN).with(|config| {
         config.admin = Some(Address::Unix(socket));
         config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
@@ -110,14 +112,15 @@ async fn it_is_told_that_a_client_was_revoked_and_that_one_was_drained() {
         watch
     };
     let ada = watch("a", Protocol::Http2).await;
-    let bobs = join_all((0..8).map(|_| watch("b", Protocol::Http1))).await;
+    let bobs = join_all((0..40).map(|_| watch("b", Protocol::Http1))).await;
     up.reviews().deny("ada", "*");
     assert_eq!(ada.ended_in_time(PATIENCE).await, Ended::Refused(403));
     let told = explained("ada").await;
     assert!(told.contains("WATCH pods.v1: revoked: ") && !told.contains("bob"), "{told}");
     assert!(bobs.iter().all(Watch::is_open));
     app.begin_stop();
-    // Each is told at a moment of its own within the time that a drain has. The proxy goes with the last of them.
+    // Each is told at a moment of its own within the time that a drain has: the first of so many soon, and the last,
+    // with which the proxy goes, a minute later.
     eventually("it is told", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
     drop(bobs);
     app.stop().await;

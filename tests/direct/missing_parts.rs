@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::join_all;
 use http::Request;
 use http::header::{ACCEPT, IF_NONE_MATCH};
 use http_body_util::BodyExt as _;
@@ -125,9 +126,13 @@ async fn things_pass_through(app: &App, told: Told) {
     assert_eq!(things.status, if told == Told::All { 200 } else { 503 }, "{told:?}: {}", things.text());
 }
 
+/// What is missing, and whether upstream is without aggregated documents.
+const PARTS: [(Told, bool); 4] =
+    [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)];
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_that_is_missing_at_the_start_hides_nothing_else() {
-    for (told, is_old) in [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)] {
+    join_all(PARTS.map(async |(told, is_old)| {
         let up = demo::upstream().pods(5).run().await;
         let (stub, parts) = upstream(&up, told, is_old).await;
         let app = direct::in_front_of(&stub.url()).run().await;
@@ -140,12 +145,13 @@ async fn a_part_that_is_missing_at_the_start_hides_nothing_else() {
         eventually("all of it", || async { app.get(DEPLOYMENTS).await.is_cached() }).await;
         things_pass_through(&app, Told::All).await;
         app.stop().await;
-    }
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_that_is_missing_for_a_while_ends_no_watch() {
-    for (told, is_old) in [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)] {
+    join_all(PARTS.map(async |(told, is_old)| {
         let up = demo::upstream().pods(5).run().await;
         let (stub, parts) = upstream(&up, Told::All, is_old).await;
         let app = direct::in_front_of(&stub.url()).run().await;
@@ -171,5 +177,6 @@ async fn a_part_that_is_missing_for_a_while_ends_no_watch() {
         let held = || async { app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached() };
         eventually("deployments are held", held).await;
         app.stop().await;
-    }
+    }))
+    .await;
 }

@@ -59,7 +59,7 @@ async fn a_unix_socket_is_for_its_own_users() {
 #[tokio::test]
 async fn a_connection_ends_at_its_age_and_its_watch_goes_on() {
     let up = demo::upstream().pods(2).run().await;
-    let age = Duration::from_secs(5);
+    let age = Duration::from_secs(2);
     let app = direct::app(&up).with(|config| config.connections.connection_age_max = age).run().await;
     let (client, watch) = within("a watch before the connection has its age", async {
         loop {

@@ -1,6 +1,8 @@
 //! The life of streams and of connections: how many, how they end, and that others go on (RFC 9113 §5.1,
 //! RFC 9113 §6.4, RFC 9113 §6.8).
 
+use std::time::Duration;
+
 use kube_fanout::demo;
 
 use super::frames::{
@@ -109,7 +111,8 @@ async fn a_connection_whose_client_has_finished_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_drains_answers_what_it_has_taken() {
     let upstream = demo::upstream().pods(30).run().await;
-    let mut app = direct::app(&upstream).drain(direct::PATIENCE).run().await;
+    // Long enough for all of this. Its connections are told within the first tenth.
+    let mut app = direct::app(&upstream).drain(Duration::from_secs(75)).run().await;
     let mut wire = Wire::to(&app).await;
     let list = format!("{PODS}?resourceVersion=0");
     wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &list), get(3, &list)].concat()).await;
