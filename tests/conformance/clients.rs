@@ -10,9 +10,9 @@ use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube_client::{Api, Client, Config};
 use kube_runtime::watcher::{self, Event, InitialListStrategy};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::bed::{self, Plan, Plane, Process, Target, eventually, repository, say, within};
+use crate::bed::{self, Ask, Plan, Plane, Process, Proxy, Target, eventually, repository, say, version_of, within};
 
 /// What a kube-rs watcher told, from its first list to a version.
 #[derive(Debug, Default, PartialEq)]
@@ -91,6 +91,19 @@ async fn churn(plane: &Plane, namespace: &str, ops: &str, seed: &str) -> u64 {
     *done.versions().last().expect("it wrote")
 }
 
+/// The object that every watch tells of last: it is made last, is selected by all of them, and is the last by its key.
+const END: &str = "zzz";
+
+/// Makes that object, and returns when both servers have it.
+async fn ends(plane: &Plane, proxy: &Proxy, namespace: &str) {
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let end = json!({"metadata": {"name": END, "labels": {"color": "red"}}});
+    let version = version_of(&plane.direct().create(&maps, end).await);
+    for http in [plane.direct(), proxy.client()] {
+        http.until_ok("it has all", Ask::get(&format!("{maps}?resourceVersion={version}"))).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kube_rs_watchers_are_told_what_direct_ones_are() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -133,11 +146,13 @@ async fn the_python_client_reads_alike() {
     proxy.client().json("/api/v1/configmaps?resourceVersion=0").await;
     let since = churn(&bed, &namespace, "40", "1").await.to_string();
     churn(&bed, &namespace, "40", "2").await;
+    ends(&bed, &proxy, &namespace).await;
     let read = async |target: Target| -> Value {
         let mut command = Command::new(&python);
         command.arg(repository().join("tests/python/reads.py"));
         command.args(["--server", &target.url, "--token", &target.identity.token]);
-        command.args(["--namespace", &namespace, "--since", &since]).arg("--ca").arg(target.ca.expect("TLS"));
+        command.args(["--namespace", &namespace, "--since", &since, "--last", END]);
+        command.arg("--ca").arg(target.ca.expect("TLS"));
         let run = tokio::task::spawn_blocking(move || command.output().expect("Python runs"));
         let output = run.await.expect("no panic");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -171,6 +186,8 @@ fn javascript(bed: &Plane, target: &Target, namespace: &str, since: &str) -> (Pr
         namespace,
         "--since",
         since,
+        "--end",
+        END,
     ]);
     command.arg("--ca").arg(target.ca.as_ref().expect("TLS")).current_dir(repository().join("target/node"));
     let file = |path: &PathBuf| File::create(path).expect("a file");
@@ -190,6 +207,7 @@ async fn the_javascript_client_reads_alike_and_its_informer_is_told_the_same() {
     proxy.client().json("/api/v1/configmaps?resourceVersion=0").await;
     let since = churn(&bed, &namespace, "40", "1").await.to_string();
     churn(&bed, &namespace, "40", "2").await;
+    ends(&bed, &proxy, &namespace).await;
     let mut running = [bed.target(), proxy.target()].map(|target| javascript(&bed, &target, &namespace, &since));
     let read = |path: &PathBuf| std::fs::read_to_string(path).expect("a file");
     for (process, out, log) in &mut running {
@@ -200,7 +218,7 @@ async fn the_javascript_client_reads_alike_and_its_informer_is_told_the_same() {
         .await;
     }
     churn(&bed, &namespace, "60", "3").await;
-    let last = serde_json::json!({"metadata": {"name": "last"}});
+    let last = json!({"metadata": {"name": "last"}});
     bed.direct().create(&format!("/api/v1/namespaces/{namespace}/configmaps"), last).await;
     let mut documents = Vec::new();
     for (process, out, log) in running {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Bed, Plan, Plane, Process, Proxy, eventually, kube_fanout, rbac, say};
+use crate::bed::{self, Bed, Plan, Process, Proxy, eventually, kube_fanout, rbac, say, unique};
 use crate::blocks::{blocks, with};
 use crate::install::reader;
 
@@ -24,7 +24,7 @@ const BY_SPDY: &str = "export KUBECTL_PORT_FORWARD_WEBSOCKETS=false";
 
 /// Two pods, each on a node of its own, whose ports lead to proxies.
 struct Stage {
-    bed: Bed<Box<Plane>>,
+    bed: Bed,
     namespace: String,
     proxies: [Proxy; 2],
     kubelet_log: PathBuf,
@@ -40,8 +40,8 @@ struct Said {
 }
 
 impl Stage {
-    async fn new(name: &str) -> Option<Self> {
-        let bed = bed::own(name).await?;
+    async fn new() -> Option<Self> {
+        let bed = bed::beside_others().await?;
         let namespace = bed.namespace("fanout").await;
         let proxies = [Plan::tls().start(&bed).await, Plan::tls().start(&bed).await];
         let kubelet_log = bed.file("kubelet");
@@ -59,7 +59,7 @@ impl Stage {
         })
         .await;
         let direct = bed.direct();
-        for ((node, features), pod) in NODES.iter().zip(PODS) {
+        for ((node, features), pod) in NODES.map(|(node, features)| (unique(node), features)).iter().zip(PODS) {
             let status = json!({
                 "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}], "declaredFeatures": features,
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
@@ -139,7 +139,7 @@ fn by_spdy() -> String {
 
 #[tokio::test]
 async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
-    let Some(stage) = Stage::new("pods").await else { return };
+    let Some(stage) = Stage::new().await else { return };
     // They differ in what has been read of them.
     let read = ["configmaps", "services"];
     for (proxy, resource) in stage.proxies.iter().zip(read) {
@@ -177,13 +177,15 @@ async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
     let top = stage.fanout("admin", REAL, &["top", "--every", "1ms", "--times", "20"]);
     let said = run(top).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert_eq!(said.out.matches("pod/two: ready").count(), 20, "{}", said.out);
+    // What a machine that stalls does not answer in time is shown as that.
+    let shown = |state: &str| said.out.matches(&format!("pod/two: {state}")).count();
+    assert!(shown("") == 20 && shown("ready") > 0, "{}", said.out);
 }
 
 /// The same with a proxy between kubectl and the apiserver.
 #[tokio::test]
 async fn ports_are_forwarded_through_a_proxy_as_well() {
-    let Some(stage) = Stage::new("pods-through").await else { return };
+    let Some(stage) = Stage::new().await else { return };
     let between = Plan::tls().config("execOnLoopback: true").start(&stage.bed).await;
     let target = between.target();
     let authority = target.ca.expect("it serves TLS");
@@ -203,7 +205,7 @@ async fn ports_are_forwarded_through_a_proxy_as_well() {
 
 #[tokio::test]
 async fn who_may_not_forward_ports_is_told_so() {
-    let Some(stage) = Stage::new("pods-refused").await else { return };
+    let Some(stage) = Stage::new().await else { return };
     let nothing = stage.status("bob", REAL).await;
     assert_eq!((nothing.code, nothing.out.as_str()), (Some(2), ""), "{nothing:?}");
     let why = "kubectl get pods: Error from server (Forbidden): pods is forbidden: User \"bob\" cannot list resource";
@@ -222,7 +224,7 @@ async fn who_may_not_forward_ports_is_told_so() {
 
 #[tokio::test]
 async fn a_pod_that_goes_meanwhile_is_named() {
-    let Some(stage) = Stage::new("pods-gone").await else { return };
+    let Some(stage) = Stage::new().await else { return };
     let shown = stage.bed.file("top");
     let mut top = stage.fanout("admin", REAL, &["top", "--every", "10ms"]);
     let file = Stdio::from(File::create(&shown).expect("a file"));

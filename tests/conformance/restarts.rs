@@ -14,8 +14,7 @@ pub const COUNT: usize = 20;
 /// How long a feed pauses between two attempts: at first at least, and ever at most. The least doubles from one pause
 /// to the next (docs/CONFIG.md, "Not configurable").
 const PAUSES: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
-/// How often a feed may be refused besides, by an apiserver that listens and is not ready: it may say itself how soon
-/// it is to be asked again.
+/// How often a feed may be refused besides, by an apiserver that listens and is not ready.
 pub const REFUSALS_MAX: i64 = 2;
 
 /// Watches through the proxy that write down every frame, until the version that is written to `until`.
@@ -115,7 +114,9 @@ async fn a_killed_apiserver_ends_no_watch_and_costs_a_relist_per_feed_at_most() 
     let (writes, watches) = (acknowledged.len(), 3 * COUNT);
     say(&format!("{writes} acknowledged versions, {failed} failed attempts: in {watches} watches once and in order"));
     // What was asked in vain depends on how long the apiserver took to start. What it has answered is counted below.
-    let relists_max = 1 + pauses_within(away) + REFUSALS_MAX;
+    // While it listens and is not ready, it may say itself that it is to be asked again in a second.
+    let away_seconds = i64::try_from(away.as_secs()).expect("minutes");
+    let relists_max = 1 + REFUSALS_MAX + pauses_within(away).max(away_seconds);
     for (labels, count) in &questions(&proxy).await {
         say(&format!("asked upstream: {labels} {count}"));
         let is_few = !labels.contains("relist") || *count <= relists_max;

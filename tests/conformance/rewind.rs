@@ -175,6 +175,7 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     if meanwhile == Meanwhile::Passes {
         proxy.stop();
     }
+    let away = Instant::now();
     bed.restore(&backup).await;
     let restored = bed.direct().version(MAPS).await;
     assert!(restored < reached, "it went back: {restored} {reached}");
@@ -192,6 +193,12 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     clients.converge(&bed).await;
     map(&bed, "after").await;
     clients.converge(&bed).await;
+    eventually("the restored state is read", async || {
+        let seen = clients.seen.lock();
+        let ended = seen.ended.iter().flatten().min().copied().max(Some(back));
+        seen.answers.iter().any(|(asked, _, lost)| Some(*asked) > ended && !lost).then_some(())
+    })
+    .await;
     let seen = clients.stop().await;
     let (last, answers) = {
         let seen = seen.lock();
@@ -204,11 +211,11 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
         last.saturating_duration_since(back).as_secs_f64(),
         others.as_secs_f64(),
     ));
-    report(&proxy).await;
+    report(&proxy, away.elapsed()).await;
 }
 
-/// How much was asked and said.
-async fn report(proxy: &Proxy) {
+/// How much was asked and said, in the time since the apiserver went.
+async fn report(proxy: &Proxy, time: Duration) {
     let metrics = proxy.metrics().await;
     let rewound =
         |resource| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "rewound"), ("resource", resource)]);
@@ -222,7 +229,9 @@ async fn report(proxy: &Proxy) {
     assert_eq!(i64::try_from(said).expect("few"), feeds, "a line a feed");
     let behind = log.lines().filter(|line| line.contains("upstream is behind our cache")).count();
     say(&format!("upstream was found behind our cache {behind} times"));
-    assert!(behind <= 20, "{behind} lines: that was for each proof, for as long as it lasted");
+    // The longer it takes, the more often it is found.
+    let behind_max = 20 + usize::try_from(time.as_secs()).expect("minutes");
+    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: that was for each proof");
     let maps =
         metrics.sum("kube_fanout_upstream_questions_total", &[("question", "doubt"), ("resource", "configmaps.v1")]);
     assert!(maps <= 1, "{maps} lists on a doubt");

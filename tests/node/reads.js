@@ -7,7 +7,10 @@ import { parseArgs } from 'node:util';
 
 import * as k8s from '@kubernetes/client-node';
 
-const WATCH_SECONDS = 3;
+// Ends a hang, and nothing else: a watch is read until it has told of the object that comes last.
+const WATCH_SECONDS = 600;
+// A server that could not find out in time how far its storage is says this, and is to be asked again.
+const TOO_LARGE = 'Too large resource version';
 
 function connect({ server, ca, token }) {
   const config = new k8s.KubeConfig();
@@ -31,14 +34,27 @@ async function paged(api, namespace, limit) {
   return pages;
 }
 
-// Every event of a watch that the server ends.
-function watched(config, namespace, options) {
+// Every event of a watch, up to the first one of the object `end`. The watch itself goes on: to abort it would end it
+// as an error that nobody can catch.
+function watched(config, namespace, end, options) {
   return new Promise((resolve, reject) => {
-    const events = [];
     const path = `/api/v1/namespaces/${namespace}/configmaps`;
-    const each = (_type, _object, event) => events.push(event);
-    const done = (error) => (error ? reject(error) : resolve(events));
-    new k8s.Watch(config).watch(path, { timeoutSeconds: WATCH_SECONDS, ...options }, each, done);
+    const begin = () => {
+      const events = [];
+      let isLate = false;
+      let isOver = false;
+      const each = (type, object, event) => {
+        if (isOver) return;
+        isLate ||= type === 'ERROR' && object.message?.includes(TOO_LARGE);
+        isOver = object.metadata?.name === end;
+        events.push(event);
+        if (isOver) resolve(events);
+      };
+      const early = (error) => reject(error ?? new Error(`the watch ended after ${events.length} events`));
+      const done = (error) => (isLate ? begin() : early(error));
+      new k8s.Watch(config).watch(path, { timeoutSeconds: WATCH_SECONDS, ...options }, each, done).catch(reject);
+    };
+    begin();
   });
 }
 
@@ -76,8 +92,9 @@ function informed(config, api, namespace) {
 
 async function main() {
   const text = { type: 'string' };
-  const { values } = parseArgs({ options: { server: text, ca: text, token: text, namespace: text, since: text } });
-  const { namespace, since } = values;
+  const options = { server: text, ca: text, token: text, namespace: text, since: text, end: text };
+  const { values } = parseArgs({ options });
+  const { namespace, since, end } = values;
   const config = connect(values);
   const api = config.makeApiClient(k8s.CoreV1Api);
   const list = (options) => api.listNamespacedConfigMap({ namespace, ...options });
@@ -90,10 +107,10 @@ async function main() {
     field: names((await list({ fieldSelector: `metadata.name=${first}` })).items),
     get: await api.readNamespacedConfigMap({ name: first, namespace }),
     pages: await paged(api, namespace, 7),
-    watch: await watched(config, namespace, {}),
-    'watch any': await watched(config, namespace, { resourceVersion: '0' }),
-    'watch since': await watched(config, namespace, { resourceVersion: since }),
-    'watch label': await watched(config, namespace, { resourceVersion: since, labelSelector: 'color=red' }),
+    watch: await watched(config, namespace, end, {}),
+    'watch any': await watched(config, namespace, end, { resourceVersion: '0' }),
+    'watch since': await watched(config, namespace, end, { resourceVersion: since }),
+    'watch label': await watched(config, namespace, end, { resourceVersion: since, labelSelector: 'color=red' }),
     missing: await refused(() => api.readNamespacedConfigMap({ name: 'missing', namespace })),
     'bad selector': await refused(() => list({ labelSelector: 'a in' })),
     'bad field': await refused(() => list({ fieldSelector: 'spec.nope=1' })),

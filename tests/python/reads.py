@@ -35,13 +35,26 @@ def paged(api, namespace, limit):
             return pages
 
 
-def watched(api, namespace, **options):
-    """Every event of a watch that lasts three seconds."""
-    events = []
-    for event in watch.Watch().stream(api.list_namespaced_config_map, namespace, timeout_seconds=3, **options):
-        metadata = event["object"].metadata
-        events.append([event["type"], metadata.name, metadata.resource_version, event["raw_object"]])
-    return events
+# Ends a hang, and nothing else: a watch is read until it has told of the object that comes last.
+WATCH_SECONDS = 600
+# A server that could not find out in time how far its storage is says this, and is to be asked again.
+TOO_LARGE = "Too large resource version"
+
+
+def watched(api, namespace, last, **options):
+    """Every event of a watch, up to the first one of the object `last`."""
+    events, call = [], api.list_namespaced_config_map
+    try:
+        for event in watch.Watch().stream(call, namespace, timeout_seconds=WATCH_SECONDS, **options):
+            metadata = event["object"].metadata
+            events.append([event["type"], metadata.name, metadata.resource_version, event["raw_object"]])
+            if metadata.name == last:
+                return events
+    except client.exceptions.ApiException as error:
+        if TOO_LARGE not in str(error.reason):
+            raise
+        return watched(api, namespace, last, **options)
+    raise RuntimeError(f"the watch ended after {len(events)} events")
 
 
 def refused(call, *arguments, **options):
@@ -59,8 +72,9 @@ def main():
     parser.add_argument("--token", required=True)
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--since", required=True, help="a version that the watch is to resume from")
+    parser.add_argument("--last", required=True, help="the object that every watch tells of last")
     arguments = parser.parse_args()
-    api, namespace, since = connect(arguments), arguments.namespace, arguments.since
+    api, namespace, since, last = connect(arguments), arguments.namespace, arguments.since, arguments.last
     listed = api.list_namespaced_config_map(namespace)
     first = listed.items[0].metadata.name
     result = {
@@ -71,10 +85,10 @@ def main():
         "field": names(api.list_namespaced_config_map(namespace, field_selector="metadata.name=" + first).items),
         "get": api.api_client.sanitize_for_serialization(api.read_namespaced_config_map(first, namespace)),
         "pages": paged(api, namespace, 7),
-        "watch": watched(api, namespace),
-        "watch any": watched(api, namespace, resource_version="0"),
-        "watch since": watched(api, namespace, resource_version=since),
-        "watch label": watched(api, namespace, resource_version=since, label_selector="color=red"),
+        "watch": watched(api, namespace, last),
+        "watch any": watched(api, namespace, last, resource_version="0"),
+        "watch since": watched(api, namespace, last, resource_version=since),
+        "watch label": watched(api, namespace, last, resource_version=since, label_selector="color=red"),
         "missing": refused(api.read_namespaced_config_map, "missing", namespace),
         "bad selector": refused(api.list_namespaced_config_map, namespace, label_selector="a in"),
         "bad field": refused(api.list_namespaced_config_map, namespace, field_selector="spec.nope=1"),
