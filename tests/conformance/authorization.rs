@@ -68,7 +68,7 @@ struct Told<'a> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everybody_gets_what_the_apiserver_gives_them_and_nothing_else() {
-    let triples = bed::number("AUTHORIZATION_TRIPLES", 1500);
+    let triples = bed::number("AUTHORIZATION_TRIPLES", 500);
     let drawn = Seed::new("AUTHORIZATION_SEED", |seed| format!("make authorization SEED={seed} TRIPLES={triples}"));
     let (mut left, mut seeds) = (triples, drawn.rounds());
     let (mut reports, mut counts) = (Vec::new(), Counts::default());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{self, Outcome, Plan, say, version_of};
@@ -68,13 +69,13 @@ async fn informers_have_the_store_and_the_events_of_direct_ones() {
         run.awaits(&ready).await;
         run
     };
-    let mut direct = Vec::new();
-    for selects in [ALL, LABEL, FIELD] {
-        direct.push((selects, start(("typed", "on", "json", selects), true, "1").await));
-    }
+    let typed = |selects| ("typed", "on", "json", selects);
+    let direct = join_all([ALL, LABEL, FIELD].map(async |selects| (selects, start(typed(selects), true, "1").await)));
+    let direct = direct.await;
     let mut through = Vec::new();
-    for client in CLIENTS {
-        through.push((client, start(client, false, "3").await));
+    // A few at a time: each is a process that takes a while to start.
+    for some in CLIENTS.chunks(4) {
+        through.extend(join_all(some.iter().map(async |client| (*client, start(*client, false, "3").await))).await);
     }
     churn("300").args(["--seed", "2"]).start().finish().await;
     // What everybody selects tells everybody that they have seen all; otherwise a bookmark would, up to a minute later.

@@ -126,18 +126,19 @@ async fn kubectl_reads_alike() {
         &["auth", "can-i", "list", "pods"],
         &["auth", "can-i", "--list"],
         &["wait", "--for=jsonpath={.status.phase}=Pending", "pod/a", "--timeout=120s"],
-        &["wait", "--for=condition=Ready", "pod/a", "--timeout=15s"],
         &["rollout", "history", "deployment/d"],
         &["events"],
     ];
-    for some in reads.chunks(2) {
-        join_all(some.iter().map(async |args| {
-            let args = [&["-n", &namespace], *args].concat();
-            same(&bed, &proxy, &args).await
-        }))
-        .await;
-    }
-    say(&format!("{} kubectl reads say the same", reads.len()));
+    let alike = async |args: &[&str]| same(&bed, &proxy, &[&["-n", &namespace], args].concat()).await;
+    let all = async {
+        for some in reads.chunks(2) {
+            join_all(some.iter().map(|args| alike(args))).await;
+        }
+    };
+    // It is bound to time out, which all others need not wait for.
+    let waits = alike(&["wait", "--for=condition=Ready", "pod/a", "--timeout=15s"]);
+    tokio::join!(all, waits);
+    say(&format!("{} kubectl reads say the same", reads.len() + 1));
 }
 
 /// Exec and its kin need a kubelet. Without one, what upstream answers to the upgrade must arrive unchanged.
@@ -185,7 +186,10 @@ async fn kubectl_writes_alike() {
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["scale", "deployment/d", "--replicas=2"],
-        &["rollout", "status", "deployment/d", "--timeout=20s"],
+    ];
+    // It is bound to time out. What comes behind it does nothing to what it waits for, and need not wait for it.
+    let waits: &[&str] = &["rollout", "status", "deployment/d", "--timeout=20s"];
+    let behind: &[&[&str]] = &[
         &["rollout", "restart", "deployment/missing"],
         &["delete", "pod", "b", "--grace-period=0", "--force"],
         &["delete", "pod", "-l", "app=z", "--wait=false"],
@@ -193,21 +197,28 @@ async fn kubectl_writes_alike() {
         &["delete", "configmap", "m"],
         &["get", "pods,configmaps,deployments", "-o", "name"],
     ];
-    for args in writes {
+    let alike = async |args: &[&str]| {
         let targets = [bed.target(), proxy.target()];
-        let mut said = Vec::new();
-        for (target, space) in targets.iter().zip(&spaces) {
-            let done = run(kubectl(&bed, target, &[&["-n", space], *args].concat())).await;
+        let said = join_all(targets.iter().zip(&spaces).map(async |(target, space)| {
+            let done = run(kubectl(&bed, target, &[&["-n", space], args].concat())).await;
             let done = comparable(&done, target);
             let without = |text: &str| text.replace(space, "SPACE");
             let errors = without(&done.errors);
             // diff names its temporary files.
             let out = done.out.lines().filter(|line| !line.starts_with(['+', '-', 'd']) || !line.contains("/tmp/"));
-            said.push((without(&out.collect::<Vec<_>>().join("\n")), errors, done.code));
-        }
+            (without(&out.collect::<Vec<_>>().join("\n")), errors, done.code)
+        }));
+        let said = said.await;
         assert_eq!(said[1], said[0], "kubectl {}", args.join(" "));
-    }
-    say(&format!("{} kubectl writes say the same", writes.len()));
+    };
+    let all = async |some: &[&[&str]]| {
+        for args in some {
+            alike(args).await;
+        }
+    };
+    all(writes).await;
+    tokio::join!(alike(waits), all(behind));
+    say(&format!("{} kubectl writes say the same", writes.len() + 1 + behind.len()));
 }
 
 /// A watch of kubectl's, ended when it has said enough.

@@ -273,7 +273,7 @@ async fn every_resource_has_rows_that_are_read() {
             }
         }
     }
-    for some in collections.chunks(8) {
+    for some in collections.chunks(16) {
         join_all(some.iter().map(async |collection| {
             let version = direct.version(collection).await;
             join_all(INCLUDES.map(async |include| {
