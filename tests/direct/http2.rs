@@ -2,7 +2,6 @@
 //! server is written.
 
 mod compression;
-mod floods;
 pub mod frames;
 mod framing;
 mod h2spec;
@@ -14,5 +13,3 @@ mod strangers;
 mod streams;
 mod windows;
 mod wire;
-
-pub use rows::say;

@@ -69,6 +69,8 @@ mod scrapes;
 mod selectors;
 mod self_checks;
 mod shares;
+#[allow(dead_code, reason = "the tests of nightly.rs use the rest of it")]
+mod shut;
 mod shutdown;
 mod silent;
 mod slow;

@@ -6,6 +6,24 @@
 mod direct;
 #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
 mod process;
+#[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
+mod shut;
+
+/// The floods of frames that an upstream sends, and what they need.
+mod foul_frames {
+    mod floods;
+    #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
+    mod relay;
+}
+/// The floods of frames that a client sends, and what they need.
+#[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
+mod http2 {
+    mod floods;
+    pub mod frames;
+    pub mod hpack;
+    pub mod rows;
+    mod wire;
+}
 
 mod bench;
 mod chaos;
@@ -22,7 +40,11 @@ mod rolling;
 #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
 mod stuck;
 mod stuck_times;
+#[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
+mod tree;
+mod tree_costs;
 mod trial_kills;
+mod unread_memory;
 mod unread_tunnels;
 mod verify;
 

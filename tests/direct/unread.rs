@@ -10,18 +10,18 @@ use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::{self, RunningUpstream};
+use kube_fanout::demo::RunningUpstream;
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 use tokio::sync::watch;
 
 use crate::direct::{
-    self, App, CONFIGMAPS, Client, Dir, Protocol, Reply, Stub, eventually, eventually_in_time, stub, within,
+    self, App, CONFIGMAPS, Client, Protocol, Reply, Stub, eventually, eventually_in_time, stub, within,
 };
-use crate::process::Process;
+use crate::shut::{LARGE, MIDDLING, Shut, with_objects};
 
 /// How long anything may take here: long enough to see meanwhile that there is no place, on a busy machine too.
-const MAX: Duration = Duration::from_secs(3);
+const MAX: Duration = Duration::from_secs(2);
 static PIECE: [u8; 16 << 10] = [b'a'; 16 << 10];
 const LONG: &str = "/long";
 const SHORT: &str = "/short";
@@ -246,94 +246,13 @@ async fn the_answer_instead_of_a_tunnel_has_an_end() {
     is_cut(unread).await;
 }
 
-/// Objects of 1 MiB and of 60 KB.
-const LARGE: &str = "/api/v1/namespaces/default/configmaps/large?resourceVersion=0";
-const MIDDLING: &str = "/api/v1/namespaces/default/configmaps/middling?resourceVersion=0";
 const ROW: &str = "/api/v1/namespaces/default/configmaps/large?includeObject=Object";
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
-const PER_CONNECTION: usize = 200;
+/// How many times a scene is tried on a machine that stalls.
+const TRIES_MAX: usize = 20;
 
-async fn with_objects() -> RunningUpstream {
-    let up = demo::upstream().run().await;
-    up.put("configmaps", direct::configmap("default", "large", &"x".repeat(1 << 20)));
-    up.put("configmaps", direct::configmap("default", "middling", &"x".repeat(60_000)));
-    up
-}
-
-/// A connection whose windows stay shut, and what was asked for on it.
-struct Shut {
-    sender: h2::client::SendRequest<Bytes>,
-    host: String,
-    bodies: Vec<h2::RecvStream>,
-}
-
-impl Shut {
-    async fn to(client: &Client) -> Self {
-        let host = client.url().trim_start_matches("http://").to_owned();
-        let io = TcpStream::connect(&host).await.expect("a connection");
-        let mut builder = h2::client::Builder::new();
-        let (sender, connection) = builder.initial_window_size(0).handshake(io).await.expect("HTTP/2");
-        drop(tokio::spawn(connection));
-        Self { sender, host, bodies: Vec::new() }
-    }
-
-    /// What its head says; a body that there is, is not read.
-    async fn ask(&mut self, path: &str, accept: &str) -> u16 {
-        let request = Request::get(format!("http://{}{path}", self.host)).header("accept", accept);
-        let mut sender = self.sender.clone().ready().await.expect("open");
-        let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("open");
-        let answer = within("a head", answer).await.expect("an answer");
-        let status = answer.status().as_u16();
-        // One that is let go of is none that is not read.
-        if status == 200 {
-            self.bodies.push(answer.into_body());
-        }
-        status
-    }
-
-    /// All that was asked for is reset, and not ended.
-    async fn is_cut(&mut self) {
-        for body in &mut self.bodies {
-            let end = within("the end of what was cut", body.data()).await;
-            assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_reset())), "a truncated body looks whole");
-        }
-    }
-}
-
-fn resident_mebibytes(process: &Process) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("it runs");
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it says so");
-    resident.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") >> 10
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gets_that_nobody_reads_hold_no_memory_of_their_own() {
-    let (up, dir) = (with_objects().await, Dir::new());
-    let file = dir.file("config", "limits: {listMebibytes: 16}");
-    let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
-    let client = process.client();
-    let watch = client.watch(CONFIGMAPS).initial_events().await;
-    watch.listed().await;
-    assert!(client.get(LARGE).await.is_cached() && client.get(MIDDLING).await.is_cached());
-    for (path, let_in, most) in [(LARGE, 15, 24), (MIDDLING, 4 * PER_CONNECTION, 24)] {
-        let before = resident_mebibytes(&process);
-        let (mut shut, mut has) = (Vec::new(), 0);
-        for _ in 0..4 {
-            let mut connection = Shut::to(&client).await;
-            for _ in 0..PER_CONNECTION {
-                has += usize::from(connection.ask(path, "application/json").await == 200);
-            }
-            shut.push(connection);
-        }
-        assert_eq!(has, let_in, "{path}");
-        let grown = resident_mebibytes(&process).saturating_sub(before);
-        assert!(grown <= most, "{path}: {grown} MiB");
-        assert_eq!(client.get(MIDDLING).await.status, 200, "others are answered meanwhile");
-    }
-}
-
-/// How long an answer that nobody reads holds its room here. A busy machine takes seconds to see that there is no more.
-const ROOM_HELD: Duration = Duration::from_secs(10);
+/// How long an answer that nobody reads holds its room here. If a machine stalls for longer, the scene is tried again.
+const ROOM_HELD: Duration = Duration::from_secs(3);
 
 /// A proxy with room for four MiB of answers, which soon gives up on those who do not read.
 async fn with_little_room(up: &RunningUpstream) -> App {
@@ -353,7 +272,7 @@ async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
     watch.listed().await;
     // On a machine that stalls, the first place may be given back before all of this has been asked.
     let mut shut = None;
-    for _ in 0..20 {
+    for _ in 0..TRIES_MAX {
         let (began, mut connection) = (Instant::now(), Shut::to(&client).await);
         let mut told = Vec::new();
         for path in [LARGE, LARGE, LARGE, LARGE, MIDDLING] {
@@ -388,11 +307,20 @@ async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is
     let watch = app.watch(CONFIGMAPS).initial_events().await;
     watch.listed().await;
     assert!(app.get(LARGE).await.is_cached());
-    let mut shut = Shut::to(&app).await;
-    for _ in 0..6 {
-        assert_eq!(shut.ask(ROW, TABLE).await, 200, "who finds no room has it from upstream, as fast as it reads");
+    // If the machine stalls, the first of them gives its room back before all have been asked for.
+    for _ in 0..TRIES_MAX {
+        let (began, mut shut) = (Instant::now(), Shut::to(&app).await);
+        for _ in 0..6 {
+            assert_eq!(shut.ask(ROW, TABLE).await, 200, "who finds no room has it from upstream, as fast as it reads");
+        }
+        let status = app.get(LARGE).await.status;
+        let is_shown = began.elapsed() < ROOM_HELD;
+        assert!(!is_shown || status == 429, "three of them hold it: {status}");
+        eventually_in_time(ROOM_HELD, "the room is given back", || async { app.get(LARGE).await.is_cached() }).await;
+        shut.is_cut().await;
+        if is_shown {
+            return;
+        }
     }
-    assert_eq!(app.get(LARGE).await.status, 429, "three of them hold it");
-    eventually_in_time(ROOM_HELD, "the room is given back", || async { app.get(LARGE).await.is_cached() }).await;
-    shut.is_cut().await;
+    panic!("the six were never asked for in time");
 }

@@ -1,0 +1,33 @@
+//! What a read at a leaf costs its zone, which depends on how soon the zone's answers come.
+
+use std::time::Instant;
+
+use kube_fanout::demo;
+use serde_json::json;
+
+use crate::direct::{FRESH_MAX, eventually};
+use crate::tree::{PAGE, proofs, tree};
+
+/// Reads that each need a proof, and cost no more than one question.
+const READS: usize = 6;
+/// The most reads that are tried for these.
+const READS_MAX: usize = 60;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_at_a_leaf_costs_its_zone_one_question() {
+    let up = demo::upstream().pods(700).seed(82).run().await;
+    let (_zone, leaves) = tree(&up, 1).await;
+    let leaf = &leaves[0];
+    eventually("the leaf has pods", || async { leaf.get(PAGE).await.is_cached() }).await;
+    // If the zone stalls, it answers too late for some reads. The leaf asks more for them, or passes them through.
+    let mut costs: Vec<u64> = Vec::new();
+    while costs.iter().filter(|cost| **cost == 1).count() < READS {
+        assert!(costs.len() < READS_MAX, "a position each, and hardly ever more: {costs:?}");
+        let (before, asked) = (proofs(leaf).await, Instant::now());
+        up.put("nodes", json!({"metadata": {"name": format!("other-{}", costs.len())}}));
+        let list = leaf.get(PAGE).await;
+        assert!(list.is_cached() || asked.elapsed() >= FRESH_MAX, "{}", list.text());
+        let cost = if list.is_cached() { proofs(leaf).await - before } else { u64::MAX };
+        costs.push(cost);
+    }
+}
