@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn one_existing_file_is_read_and_several_are_refused_with_the_command_that_merges_them() {
-        let folder = std::env::temp_dir().join(format!("kube-fanout-kubeconfig-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("kube-fanout-kubeconfig-{}", fastrand::u64(..)));
         std::fs::create_dir_all(folder.join(".kube")).expect("a folder");
         let path = |name: &str| folder.join(name).display().to_string();
         let [a, b, gone, user] = ["a", "b", "gone", OF_USER].map(path);

@@ -188,7 +188,7 @@ fn no_impersonator_is_on_a_node() {
 
 #[test]
 fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
-    let file = std::env::temp_dir().join(format!("kube-fanout-origins-{}", std::process::id()));
+    let file = std::env::temp_dir().join(format!("kube-fanout-origins-{}", fastrand::u64(..)));
     let of = |list: &str| {
         std::fs::write(&file, format!("allowedOrigins: [{list}]\n")).expect("written");
         serve(&["--config", file.to_str().expect("a path")])
@@ -202,7 +202,7 @@ fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
 
 #[test]
 fn servers_of_upstream_are_urls_each_once_and_every_wrong_one_is_a_problem() {
-    let file = std::env::temp_dir().join(format!("kube-fanout-servers-{}", std::process::id()));
+    let file = std::env::temp_dir().join(format!("kube-fanout-servers-{}", fastrand::u64(..)));
     let of = |list: &str| {
         std::fs::write(&file, format!("upstream: {{servers: [{list}]}}\n")).expect("written");
         serve(&["--kubeconfig", "/k", "--config", file.to_str().expect("a path")])
@@ -226,7 +226,7 @@ fn servers_of_upstream_are_urls_each_once_and_every_wrong_one_is_a_problem() {
 /// Who may say that it is somebody else must not be everybody (R-MODE-2).
 #[test]
 fn clients_and_front_proxies_have_authorities_of_their_own() {
-    let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", fastrand::u64(..)));
     std::fs::create_dir_all(&folder).expect("a folder");
     let authority = |name: &str| {
         let path = folder.join(name);

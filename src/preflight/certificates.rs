@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_certificate_is_good_or_it_is_said_why_not() {
-        let folder = std::env::temp_dir().join(format!("kube-fanout-preflight-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("kube-fanout-preflight-{}", fastrand::u64(..)));
         std::fs::create_dir_all(&folder).expect("a folder");
         let path = folder.join("tls.crt");
         let made = rcgen::generate_simple_self_signed(vec!["fanout.example".to_owned()]).expect("a certificate");

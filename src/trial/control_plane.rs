@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_test_bed_is_found_in_a_checkout_or_beside_the_program_or_is_built() {
-        let folder = std::env::temp_dir().join(format!("kube-fanout-trial-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("kube-fanout-trial-{}", fastrand::u64(..)));
         let program = folder.join("elsewhere/release/kube-fanout");
         let put = |path: &Path| {
             std::fs::create_dir_all(path.parent().expect("a folder")).expect("it is made");

@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_kubeconfig_that_names_one_elsewhere_is_not_used() {
-        let path = std::env::temp_dir().join(format!("kube-fanout-plaintext-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("kube-fanout-plaintext-{}", fastrand::u64(..)));
         let load = |server: &str| {
             let cluster = format!("clusters:\n- name: c\n  cluster: {{server: \"{server}\"}}\n");
             let rest =

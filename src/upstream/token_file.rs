@@ -83,7 +83,7 @@ mod tests {
     /// The time of day does not move at all here, as after it was set back.
     #[tokio::test(start_paused = true)]
     async fn a_token_is_read_again_whatever_the_time_of_day_does() {
-        let path = std::env::temp_dir().join(format!("kube-fanout-token-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("kube-fanout-token-{}", fastrand::u64(..)));
         let write = |text: &str| std::fs::write(&path, text).expect("a file");
         write("one\n");
         let file = TokenFile::load(path.clone()).expect("it is there");

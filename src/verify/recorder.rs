@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_put_is_there_line_by_line_and_a_full_record_says_so() {
-        let path = std::env::temp_dir().join(format!("kube-fanout-recorder-{}.jsonl", std::process::id()));
+        let path = std::env::temp_dir().join(format!("kube-fanout-recorder-{}.jsonl", fastrand::u64(..)));
         let recorder = Recorder::create(&path, 200).expect("a file");
         let event =
             |version| Record::Event(EventRecord { op: 1, version, key: "a/b".to_owned(), ..EventRecord::default() });

@@ -1,5 +1,4 @@
 use std::os::unix::fs::symlink;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
@@ -8,10 +7,8 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("kube-fanout-reloaded-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
+        let path = std::env::temp_dir().join(format!("kube-fanout-reloaded-{}", fastrand::u64(..)));
+        std::fs::create_dir(&path).unwrap();
         Self(path)
     }
 

@@ -256,3 +256,8 @@ pub(crate) fn told(cursor: &mut Cursor) -> Vec<String> {
 pub(crate) fn shown(snapshot: &Snapshot, view: &View) -> Vec<String> {
     snapshot.select(view, true, None).map(|object| format!("{} {}", object.key, object.rv)).collect()
 }
+
+/// The seed of tests that draw: the same in every run, and fresh ones in `make properties` (.cargo/config.toml).
+pub(crate) fn drawn_seed() -> u64 {
+    std::env::var("PROPTEST_RNG_SEED").map_or(1, |seed| seed.parse().expect("a number"))
+}

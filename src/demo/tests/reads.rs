@@ -128,7 +128,7 @@ async fn revisions_that_are_wrong_or_not_there_yet_are_refused() {
 
 #[tokio::test]
 async fn a_list_waits_for_a_revision_that_comes_in_time() {
-    let up = upstream().run().await;
+    let up = upstream().future_wait(Duration::from_secs(120)).run().await;
     let (client, next) = (Client::of(&up), up.revision() + 1);
     let path = format!("/api/v1/pods?resourceVersion={next}");
     let (list, _) = tokio::join!(client.get(&path), async {

@@ -131,9 +131,10 @@ async fn deadlines_end_streams_and_a_bookmark_comes_before() {
     let start = up.create_pod("t1", "a");
     let mut over = Client::of(&up).watch(&format!("{PODS}&resourceVersion={start}&timeoutSeconds=-1")).await;
     assert_eq!(over.end().await, End::Clean);
+    // Before the watch begins, or a machine that stalls could have its bookmark come sooner.
+    let elsewhere = up.put("configmaps", json!({"metadata": {"name": "x", "namespace": "t1"}}));
     let query = format!("&resourceVersion={start}&allowWatchBookmarks=1&timeoutSeconds=3");
     let mut idle = Client::of(&up).watch(&format!("{PODS}{query}")).await;
-    let elsewhere = up.put("configmaps", json!({"metadata": {"name": "x", "namespace": "t1"}}));
     let mut asleep = Client::of(&up)
         .watch(&format!("{PODS}&resourceVersion={elsewhere}&allowWatchBookmarks=1&timeoutSeconds=3"))
         .await;

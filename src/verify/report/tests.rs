@@ -6,7 +6,7 @@ use crate::verify::{Counts, Hops, Promise};
 
 /// A record in which a watch was told what never happened.
 fn record(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("kube-fanout-{name}-{}.jsonl", std::process::id()));
+    let path = std::env::temp_dir().join(format!("kube-fanout-{name}-{}.jsonl", fastrand::u64(..)));
     let call = |op, client, at_ns| {
         Record::Call(CallRecord {
             op,
