@@ -81,7 +81,7 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
             }
         }
     };
-    within("feeds that stop", async { tokio::join!(comer(1), comer(2)) }).await;
+    Box::pin(within("feeds that stop", async { tokio::join!(comer(1), comer(2)) })).await;
 }
 
 /// A client that reads single objects now and then does not cost upstream a stream for ever.

@@ -29,12 +29,12 @@ async fn same(app: &App) -> u64 {
 
 /// Returns when a proxy whose pods change has compared them `times` more.
 async fn compared(up: &RunningUpstream, app: &App, times: u64) {
-    let wanted = same(app).await + times;
-    let often = async {
+    let often = Box::pin(async {
+        let wanted = same(app).await + times;
         while same(app).await < wanted {
             up.churn(20).await;
         }
-    };
+    });
     direct::within("comparisons", often).await;
 }
 
