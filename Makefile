@@ -119,6 +119,12 @@ test: ## Unit, direct and conformance tests, on a real control plane if it can b
 e2e: ## Kubernetes' own specs, directly and through the proxy: the same ones pass (ten minutes; minutes more when cold)
 	@tests/e2e/run.sh $(ARGS)
 
+.PHONY: integration
+integration: ## Kubernetes' own integration tests, directly and with the proxy in front (hours; ARGS="client/... --run Watch")
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	@tests/integration/run.py $(ARGS)
+
 # `make test` draws the same in every run. The targets below draw something new each time; SEED=n, which a run prints
 # first and when it fails, repeats it.
 ifeq ($(origin SEED),undefined)

@@ -53,6 +53,7 @@ STAGES = [
     ("upgrade", ["upgrade"], 15, False),
     ("matrix", ["matrix"], 60, False),
     ("e2e", ["e2e"], 25, False),
+    ("integration", ["integration"], 180, False),
     ("siege", ["siege", "SECONDS=20", "STEADY=600"], 60, False),
     ("alerts", ["alerts"], 5, False),
     ("page", ["page"], 1, False),
