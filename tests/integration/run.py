@@ -78,6 +78,8 @@ def patched_kubernetes():
         kubernetes.parent.mkdir(parents=True, exist_ok=True)
         partial.rename(kubernetes)
     shutil.copy(HERE / "proxy.go", kubernetes / SERVER)
+    # Module archives do not keep the mode of files.
+    (kubernetes / "test/integration/client/testdata/exec-plugin.sh").chmod(0o755)
     for file, insertions in PATCHES.items():
         text = (pathlib.Path(original) / file).read_text()
         for line, insertion in insertions:
