@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::huffman;
 use super::static_table::STATIC_TABLE;
@@ -29,7 +29,16 @@ pub(super) struct Decoder {
 #[derive(Debug)]
 struct Entry {
     name: Box<[u8]>,
-    value: Bytes,
+    value: KeptValue,
+}
+
+/// The value of a field of the table. It is validated when the client sends it, and not for each request that refers to
+/// it by one byte.
+#[derive(Debug)]
+pub(super) enum KeptValue {
+    Header(HeaderValue),
+    /// It cannot be the value of a header.
+    Invalid(Bytes),
 }
 
 /// The value of a field.
@@ -37,7 +46,7 @@ struct Entry {
 pub(super) enum FieldValue<'a> {
     /// A value of the connection's table. All requests that refer to it share its bytes: a client sends one byte to
     /// refer to 4 KiB.
-    Shared(&'a Bytes),
+    Shared(&'a KeptValue),
     Own(&'a [u8]),
 }
 
@@ -102,7 +111,7 @@ impl Decoder {
             value.clear();
             rest.string(&mut value)?;
             if is_kept {
-                let value = Bytes::copy_from_slice(&value);
+                let value = KeptValue::new(&value);
                 field(&name, FieldValue::Shared(&value))?;
                 self.keep(&name, value);
             } else {
@@ -121,8 +130,8 @@ impl Decoder {
         Some((name, FieldValue::Shared(value)))
     }
 
-    fn keep(&mut self, name: &[u8], value: Bytes) {
-        let bytes = name.len() + value.len() + FIELD_BYTES;
+    fn keep(&mut self, name: &[u8], value: KeptValue) {
+        let bytes = name.len() + value.bytes().len() + FIELD_BYTES;
         self.make_room(bytes);
         // One that is larger than the table has emptied it.
         if bytes <= self.chosen_bytes_max {
@@ -134,7 +143,7 @@ impl Decoder {
     fn make_room(&mut self, bytes: usize) {
         while self.table_bytes + bytes > self.chosen_bytes_max {
             let Some(Entry { name, value }) = self.table.pop_back() else { break };
-            self.table_bytes -= name.len() + value.len() + FIELD_BYTES;
+            self.table_bytes -= name.len() + value.bytes().len() + FIELD_BYTES;
         }
         if self.table.is_empty() {
             self.table = VecDeque::new();
@@ -142,19 +151,34 @@ impl Decoder {
     }
 }
 
+impl KeptValue {
+    fn new(value: &[u8]) -> Self {
+        let bytes = Bytes::copy_from_slice(value);
+        HeaderValue::from_maybe_shared(bytes.clone()).map_or(Self::Invalid(bytes), Self::Header)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Header(value) => value.as_bytes(),
+            Self::Invalid(value) => value,
+        }
+    }
+}
+
 impl FieldValue<'_> {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
-            Self::Shared(value) => value,
+            Self::Shared(value) => value.bytes(),
             Self::Own(value) => value,
         }
     }
 
-    /// The value as a part of a request. A shared one is not copied.
-    pub(super) fn to_shared(self) -> Bytes {
+    /// The value as that of a header, if it can be one. A shared one is neither copied nor validated again.
+    pub(super) fn to_header(self) -> Option<HeaderValue> {
         match self {
-            Self::Shared(value) => value.clone(),
-            Self::Own(value) => Bytes::copy_from_slice(value),
+            Self::Shared(KeptValue::Header(value)) => Some(value.clone()),
+            Self::Shared(KeptValue::Invalid(_)) => None,
+            Self::Own(value) => HeaderValue::from_bytes(value).ok(),
         }
     }
 }
@@ -400,11 +424,25 @@ mod tests {
         put_string(&mut block, b"x");
         put_string(&mut block, &[b'v'; 1_000]);
         for block in [&block[..], &[0xbe], &[0xbe, 0xbe], &[0x20]] {
-            let read = decoder.read(block, 8_000, |_, value| values.push(value.to_shared()));
+            let read = decoder.read(block, 8_000, |_, value| values.push(value.to_header().expect("a valid value")));
             read.expect("valid blocks");
         }
         assert_eq!((values.len(), decoder.table_bytes), (4, 0));
-        assert!(values.iter().all(|value| value.as_ptr() == values[0].as_ptr() && value[..] == [b'v'; 1_000]));
+        let values: Vec<_> = values.iter().map(HeaderValue::as_bytes).collect();
+        assert!(values.iter().all(|value| value.as_ptr() == values[0].as_ptr() && *value == [b'v'; 1_000]));
+    }
+
+    #[test]
+    fn indexed_value_that_is_no_header_value_is_refused_each_time() {
+        let (mut decoder, mut values) = (Decoder::new(), Vec::new());
+        let mut block = vec![0x40];
+        put_string(&mut block, b"x");
+        put_string(&mut block, b"a\nb");
+        for block in [&block[..], &[0xbe]] {
+            let read = decoder.read(block, 8_000, |_, value| values.push((value.bytes().to_vec(), value.to_header())));
+            read.expect("valid blocks");
+        }
+        assert_eq!(values, [(b"a\nb".to_vec(), None), (b"a\nb".to_vec(), None)]);
     }
 
     /// Whatever a client sends is read or refused, and what it makes us keep has a bound.

@@ -60,14 +60,14 @@ impl RequestHead {
         match name {
             b"method" => once(&mut self.method, Method::from_bytes(value.bytes()).ok()?),
             b"scheme" => once(&mut self.scheme, Scheme::try_from(value.bytes()).ok()?),
-            b"authority" => once(&mut self.authority, Authority::from_maybe_shared(value.to_shared()).ok()?),
+            b"authority" => once(&mut self.authority, Authority::try_from(value.bytes()).ok()?),
             b"path" => {
                 // A path has no fragment; `PathAndQuery` would cut it off, and the rest is another path.
                 let is_path = value.bytes().starts_with(b"/") && !value.bytes().contains(&b'#');
                 if !is_path && value.bytes() != b"*" {
                     return None;
                 }
-                once(&mut self.path, PathAndQuery::from_maybe_shared(value.to_shared()).ok()?)
+                once(&mut self.path, PathAndQuery::try_from(value.bytes()).ok()?)
             }
             _ => None,
         }
@@ -83,7 +83,7 @@ impl RequestHead {
         {
             return None;
         }
-        self.fields.try_append(name, HeaderValue::from_maybe_shared(value.to_shared()).ok()?).ok()?;
+        self.fields.try_append(name, value.to_header()?).ok()?;
         Some(())
     }
 
