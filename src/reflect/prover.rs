@@ -20,8 +20,7 @@
 //! Where the stream did not tell the last time and the collection is tiny, its versions are the first question: the
 //! answer is a position and its proof, and costs upstream no more than what was asked for.
 //!
-//! No other stream's bookmark is ever proof, for it may be another server's. Nothing is asked when nobody waits, except
-//! once for a feed that began at a client's version.
+//! No other stream's bookmark is ever proof, for it may be another server's. Nothing is asked when nobody waits.
 
 mod chase;
 
@@ -141,14 +140,7 @@ impl Prover {
 
     /// Proves, and goes after versions, for as long as anybody wants it.
     pub(super) async fn run(&self) -> Infallible {
-        tokio::join!(self.prove_for_all(), self.chase(), self.prove_the_beginning()).0
-    }
-
-    /// Demands a proof for a feed that began at a client's version: until then nothing tells how old its state is, and
-    /// no gap can be mended (F6). The first bookmark would tell it within a minute.
-    async fn prove_the_beginning(&self) {
-        self.became_live().await;
-        self.upstream.feed.caught_up().await;
+        tokio::join!(self.prove_for_all(), self.chase()).0
     }
 
     /// Proves for as long as anybody wants it: one question and one proof at a time, side by side.

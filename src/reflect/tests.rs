@@ -68,28 +68,12 @@ impl Scene {
         Self::following(&spec, up, CacheConfig::default(), reflect).serving().await
     }
 
-    /// A feed that somebody has asked for who comes back from this version.
-    fn returning(up: RunningUpstream, from: u64) -> Self {
-        let reflect = ReflectConfig { self_check: None, ..ReflectConfig::default() };
-        Self::started(&spec(), up, CacheConfig::default(), reflect, Some(ResourceVersion(from)))
-    }
-
     fn following(spec: &FeedSpec, up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
-        Self::started(spec, up, config, reflect, None)
-    }
-
-    fn started(
-        spec: &FeedSpec,
-        up: RunningUpstream,
-        config: CacheConfig,
-        reflect: ReflectConfig,
-        resume: Option<ResourceVersion>,
-    ) -> Self {
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
-        let feed = feeds.handle(spec, resume).expect("there is room");
+        let feed = feeds.handle(spec, None).expect("there is room");
         Self { up, feeds, feed, client, _tasks: tasks }
     }
 

@@ -116,32 +116,6 @@ async fn a_storage_that_went_back_is_found_out_by_a_list() {
     assert_eq!((scene.said("rewound"), scene.said("mended")), (1, 0));
 }
 
-/// A proxy that restarts begins a feed where its client was. Of a quiet resource no event and no bookmark says for a
-/// minute that nothing has happened since.
-#[tokio::test(start_paused = true)]
-async fn restart_right_after_the_feed_began_at_a_clients_version_ends_no_watch() {
-    let up = upstream().pods(3).in_memory();
-    let from = up.revision();
-    let elsewhere = |up: &RunningUpstream, name: &str| {
-        up.put("configmaps", serde_json::json!({"metadata": {"name": name, "namespace": "t1"}}));
-    };
-    elsewhere(&up, "before");
-    let scene = Scene::returning(up, from);
-    scene.until_state("live", |state| state == FeedState::Live).await;
-    sleep(seconds(2)).await;
-    let history = scene.feed.reader.history();
-    assert_eq!((scene.feed.reader.progress().rv.0, scene.said("initial")), (from, 0), "it began there");
-    scene.up.faults().down().await;
-    scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
-    elsewhere(&scene.up, "meanwhile");
-    scene.up.faults().forget_window();
-    scene.up.faults().up().await;
-    scene.until_state("live", |state| state == FeedState::Live).await;
-    scene.until(scene.up.create_pod("t1", "last")).await;
-    assert!(scene.is_true());
-    assert_eq!((scene.feed.reader.history(), scene.said("new_history"), scene.said("mended")), (history, 0, 1));
-}
-
 /// The second restart is not taken for an answer to the list after the first one, although nothing came in between.
 #[tokio::test(start_paused = true)]
 async fn two_restarts_close_together_end_no_quiet_watch() {
