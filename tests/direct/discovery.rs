@@ -254,8 +254,8 @@ async fn discovery_for_a_proxy_takes_the_place_of_a_request() {
         gate.add_permits(2);
         refused
     };
-    let (first, second, third) =
-        within("all answers", async { tokio::join!(ask("/version").send(), ask("/api").send(), refused) }).await;
+    let answers = Box::pin(async { tokio::join!(ask("/version").send(), ask("/api").send(), refused) });
+    let (first, second, third) = within("all answers", answers).await;
     assert!(first.is_cached() && second.is_cached());
     assert_eq!(third.refusal(), (429, "TooManyRequests".to_owned()));
     assert!(!asked("/apis"));

@@ -151,30 +151,6 @@ async fn a_leaf_hears_by_its_zone_that_upstream_is_of_another_release() {
     assert!(ended.lines().any(|line| line.contains("reason=\"upgraded\"") && line.contains("pods")), "{ended}");
 }
 
-/// How many requests a leaf has sent upstream to prove what it holds.
-pub async fn proofs(leaf: &App) -> u64 {
-    let costs = leaf.admin("/debug/cost").await.json();
-    let all = costs.as_array().expect("a list").clone();
-    all.iter().find(|cost| cost["cause"] == "proof").and_then(|cost| cost["requests"].as_u64()).expect("a number")
-}
-
-/// A zone that proves a version to its own client sends it to its leaves, which need not prove it again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_zone_has_proven_reaches_its_leaves_without_a_proof_of_their_own() {
-    let up = demo::upstream().pods(700).seed(82).run().await;
-    let (zone, leaves) = tree(&up, 1).await;
-    let leaf = &leaves[0];
-    eventually("the leaf has pods", || async { leaf.get(PAGE).await.is_cached() }).await;
-    let before = proofs(leaf).await;
-    for n in 0..6 {
-        up.put("nodes", json!({"metadata": {"name": format!("other-{n}")}}));
-        let list = zone.get(PAGE).await;
-        assert!(list.is_cached(), "{}", list.text());
-        leaf.reached("pods", list.rv()).await;
-    }
-    assert_eq!(proofs(leaf).await, before);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_says_to_proxies_whether_it_is_ready_itself() {
     let up = demo::upstream().run().await;

@@ -5,13 +5,20 @@ use std::time::Instant;
 use kube_fanout::demo;
 use serde_json::json;
 
-use crate::direct::{FRESH_MAX, eventually};
-use crate::tree::{PAGE, proofs, tree};
+use crate::direct::{App, FRESH_MAX, eventually};
+use crate::tree::{PAGE, tree};
 
 /// Reads that each need a proof, and cost no more than one question.
 const READS: usize = 6;
 /// The most reads that are tried for these.
 const READS_MAX: usize = 60;
+
+/// How many requests a leaf has sent upstream to prove what it holds.
+async fn proofs(leaf: &App) -> u64 {
+    let costs = leaf.admin("/debug/cost").await.json();
+    let all = costs.as_array().expect("a list").clone();
+    all.iter().find(|cost| cost["cause"] == "proof").and_then(|cost| cost["requests"].as_u64()).expect("a number")
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_at_a_leaf_costs_its_zone_one_question() {

@@ -180,7 +180,7 @@ async fn connection_whose_client_takes_nothing_makes_room() {
     let places = places(MANY, LEAVING_MAX);
     let mut here = taken_by(&places, MANY, 1);
     here.iter_mut().for_each(|busy| busy.request.waits_for_client());
-    tokio::time::advance(STALLED_AFTER - Duration::from_millis(1)).await;
+    tokio::time::advance(STALLED_AFTER.saturating_sub(Duration::from_millis(1))).await;
     here[0].request.waits_for_client();
     tokio::time::advance(Duration::from_millis(1)).await;
     let same = Busy::come(&places, 1);
