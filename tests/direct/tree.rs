@@ -17,7 +17,6 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const CACHED: &str = "/api/v1/pods?resourceVersion=0";
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-pub const PAGE: &str = "/api/v1/pods?limit=5";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// Annotation that the new release writes.
 const MARK: &str = r#""release":"1.37""#;

@@ -6,8 +6,9 @@ use kube_fanout::demo;
 use serde_json::json;
 
 use crate::direct::{App, FRESH_MAX, eventually};
-use crate::tree::{PAGE, tree};
+use crate::tree::tree;
 
+const PAGE: &str = "/api/v1/pods?limit=5";
 /// Reads that each need a proof, and cost no more than one question.
 const READS: usize = 6;
 /// The most reads that are tried for these.

@@ -208,7 +208,8 @@ mod tests {
         let others = budget.connection();
         assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
         let check = HeadCheck::new(budget.connection());
-        let mut io = CheckedIo::new(&*vec![b'a'; 96_000], Connection::default(), check.clone());
+        let head = vec![b'a'; 96_000];
+        let mut io = CheckedIo::new(&head[..], Connection::default(), check.clone());
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");
