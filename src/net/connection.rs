@@ -322,12 +322,12 @@ mod tests {
         assert_eq!(connection.silent_since(), None, "something was taken of the watch");
         list.waits_for_client();
         tokio::time::advance(STALLED_AFTER).await;
-        assert_eq!(connection.silent_since(), Some(born + 2 * STALLED_AFTER.saturating_sub(second)));
+        assert_eq!(connection.silent_since(), Some(born + (2 * STALLED_AFTER).saturating_sub(second)));
         assert_eq!(connection.idle_since(), None);
         watch.is_waited_for();
         assert_eq!(connection.silent_since(), None);
         drop(watch);
-        assert_eq!(connection.silent_since(), Some(born + 2 * STALLED_AFTER.saturating_sub(second)));
+        assert_eq!(connection.silent_since(), Some(born + (2 * STALLED_AFTER).saturating_sub(second)));
         drop(list);
         assert_eq!(connection.silent_since(), Some(Instant::now()));
     }
