@@ -28,7 +28,7 @@ const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 const ACK: u8 = 1;
 const REFUSED_STREAM: u32 = 7;
-const FRAME_HEAD: usize = 9;
+pub const FRAME_HEAD: usize = 9;
 
 /// Connections of one flood.
 const CONNECTIONS: usize = 4;
@@ -153,7 +153,7 @@ async fn a_flood_costs_little_and_nobody_else_anything() {
 }
 
 /// The whole frames in what was heard: their kinds, their streams, and what they carry.
-fn frames_of_streams(mut heard: &[u8]) -> impl Iterator<Item = (u8, u32, &[u8])> {
+pub fn frames_of_streams(mut heard: &[u8]) -> impl Iterator<Item = (u8, u32, &[u8])> {
     std::iter::from_fn(move || {
         let (head, rest) = heard.split_at_checked(FRAME_HEAD)?;
         let (payload, rest) = rest.split_at_checked(number(&[&[0], &head[..3]].concat()) as usize)?;

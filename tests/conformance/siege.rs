@@ -9,12 +9,15 @@
 //! where this user may), and a storm of one identity waits for everybody. An attack may have a *floor*: the cost of the
 //! same bytes without the expensive part of the attack. A p99 near that of the floor is no fault.
 
+mod account;
+mod attacks;
 mod bench;
 mod chains;
 mod handshakes;
 mod memory;
 mod selectors;
 mod storm;
+mod strangers;
 mod unread;
 
 use std::collections::BTreeMap;
@@ -54,12 +57,12 @@ fn ratio_max() -> f64 {
 /// A proxy in front of many pods, and one of them, which the healthy one reads.
 struct Field {
     bed: Bed,
-    proxy: Proxy,
+    proxy: Arc<Proxy>,
     /// The collection.
     pods: String,
     /// One object of it.
     pod: String,
-    _processors: Processors,
+    processors: Processors,
 }
 
 /// What this thread, and whatever it starts, runs on. Where figures are compared the first processor is the proxy's,
@@ -81,15 +84,26 @@ impl Field {
             let load = bed.drive("load").args(["--namespace", namespace, "--pods", &count.to_string()]);
             load.args(["--size", "2500", "--workers", "8"]).start().finish().await;
         }
-        Processors::for_proxy();
-        let proxy = Plan::delegated(&bed).config(config).start(&bed).await;
-        processors.for_others();
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
         let list = bed.direct().json(&format!("{pods}?limit=1")).await;
         let pod = format!("{pods}/{}", list["items"][0]["metadata"]["name"].as_str().expect("a name"));
+        let proxy = Self::start(&bed, &processors, config, &pods).await;
+        Some(Self { bed, proxy, pods, pod, processors })
+    }
+
+    /// Starts a proxy that has the collection in its cache.
+    async fn start(bed: &Bed, processors: &Processors, config: &str, pods: &str) -> Arc<Proxy> {
+        Processors::for_proxy();
+        let proxy = Plan::delegated(bed).config(config).start(bed).await;
+        processors.for_others();
         let whole = proxy.client().get(&format!("{pods}?resourceVersion=0")).await;
         assert!(whole.is_cached(), "{}", whole.text());
-        Some(Self { bed, proxy, pods, pod, _processors: processors })
+        Arc::new(proxy)
+    }
+
+    /// Replaces the proxy with a new one, so that memory of earlier attacks hides nothing.
+    async fn restart(&mut self, config: &str) {
+        self.proxy = Self::start(&self.bed, &self.processors, config, &self.pods).await;
     }
 
     /// Somebody else than the attackers.
@@ -252,6 +266,11 @@ impl Answers {
 
     fn count(&self) -> usize {
         self.0.lock().expect("not poisoned").values().sum()
+    }
+
+    /// How many there are of each answer.
+    fn counts(&self) -> BTreeMap<String, usize> {
+        self.0.lock().expect("not poisoned").clone()
     }
 }
 

@@ -47,7 +47,11 @@ fn integer(value: usize) -> Vec<u8> {
 
 /// A head in as many frames as it takes.
 pub fn head(stream: u32, fields: &Fields, end: bool) -> Vec<u8> {
-    let block = literals(fields);
+    head_of(stream, &literals(fields), end)
+}
+
+/// A head with this header block in as many frames as it takes.
+pub fn head_of(stream: u32, block: &[u8], end: bool) -> Vec<u8> {
     let (parts, mut bytes) = (block.chunks(FRAME_BYTES_MAX).collect::<Vec<_>>(), Vec::new());
     for (at, part) in parts.iter().enumerate() {
         let kind = if at == 0 { HEADERS } else { CONTINUATION };

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
@@ -14,15 +14,15 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Answers, EVERY, Field, Latencies, allow, attack, ratio_max, seconds};
-use crate::bed::{Target, say};
+use crate::bed::{Target, say, within};
 
 /// Who floods, and somebody else.
-const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+pub const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+pub const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 /// Connections that the flood has under way at a time.
 const AT_ONCE: usize = 500;
 /// Newcomers who are let in, however busy the machine is.
-const NEWCOMERS_MIN: usize = 6;
+pub const NEWCOMERS_MIN: usize = 6;
 
 /// Connects from there.
 async fn connect(target: &Target, from: Ipv4Addr) -> std::io::Result<TcpStream> {
@@ -39,14 +39,14 @@ fn name(target: &Target) -> ServerName<'static> {
 }
 
 /// A whole handshake.
-async fn shake(target: &Target, connector: &TlsConnector, from: Ipv4Addr) -> std::io::Result<TlsStream<TcpStream>> {
+pub async fn shake(target: &Target, connector: &TlsConnector, from: Ipv4Addr) -> std::io::Result<TlsStream<TcpStream>> {
     let io = connect(target, from).await?;
     connector.connect(name(target), io).await
 }
 
 /// A connection, and a question on it that is answered from the cache.
-async fn come(target: &Target, connector: &TlsConnector, path: &str) {
-    let mut io = shake(target, connector, OTHER).await.expect("whoever comes is let in");
+async fn come(target: &Target, connector: &TlsConnector, path: &str, from: Ipv4Addr) {
+    let mut io = shake(target, connector, from).await.expect("whoever comes is let in");
     let (host, token) = (target.host(), &target.identity.token);
     let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\r\n");
     io.write_all(head.as_bytes()).await.expect("it is open");
@@ -62,8 +62,9 @@ async fn begin(target: &Target, hello: &[u8]) -> std::io::Result<()> {
     io.read_exact(&mut [0; 1]).await.map(drop)
 }
 
-/// Newcomers, each with a connection of its own, until it is over, in a thread of their own.
-async fn newcomers(target: &Target, path: &str) -> Latencies {
+/// Newcomers, each with a connection of its own, until it is over, in a thread of their own. `every` is the pause after
+/// each of them.
+pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Duration) -> Latencies {
     let (target, path, until) = (target.clone(), path.to_owned(), Arc::new(AtomicBool::new(false)));
     let came = Arc::new(AtomicUsize::new(0));
     let (over, count) = (until.clone(), came.clone());
@@ -74,10 +75,10 @@ async fn newcomers(target: &Target, path: &str) -> Latencies {
             let mut seen = Vec::new();
             while !over.load(Ordering::SeqCst) {
                 let began = Instant::now();
-                come(&target, &connector, &path).await;
+                within("whoever comes is let in", come(&target, &connector, &path, from)).await;
                 seen.push(began.elapsed().as_secs_f64() * 1e3);
                 count.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(EVERY).await;
+                tokio::time::sleep(every).await;
             }
             seen.sort_by(f64::total_cmp);
             Latencies(seen)
@@ -99,13 +100,13 @@ async fn floods_of_handshakes_hold_up_nobody_from_elsewhere() {
     let mut hello = Vec::new();
     client.write_tls(&mut hello).expect("in memory");
     let path = format!("{}?resourceVersion=0", field.pod);
-    newcomers(&target, &path).await;
+    newcomers(&target, &path, OTHER, EVERY).await;
     for is_whole in [true, false] {
         let what = if is_whole { "whole handshakes" } else { "handshakes that are only begun" };
-        let alone = newcomers(&target, &path).await;
+        let alone = newcomers(&target, &path, OTHER, EVERY).await;
         let (over, answers) = (AtomicBool::new(false), Answers::default());
         let coming = async {
-            let seen = newcomers(&target, &path).await;
+            let seen = newcomers(&target, &path, OTHER, EVERY).await;
             allow(|| answers.count() > AT_ONCE).await;
             over.store(true, Ordering::SeqCst);
             seen

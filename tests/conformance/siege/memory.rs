@@ -25,23 +25,23 @@ const MAP_KIB: usize = 100;
 
 /// How much memory the proxy took while something went on.
 #[derive(Debug, Clone)]
-struct Seen {
+pub struct Seen {
     before: u64,
-    max: u64,
+    pub max: u64,
     last: u64,
     /// All of them, in order.
     looks: Vec<u64>,
 }
 
 /// Looks at a process again and again.
-struct Watcher {
+pub struct Watcher {
     over: Arc<AtomicBool>,
     task: JoinHandle<Vec<u64>>,
     before: u64,
 }
 
 impl Watcher {
-    fn of(proxy: &Arc<Proxy>) -> Self {
+    pub fn of(proxy: &Arc<Proxy>) -> Self {
         let (over, proxy) = (Arc::new(AtomicBool::new(false)), proxy.clone());
         let (until, before) = (over.clone(), proxy.resident_bytes());
         let task = tokio::spawn(async move {
@@ -55,7 +55,7 @@ impl Watcher {
         Self { over, task, before }
     }
 
-    async fn seen(self) -> Seen {
+    pub async fn seen(self) -> Seen {
         self.over.store(true, Ordering::SeqCst);
         let looks = self.task.await.expect("it only looks");
         let (max, last) = (looks.iter().max(), looks.last());
