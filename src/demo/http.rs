@@ -259,7 +259,7 @@ fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
     })
 }
 
-/// Returns how long a watch may last. Where it says nothing the server chooses.
+/// Returns how long a watch may last. If the client does not say, the server chooses.
 fn watch_timeout(seconds: Option<i64>) -> Duration {
     match WatchTimeout::of(seconds) {
         WatchTimeout::Over => Duration::ZERO,

@@ -1,5 +1,5 @@
-//! The memory of request heads over all connections of a listener: of those that wait for their answers, over HTTP/2,
-//! and of those that are unfinished.
+//! The memory of request heads of all connections of a listener: heads of HTTP/2 requests without a response, and
+//! unfinished heads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct HeadBudget {
     charged: AtomicUsize,
-    /// The bytes of unfinished heads beyond what each connection may have in any case.
+    /// The bytes of unfinished heads beyond the guaranteed size of each connection.
     unfinished: AtomicUsize,
 }
 
@@ -35,9 +35,9 @@ const CONNECTION_HEADS_BYTES_MAX: usize = 1 << 20;
 /// A connection may hold one part in so many of what is left of the budget. This keeps room for new connections,
 /// however many others hold all that they may.
 const PARTS_OF_FREE: usize = 64;
-/// The size of a head that is admitted in any case if its connection has no other, and of an unfinished one.
+/// The guaranteed size: a head of this size is always admitted if its connection has no other, finished or not.
 const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
-/// The bytes of all unfinished heads of a listener, without those that are admitted in any case.
+/// The bytes of all unfinished heads of a listener beyond the guaranteed size of each.
 const UNFINISHED_BYTES_MAX: usize = 16 << 20;
 
 impl HeadBudget {
@@ -65,9 +65,8 @@ impl ConnectionHeads {
         Some(HeadCharge { heads: self.clone(), bytes })
     }
 
-    /// Notes how many bytes of an unfinished head the connection holds, which is 0 as soon as the head is finished.
-    /// Returns whether they fit; if not, the connection must end. Heads of the usual size cost nothing that connections
-    /// share.
+    /// Records how many bytes of an unfinished head the connection holds; 0 when the head is finished. Returns whether
+    /// they fit; if not, the connection must end. Heads up to the guaranteed size touch no shared counter.
     pub(super) fn hold_unfinished(&self, bytes: usize) -> bool {
         let excess = bytes.saturating_sub(ONLY_HEAD_BYTES_MAX);
         if excess == self.unfinished.load(Ordering::Relaxed) {

@@ -100,7 +100,7 @@ where
         let is_early = self.check.taken(ahead);
         let answering = self.requests.http1(request.map(RequestBody::from));
         if is_early {
-            // What has come may be meant for the other protocol. It is not looked at.
+            // Bytes that arrived already may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
         }
         Box::pin(async move { Ok(answering.ok_or(NotTaken)?.await) })
@@ -152,7 +152,7 @@ mod tests {
     use crate::net::head_budget::HeadBudget;
     use crate::net::{Connection, PeerAddress};
 
-    /// The client's end: what it sends with each write of its own, and each write to it.
+    /// The client's end: what it sends in each write, and what it receives in each write.
     #[derive(Clone, Default)]
     struct Socket {
         sent: Arc<Mutex<VecDeque<&'static [u8]>>>,

@@ -46,7 +46,7 @@ struct Key {
     accept: HeaderValue,
 }
 
-/// Why upstream gave no document.
+/// Why there is no document from upstream.
 #[derive(Debug, thiserror::Error)]
 enum NotAsked {
     #[error(transparent)]
@@ -111,16 +111,16 @@ impl ServerDocuments {
         kind_of(info).filter(|_| !group_of(&info.path).is_some_and(|group| self.catalog.is_elsewhere(group)))
     }
 
-    /// The answer to a caller that may have it; `None` if its own request has to go upstream. That includes callers for
-    /// whom upstream must not be asked now, because they have too much under way: their own request is refused. `hops`
-    /// names the proxies that ask, and us.
+    /// The response to a caller that may read the document; `None` if the caller's own request has to go upstream. It
+    /// is also `None` if the caller has too many requests running, and then its own request is refused. `hops` names
+    /// the proxies on the way, including this one.
     pub(super) async fn answer(&self, request: &ReadRequest, hops: &HeaderValue) -> Option<Response<ReplyBody>> {
         let kind = self.kind(request)?;
         let accept = HeaderValue::try_from(discovery_accept(request.context.accept.as_deref())?).ok()?;
         let key = Key { path: request.info.path.clone(), accept };
         let (asked_before, payer) = (Instant::now(), request.caller.payer());
         let ask = async |last| {
-            // It takes the place that the caller's own request to upstream would.
+            // It takes the same place as the caller's own request to upstream would.
             let _place = self.admission.forward(payer.as_ref())?;
             Ok::<_, NotAsked>(self.ask(&key, hops, last).await?)
         };

@@ -405,7 +405,7 @@ fn without_body(request: Request<RequestBody>) -> Request<UpstreamBody> {
     request
 }
 
-/// The proxies that a request has passed, up to the most that it may.
+/// The proxies that a request has passed, at most the allowed number.
 fn hops(headers: &HeaderMap) -> Vec<&str> {
     let hops = headers.get(HOPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
     hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).take(HOPS_MAX).collect()

@@ -31,8 +31,8 @@ pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResponseContext {
     pub(super) accept: Option<String>,
-    /// The refusal of an Accept header that is too long. `accept` is `None` then, so that the header does not decide
-    /// what the refusal looks like.
+    /// The refusal if the Accept header is too long. `accept` is `None` then, so that the header does not choose the
+    /// encoding of the refusal.
     pub(super) accept_refused: Option<Box<Status>>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,

@@ -133,7 +133,7 @@ pub(super) struct RouteInput<'a> {
     pub(super) impersonates: bool,
     /// Another proxy asks, for a feed of its own.
     pub(super) fills_a_feed: bool,
-    /// The caller asks for what it may read.
+    /// The caller requests the part that it may read.
     pub(super) readable: bool,
 }
 
@@ -279,8 +279,8 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
 }
 
-/// Whether a selector is too long to be read here, where it would cost something with every later event. Upstream shows
-/// nobody a part of a collection, so with such a selector a part is refused.
+/// Whether a selector is too long to be evaluated here, where it costs CPU with each later event. Such reads pass
+/// through, except reads of a readable part, which upstream does not offer.
 fn is_upstreams_selector(asked: &RouteInput<'_>, resource: &Resource) -> bool {
     let is_part = asked.readable && resource.namespaced && asked.info.namespace.is_empty();
     !is_part && !ListOptions::has_short_selectors(asked.query)

@@ -154,8 +154,8 @@ pub fn limits() -> WebSocketConfig {
         .max_write_buffer_size(usize::MAX)
 }
 
-/// Runs a watch on an upgraded connection until either side ends it, or it is cut. What the client sends is read as far
-/// as `looks` allows.
+/// Runs a watch on an upgraded connection until either side ends it, or it is cut. Messages of the client are read at
+/// the pace of `looks`.
 pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, looks: Looks) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
@@ -214,8 +214,8 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
     .await;
 }
 
-/// Reads the next message of the client. None of them brings anything, and to read and answer one costs about as much
-/// as to derive an object. So a client gets a few for free, and more in the slices of its user.
+/// Reads the next message of the client. Messages have no effect, but reading and answering one costs about as much as
+/// deriving an object. So the first few are free, and further ones use slices of the client's user.
 fn poll_message<S>(
     cx: &mut Context<'_>,
     socket: &mut WebSocketStream<S>,
@@ -271,13 +271,13 @@ mod tests {
     use super::*;
     use crate::listing::Slices;
 
-    /// How many messages can be read at once.
+    /// The number of messages that are read at once.
     async fn read_now(socket: &mut WebSocketStream<DuplexStream>, looks: &mut Looks) -> usize {
         let mut read = 0;
         while let Some(message) = poll_fn(|cx| poll_message(cx, socket, looks)).now_or_never() {
             assert!(matches!(message, Some(Ok(Message::Ping(_)))));
             read += 1;
-            // The answer to a ping goes out with the next read, which a full pipe would keep from going on.
+            // The response to a ping is sent with the next read, which a full pipe would block.
             tokio::task::yield_now().await;
         }
         read

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-/// How long a watch is to last (R-TIMEOUT-1).
+/// The requested length of a watch (R-TIMEOUT-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchTimeout {
     /// The server chooses.
     Unset,
-    /// Its time is over when it begins.
+    /// The watch ends at once.
     Over,
     Lasts(Duration),
 }
@@ -13,8 +13,8 @@ pub enum WatchTimeout {
 const NANOSECONDS: i64 = 1_000_000_000;
 
 impl WatchTimeout {
-    /// What `timeoutSeconds` means. The apiserver counts nanoseconds in 64 bits, which overflow: a large number may
-    /// mean any length.
+    /// Interprets `timeoutSeconds` as the apiserver does, which counts nanoseconds in 64 bits. A large number overflows
+    /// and may mean any length.
     pub fn of(timeout_seconds: Option<i64>) -> Self {
         match u64::try_from(timeout_seconds.unwrap_or(0).wrapping_mul(NANOSECONDS)) {
             Ok(0) => Self::Unset,
@@ -23,7 +23,7 @@ impl WatchTimeout {
         }
     }
 
-    /// The length within a bound, where that is not the server's choice.
+    /// The requested length, at most `max`; `max` if none was requested.
     pub fn within(self, max: Duration) -> Duration {
         match self {
             Self::Lasts(length) => length.min(max),

@@ -1,5 +1,5 @@
-//! What is looked at of a request over HTTP/1 before the codec reads it: a `#` in its target, and the size of its head
-//! while that is unfinished.
+//! Checks of an HTTP/1 request before the codec reads it: a `#` in its target, and the size of its head while that is
+//! unfinished.
 //!
 //! A target has no fragment (RFC 9112 §3.2), and Go's server keeps what a client sends there as a part of the path. The
 //! `http` crate cuts it off: `DELETE …/configmaps#/a` would become `DELETE …/configmaps`, which deletes all of them. So
@@ -16,11 +16,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::super::Connection;
 use super::super::head_budget::ConnectionHeads;
 
-/// What stands in the place of a `#`: no target has control characters.
+/// The byte that replaces a `#`. The codec refuses control characters in a target.
 const REFUSED: u8 = 0x01;
 
-/// Where the bytes that are read next belong to, and whether a client sends more than it should before a response. The
-/// target of a request that a client sends before it has the response to the one before is not checked.
+/// Tracks which part of a request the next bytes belong to, and whether the client sends more than it may before a
+/// response. Targets of pipelined requests are not checked.
 #[derive(Debug, Clone)]
 pub(super) struct HeadCheck(Arc<Shared>);
 
@@ -32,31 +32,31 @@ struct Shared {
     unfinished: AtomicUsize,
 }
 
-/// There is no room for more of an unfinished head.
+/// The budget for unfinished heads is used up.
 #[derive(Debug, thiserror::Error)]
 #[error("too many unfinished heads")]
 struct NoRoom;
 
-/// What a request allows its client to send before the answer.
+/// What a client may send after a request and before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ahead {
-    /// Its body, or the next request.
+    /// The body, or the next request.
     Requests,
     Nothing,
     /// Anything: the connection may become a tunnel, whose bytes are not requests.
     Tunnel,
 }
 
-/// Nothing of a request has come but the empty lines that may precede it (RFC 9112 §2.2).
+/// Before a request line. Empty lines may precede it (RFC 9112 §2.2).
 const BEFORE_LINE: u8 = 0;
 const IN_LINE: u8 = 1;
-/// At the beginning of a field line, which is the end of the head if it is empty.
+/// At the start of a field line. An empty one ends the head.
 const AT_FIELD: u8 = 2;
 const IN_FIELD: u8 = 3;
 const BEHIND_HEAD: u8 = 4;
-/// More has come than the head.
+/// Bytes after the head have arrived.
 const BEYOND_HEAD: u8 = 5;
-/// A request is under way that allows nothing to be sent before its answer.
+/// A request is running that allows no bytes before its response.
 const AWAITED: u8 = 6;
 const OFF: u8 = 7;
 
@@ -65,8 +65,8 @@ impl HeadCheck {
         Self(Arc::new(Shared { state: AtomicU8::new(BEFORE_LINE), heads, unfinished: AtomicUsize::new(0) }))
     }
 
-    /// Notes that the codec has read a request, so that the next bytes while none is under way begin a request line.
-    /// Returns whether the client has already sent what the request does not allow.
+    /// Records that the codec has read a request, so that the next bytes after it begin a request line. Returns whether
+    /// the client has already sent bytes that the request does not allow.
     pub(super) fn taken(&self, ahead: Ahead) -> bool {
         self.0.unfinished.store(0, Ordering::Relaxed);
         self.0.heads.hold_unfinished(0);
@@ -80,7 +80,7 @@ impl HeadCheck {
             Ahead::Tunnel => OFF,
         };
         self.0.state.store(next, Ordering::Relaxed);
-        // A head of which nothing was read since the one before came together with that.
+        // If nothing was read since the previous head, this head arrived together with it.
         ahead == Ahead::Nothing && state != BEHIND_HEAD
     }
 
@@ -88,12 +88,12 @@ impl HeadCheck {
         self.0.state.load(Ordering::Relaxed)
     }
 
-    /// Whether bytes that come now are more than the request under way allows.
+    /// Whether the running request allows no bytes now.
     fn is_awaited(&self) -> bool {
         self.state() == AWAITED
     }
 
-    /// Checks what was read while no request is running. The bytes of a tunnel are no head.
+    /// Checks bytes that were read while no request is running. Bytes of a tunnel are no head.
     fn check(&self, bytes: &mut [u8]) -> Result<(), NoRoom> {
         if self.state() == OFF {
             return Ok(());
@@ -104,7 +104,7 @@ impl HeadCheck {
         if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(NoRoom) }
     }
 
-    /// Replaces what must not be in a request line, and follows the head to its end.
+    /// Replaces each `#` in a request line, and finds the end of the head.
     fn clean(&self, bytes: &mut [u8]) {
         let (mut state, mut at) = (self.state(), 0);
         while let Some(byte) = bytes.get_mut(at) {
@@ -155,7 +155,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
         let read = &mut buf.filled_mut()[before..];
-        // While a request is under way, what comes is its body.
+        // While a request is running, the bytes are its body.
         if self.connection.idle_since().is_some() {
             self.check.check(read).map_err(io::Error::other)?;
         } else if !read.is_empty() && self.check.is_awaited() {

@@ -1,14 +1,14 @@
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Method, Request};
 
-/// The settings of the client, which it sends with the offer.
+/// The client's settings, which accompany the offer.
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// Removes an offer to go on in HTTP/2, and returns whether there was one. Such offers are obsolete (RFC 9113 §3.1) and
-/// may be ignored (RFC 9110 §7.8): the client goes on in HTTP/1.1 on the same connection. The HTTP client of the JDK
-/// makes the offer with each request.
+/// Removes an offer to upgrade to HTTP/2 (`h2c`), and returns whether there was one. Such offers are obsolete (RFC 9113
+/// §3.1) and may be ignored (RFC 9110 §7.8): the client continues in HTTP/1.1 on the same connection. The JDK's HTTP
+/// client sends the offer with each request.
 ///
-/// An offer of anything else, or with a body, stays and ends the connection: what follows it could be read in two ways.
+/// Any other offer, or one with a body, is kept and ends the connection, because the bytes after it are ambiguous.
 pub(super) fn take_h2c_offer<B>(request: &mut Request<B>) -> bool {
     let is_connect = *request.method() == Method::CONNECT;
     let headers = request.headers_mut();
@@ -26,7 +26,7 @@ pub(super) fn take_h2c_offer<B>(request: &mut Request<B>) -> bool {
     true
 }
 
-/// Removes from `Connection` what belongs to the offer.
+/// Removes the names of the offer from `Connection`.
 fn remove_options(headers: &mut HeaderMap) {
     let is_of_offer = |option: &[u8]| {
         [UPGRADE, HTTP2_SETTINGS].iter().any(|name| name.as_str().as_bytes().eq_ignore_ascii_case(option))

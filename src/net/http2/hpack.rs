@@ -32,12 +32,12 @@ struct Entry {
     value: KeptValue,
 }
 
-/// The value of a field of the table. It is validated when the client sends it, and not for each request that refers to
-/// it by one byte.
+/// The value of a field in the table. It is validated once, when the client sends it, because a later request refers to
+/// it by a single byte.
 #[derive(Debug)]
 pub(super) enum KeptValue {
     Header(HeaderValue),
-    /// It cannot be the value of a header.
+    /// Not valid as a header value.
     Invalid(Bytes),
 }
 
@@ -173,7 +173,7 @@ impl FieldValue<'_> {
         }
     }
 
-    /// The value as that of a header, if it can be one. A shared one is neither copied nor validated again.
+    /// The value as a header value, if it is valid. A shared one is neither copied nor validated again.
     pub(super) fn to_header(self) -> Option<HeaderValue> {
         match self {
             Self::Shared(KeptValue::Header(value)) => Some(value.clone()),

@@ -66,7 +66,7 @@ impl Input {
         self.unfinished_since
     }
 
-    /// The bytes of the header block that is unfinished, without its last frame if that is not whole.
+    /// The bytes of the unfinished header block, without an incomplete last frame.
     pub(super) fn unfinished_bytes(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.bytes.len())
     }

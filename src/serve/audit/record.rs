@@ -56,8 +56,7 @@ struct Answered {
 /// How much of a client's name the apiserver records, and how it marks that there was more.
 const TEXT_BYTES_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
-/// How long a record of a request from an unknown caller may be. Beyond that it has no more than the beginnings of what
-/// the caller sent.
+/// The largest record of a request from an unknown caller. Beyond it, values that the caller sent are truncated.
 pub(super) const STRANGER_RECORD_BYTES_MAX: usize = 8 << 10;
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
@@ -136,7 +135,7 @@ impl AuditRecord {
         self.queue.put(event.to_line())
     }
 
-    /// Whether the caller is not known, or not yet.
+    /// Whether the caller is not authenticated, or not yet.
     fn is_of_stranger(&self) -> bool {
         !self.is_ourselves && self.user.as_ref().is_none_or(User::is_anonymous)
     }

@@ -202,7 +202,7 @@ fn long_names_of_clients_are_cut() {
     assert_eq!(shortened(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
 }
 
-/// Whoever nobody knows writes no more than that to the disk for each of its connections.
+/// An unknown caller gets one record for each connection.
 #[test]
 fn record_of_an_unknown_caller_is_bounded_whatever_it_sends() {
     let (queue, mut lines) = Queue::new(8, 1 << 20);
