@@ -68,7 +68,7 @@ fn unfinished_blocks() -> Attack {
 }
 
 fn unfinished_heads() -> Attack {
-    let opening = [asked("GET /", "x-a: ")[..].strip_suffix(b"\r\n").expect("its end"), &[b'a'; 60_000]].concat();
+    let opening = [asked("GET /", "x-a: ")[..].strip_suffix(b"\r\n").expect("its end"), &vec![b'a'; 60_000]].concat();
     Attack { name: "unfinished heads", connections: 200, opening, promised: &["connections", "408"], ..Attack::http1() }
 }
 
