@@ -8,8 +8,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# No named test takes as long, also if each of its waits ends by the allowance of tests/direct (a minute). A mutant that
-# hangs is not caught: a test has to say what is wrong.
+# Longer than a wait of tests/direct, which ends a hang after three minutes (PATIENCE) and says what is missing. A mutant
+# that hangs for longer is not caught.
 seconds_max=300
 
 # rows: "NUMBER JUDGE FILE::TEST …" of each bug in the table.
