@@ -1,14 +1,13 @@
 //! One account that uses all it can get: its limits, and that other accounts still get in (R-LIMIT-1).
 
-use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Request;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::config::Serve;
 use kube_fanout::demo::{self, RunningUpstream};
-use tokio::task::JoinHandle;
 
-use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually, within};
+use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually};
+use crate::silent;
 
 /// The connection limit of the listener.
 const PLACES: usize = 32;
@@ -92,31 +91,14 @@ async fn newcomer_gets_in_while_one_account_holds_every_connection() {
     assert!(watches.iter().filter(|watch| watch.is_open()).count() >= PLACES - 2, "one closes for each new one");
 }
 
-/// Requests a list on a new connection whose window stays closed. Returns the connection.
-async fn unread_list(app: &App) -> JoinHandle<Result<(), h2::Error>> {
-    let io = app.over(Protocol::Http2).connect().await.expect("a connection");
-    let mut builder = h2::client::Builder::new();
-    let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, Bytes>(io).await.expect("HTTP/2");
-    let connection = tokio::spawn(connection);
-    let request = Request::get(format!("http://localhost{PODS}?resourceVersion=0")).header("authorization", "Bearer a");
-    let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("it is sent");
-    let answer = within("a head", answer).await.expect("an answer");
-    assert_eq!(answer.status(), 200);
-    // Both are kept, because dropping either would reset the stream.
-    tokio::spawn(async move {
-        let (_sender, mut body) = (sender, answer.into_body());
-        assert!(body.data().await.is_none_or(|read| read.is_err()), "nothing fits into the window");
-    });
-    connection
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newcomer_gets_in_while_one_account_holds_every_connection_with_unread_lists() {
     let up = demo::upstream().pods(100).run().await;
     let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
     let mut unread = Vec::new();
     for _ in 0..PLACES {
-        unread.push(unread_list(&app).await);
+        let list = Request::get(format!("http://localhost{PODS}?resourceVersion=0"));
+        unread.push(silent::unread(&app, list.header("authorization", "Bearer a")).await);
     }
     let bob = app.bearing("b").multiplexed().await;
     let bobs = bob.watch(PODS).await;

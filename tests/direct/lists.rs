@@ -130,14 +130,6 @@ async fn a_token_whose_time_is_up_is_upstreams_to_answer_even_if_nothing_has_cha
     assert_eq!(app.get(&path).await.refusal(), (410, "Expired".to_owned()));
 }
 
-/// The number of requests that the proxy has sent upstream to prove how current its feeds are.
-async fn proofs(app: &App) -> u64 {
-    let costs = app.admin("/debug/cost").await.json();
-    let all = costs.as_array().expect("a list");
-    let proofs = all.iter().filter(|cost| cost["cause"] == "proof");
-    proofs.filter_map(|cost| cost["requests"].as_u64()).sum()
-}
-
 #[tokio::test]
 async fn exact_is_exact_or_upstreams_answer() {
     let up = demo::upstream().pods(20).seed(73).run().await;
@@ -161,10 +153,10 @@ async fn exact_is_exact_or_upstreams_answer() {
         was_there = now_ns();
         format!("{PODS}?resourceVersion={other}&resourceVersionMatch=NotOlderThan")
     };
-    let (before, began) = (proofs(&app).await, Instant::now());
+    let (before, began) = (app.proofs().await, Instant::now());
     let mut at_least = direct::proven(&app, &mut write).await;
     // A bookmark may come first, so that nothing needs to be proven.
-    while proofs(&app).await == before {
+    while app.proofs().await == before {
         assert!(began.elapsed() < PATIENCE, "the proxy asks how far upstream is, and does not wait for bookmarks");
         at_least = direct::proven(&app, &mut write).await;
     }

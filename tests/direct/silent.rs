@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{Method, Request};
+use http::{Method, Request, request};
 use http_body_util::BodyExt as _;
 use kube_fanout::demo;
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
@@ -12,10 +13,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 #[cfg(target_os = "linux")]
 use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 #[cfg(target_os = "linux")]
 use tokio::time::{Instant, timeout};
 
-use crate::direct::{Dir, Listening, PODS, Protocol, Trust, eventually, within};
+use crate::direct::{Client, Dir, Listening, PODS, Protocol, Trust, eventually, within};
 use crate::process::{Process, kubeconfig, metric};
 
 /// Longer than a test takes.
@@ -247,17 +249,17 @@ async fn whoever_has_asked_and_idles_makes_room_and_a_stream_does_not() {
     }
 }
 
-/// A connection whose window is never opened, and a request on it that is answered.
-async fn unread(listening: &Listening) -> tokio::task::JoinHandle<Result<(), h2::Error>> {
-    let io = listening.client().over(Protocol::Http2).connect().await.expect("a connection");
+/// Sends a request on a new connection whose window stays closed, and waits for the head of the response. Returns the
+/// connection.
+pub async fn unread(client: &Client, request: request::Builder) -> JoinHandle<Result<(), h2::Error>> {
+    let io = client.over(Protocol::Http2).connect().await.expect("a connection");
     let mut builder = h2::client::Builder::new();
-    let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(io).await.expect("h2");
+    let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, Bytes>(io).await.expect("HTTP/2");
     let connection = tokio::spawn(connection);
-    let request = Request::get("http://localhost/").body(()).expect("a request");
-    let (answer, _) = sender.send_request(request, true).expect("it is sent");
+    let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("it is sent");
     let answer = within("a head", answer).await.expect("an answer");
     assert_eq!(answer.status(), 200);
-    // Both are kept, or the other side would be told that nobody wants it any more.
+    // Both are kept, because dropping either would reset the stream.
     tokio::spawn(async move {
         let (_sender, mut body) = (sender, answer.into_body());
         assert!(body.data().await.is_none_or(|read| read.is_err()), "nothing fits into the window");
@@ -265,12 +267,17 @@ async fn unread(listening: &Listening) -> tokio::task::JoinHandle<Result<(), h2:
     connection
 }
 
+/// The same, on a listener without a proxy.
+async fn unread_root(listening: &Listening) -> JoinHandle<Result<(), h2::Error>> {
+    unread(&listening.client(), Request::get("http://localhost/")).await
+}
+
 #[tokio::test]
 async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
     let listening = Listening::start(listener(), None, patient(PLACES));
     let mut kept = Vec::new();
     for _ in 0..PLACES {
-        kept.push(unread(&listening).await);
+        kept.push(unread_root(&listening).await);
     }
     for protocol in [Protocol::Http1, Protocol::Http2] {
         assert_eq!(listening.client().over(protocol).get("/").await.status, 200, "{protocol:?}");
@@ -282,7 +289,7 @@ async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
 async fn a_connection_whose_answers_are_not_read_ends_after_a_while() {
     let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
     let listening = Listening::start(listener(), None, limits);
-    let _ = within("its end", unread(&listening).await).await.expect("no panic");
+    let _ = within("its end", unread_root(&listening).await).await.expect("no panic");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use kube_fanout::demo;
 use serde_json::json;
 
-use crate::direct::{App, FRESH_MAX, eventually};
+use crate::direct::{FRESH_MAX, eventually};
 use crate::tree::tree;
 
 const PAGE: &str = "/api/v1/pods?limit=5";
@@ -13,13 +13,6 @@ const PAGE: &str = "/api/v1/pods?limit=5";
 const READS: usize = 6;
 /// The most reads that are tried for these.
 const READS_MAX: usize = 60;
-
-/// How many requests a leaf has sent upstream to prove what it holds.
-async fn proofs(leaf: &App) -> u64 {
-    let costs = leaf.admin("/debug/cost").await.json();
-    let all = costs.as_array().expect("a list").clone();
-    all.iter().find(|cost| cost["cause"] == "proof").and_then(|cost| cost["requests"].as_u64()).expect("a number")
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_at_a_leaf_costs_its_zone_one_question() {
@@ -31,11 +24,11 @@ async fn a_read_at_a_leaf_costs_its_zone_one_question() {
     let mut costs: Vec<u64> = Vec::new();
     while costs.iter().filter(|cost| **cost == 1).count() < READS {
         assert!(costs.len() < READS_MAX, "a position each, and hardly ever more: {costs:?}");
-        let (before, asked) = (proofs(leaf).await, Instant::now());
+        let (before, asked) = (leaf.proofs().await, Instant::now());
         up.put("nodes", json!({"metadata": {"name": format!("other-{}", costs.len())}}));
         let list = leaf.get(PAGE).await;
         assert!(list.is_cached() || asked.elapsed() >= FRESH_MAX, "{}", list.text());
-        let cost = if list.is_cached() { proofs(leaf).await - before } else { u64::MAX };
+        let cost = if list.is_cached() { leaf.proofs().await - before } else { u64::MAX };
         costs.push(cost);
     }
 }

@@ -226,6 +226,13 @@ impl App {
         self.metrics.as_ref().expect("a port for scrapes")
     }
 
+    /// The number of requests that the proxy has sent upstream to prove how current its feeds are.
+    pub async fn proofs(&self) -> u64 {
+        let costs = self.admin("/debug/cost").await.json();
+        let mut all = costs.as_array().expect("a list").iter();
+        all.find(|cost| cost["cause"] == "proof").and_then(|cost| cost["requests"].as_u64()).expect("a number")
+    }
+
     /// Returns when discovery is over. From then on the proxy asks upstream nothing by itself.
     pub async fn discovered(&self) {
         let is_over = || async { !self.admin("/readyz").await.text().contains("[-]discovery") };
