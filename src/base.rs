@@ -14,6 +14,7 @@ mod log_limit;
 mod metrics;
 mod mutant;
 mod pulse;
+pub mod random;
 mod ready;
 mod reloaded;
 mod shares;

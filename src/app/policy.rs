@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::rights::Rights;
 use crate::auth::{Affected, Gate, Policy, PolicyChange, PolicyKind};
-use crate::base::{Tasks, watch};
+use crate::base::{Tasks, random, watch};
 use crate::cache::{Cursor, FeedState, Pull, Start, View};
 use crate::feeds::{FeedHandle, Scope};
 use crate::kube::{EventType, Gvr};
@@ -87,7 +87,7 @@ async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, li
             tokio::select! {
                 biased;
                 _ = leases.wait_for(|count| *count > 0) => {}
-                () = sleep(linger.mul_f64(1.0 - 0.5 * fastrand::f64())) => break,
+                () = sleep(linger.mul_f64(1.0 - 0.5 * random::f64())) => break,
             }
         }
         needs.send_replace(false);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::AffectedScope;
+use crate::base::random;
 
 /// The times at which each namespace of a readable watch is to be asked about again. They are spread over the period,
 /// and earlier where policy has changed.
@@ -62,8 +63,7 @@ impl Agenda {
         let before = self.items.get(namespace);
         // Namespaces that were found out together are not asked about together: the first time is anywhere within the
         // period, and then they follow once in each.
-        let share =
-            if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * fastrand::f64() } else { fastrand::f64() };
+        let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
         let due = changed.unwrap_or(asked + self.period.mul_f64(share));
         self.put(namespace, Item { asserted: asked, is_known: true, due: Some(due), changed });

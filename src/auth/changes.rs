@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::Affected;
-use crate::base::until;
+use crate::base::{random, until};
 
 /// Changes that were seen and not yet acted on.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Changes {
     pub(super) fn begin(&self) {
         let now = Instant::now();
         let mut began = self.began.lock();
-        let fresh = || Began { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * fastrand::f64()) };
+        let fresh = || Began { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
         *began = Some(Began { last: now, ..began.unwrap_or_else(fresh) });
         drop(began);
         self.came.notify_one();
@@ -104,7 +104,7 @@ impl Changes {
             let due = [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(missed.and(&fresh), Affected::and);
             rounds.ago.rotate_right(1);
             rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_nobody());
-            rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(fastrand::f64());
+            rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(random::f64());
             if !due.is_nobody() {
                 return due;
             }

@@ -26,7 +26,7 @@ use super::lease_standing::{Doubt, LeaseStanding};
 use super::lease_terms::{Asserted, LeaseTerms, Stands};
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
-use crate::base::{Tasks, watch};
+use crate::base::{Tasks, random, watch};
 use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
 
@@ -175,7 +175,7 @@ impl Leases {
         }
         let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
         for standing in touched {
-            standing.doubt(Doubt { since, begins: since + spread.mul_f64(fastrand::f64()) });
+            standing.doubt(Doubt { since, begins: since + spread.mul_f64(random::f64()) });
         }
     }
 
@@ -301,7 +301,7 @@ impl Keeper {
                     if ends <= Instant::now() {
                         return why;
                     }
-                    let again = AGAIN.mul_f64(1.0 + 0.5 * fastrand::f64()).min(self.terms.again_max());
+                    let again = AGAIN.mul_f64(1.0 + 0.5 * random::f64()).min(self.terms.again_max());
                     due = self.bounded((Instant::now() + again).min(ends));
                 }
                 Err(why) => return why,

@@ -4,6 +4,7 @@ use tokio::time::Instant;
 
 use super::AuthConfig;
 use super::credential::Credential;
+use crate::base::random;
 use crate::kube::User;
 
 /// How long a lease stands without being asserted: each time at most so long, and less up to a fifth, the first time up
@@ -60,14 +61,14 @@ impl LeaseTerms {
 
     /// How long the answers of a new lease stand.
     pub(super) fn first(&self) -> Stands {
-        let part = FIRST + (1.0 - FIRST) * fastrand::f64();
+        let part = FIRST + (1.0 - FIRST) * random::f64();
         Stands { identity: self.of_identity.mul_f64(part), right: self.of_right.mul_f64(part) }
     }
 
     /// How long those of a lease stand that has been asserted: what is new gets another time.
     pub(super) fn next(&self, stands: Stands, before: Asserted, after: Asserted) -> Stands {
         // One part for both: where they stand equally long, they are asked about together.
-        let part = 0.8 + 0.2 * fastrand::f64();
+        let part = 0.8 + 0.2 * random::f64();
         let next = |is_same, stands: Duration, of: Duration| if is_same { stands } else { of.mul_f64(part) };
         Stands {
             identity: next(before.identity == after.identity, stands.identity, self.of_identity),
@@ -99,7 +100,7 @@ impl LeaseTerms {
     /// When a lease is asked about behind that which is due at some time. If that is not soon, leases that a change has
     /// touched together are asked about apart.
     pub(super) fn soon_behind(&self, settled: Instant, due: Instant) -> Instant {
-        if due <= settled + self.behind { due } else { settled + self.behind.mul_f64(0.8 * fastrand::f64()) }
+        if due <= settled + self.behind { due } else { settled + self.behind.mul_f64(0.8 * random::f64()) }
     }
 }
 

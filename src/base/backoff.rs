@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::random;
+
 /// The wait before the next attempt. It doubles with each failure, has jitter, and starts over after a healthy time.
 ///
 /// The numbers are those of client-go's reflector (800 ms to 30 s, reset after 2 min; R-CLIENT-2), so that a fleet of
@@ -30,7 +32,7 @@ impl Waits {
     pub fn after(self, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         let wait = self.first.saturating_mul(1 << doublings).min(self.longest);
-        if times <= 1 { wait } else { wait.mul_f64(1.0 - fastrand::f64() / 5.0) }
+        if times <= 1 { wait } else { wait.mul_f64(1.0 - random::f64() / 5.0) }
     }
 }
 
@@ -67,7 +69,7 @@ impl Backoff {
         }
         let wait = self.next;
         self.next = (self.next * 2).min(self.waits.longest);
-        wait.mul_f64(1.0 + fastrand::f64()).min(self.waits.longest)
+        wait.mul_f64(1.0 + random::f64()).min(self.waits.longest)
     }
 }
 

@@ -6,6 +6,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::random;
+
 /// Starts a drain and knows when it is over.
 ///
 /// A drain has two parts. While what was under way at its start **leaves**, each at a moment of its own, whoever comes
@@ -137,7 +139,7 @@ impl DrainWatch {
                 _ => None,
             });
             match slot {
-                Ok(Some(deadline)) => sleep_until(deadline.at(NOTICE * fastrand::f64())).await,
+                Ok(Some(deadline)) => sleep_until(deadline.at(NOTICE * random::f64())).await,
                 Ok(None) => drop(stage.wait_for(|stage| matches!(stage, Stage::Closing)).await),
                 Err(_) => {}
             }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::scans::Whose;
+use crate::base::random;
 
 /// Slices for work that polls do for one client alone. Watches look through histories that they catch up with and
 /// states that they begin with; dear selectors are evaluated; selections are derived and compressed.
@@ -92,7 +93,7 @@ impl Slices {
             None => {
                 let own = queue.callers.get(whose).map_or(1, |caller| caller.waiting.max(1));
                 let spread = (own.saturating_mul(queue.wanted_by) / TRIES).clamp(1, TRY_AGAIN_MAX);
-                Err(Duration::from_millis(1) * fastrand::u32(1..=spread))
+                Err(Duration::from_millis(1) * random::u32(1..=spread))
             }
         }
     }

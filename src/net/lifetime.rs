@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::connection::ConnectionState;
 use super::metrics::ConnectionFailure;
 use super::{Connection, ConnectionLimits};
-use crate::base::{Cut, DrainWatch};
+use crate::base::{Cut, DrainWatch, random};
 
 /// The jitter of the age at which a connection is ended, in both directions.
 const AGE_JITTER: f64 = 0.1;
@@ -96,7 +96,7 @@ async fn old_age(age_max: Duration) {
     if age_max.is_zero() {
         pending::<()>().await;
     }
-    sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())).await;
+    sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * random::f64())).await;
 }
 
 #[cfg(test)]

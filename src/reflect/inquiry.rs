@@ -20,6 +20,7 @@ use super::continuity::{Finding, Reach, compare, places};
 use super::initial_state::{At, FeedClient, InitialState};
 use super::metrics::SideRequest;
 use super::stream::Ended;
+use crate::base::random;
 use crate::kube::ResourceVersion;
 
 /// The reason for an inquiry, in the order of urgency.
@@ -102,7 +103,7 @@ impl Inquiries {
     /// Schedules an inquiry within `from..from + spread`: thousands of feeds may have the same reason at the same
     /// moment.
     pub(super) fn ask(&mut self, why: InquiryReason, from: Duration, spread: Duration) {
-        let mut when = Instant::now() + from + spread.mul_f64(fastrand::f64());
+        let mut when = Instant::now() + from + spread.mul_f64(random::f64());
         if why == InquiryReason::Doubt {
             when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
         }

@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::base::{linger, mutant};
+use crate::base::{linger, mutant, random};
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::ProofCost;
 use crate::kube::{ObjectKey, ResourceVersion};
@@ -102,7 +102,7 @@ impl Failures {
     async fn rest(&self) {
         let doublings = self.0.fetch_add(1, Ordering::Relaxed).min(8);
         let wait = RETRY.saturating_mul(1 << doublings).min(RETRY_MAX);
-        tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64())).await;
+        tokio::time::sleep(wait.mul_f64(0.5 + random::f64())).await;
     }
 }
 

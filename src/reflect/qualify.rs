@@ -18,7 +18,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::base::{Backoff, Waits};
+use crate::base::{Backoff, Waits, random};
 use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
@@ -113,7 +113,7 @@ impl Qualifier {
             tokio::select! {
                 biased;
                 _ = changes.changed() => {}
-                () = sleep(wait.mul_f64(0.75 + 0.5 * fastrand::f64())), if decided => self.sample(&mut known).await,
+                () = sleep(wait.mul_f64(0.75 + 0.5 * random::f64())), if decided => self.sample(&mut known).await,
             }
         }
     }
@@ -240,7 +240,7 @@ impl Qualifier {
             if snapshot.is_empty() {
                 continue;
             }
-            let Some(object) = snapshot.iter().nth(fastrand::usize(..snapshot.len())) else { continue };
+            let Some(object) = snapshot.iter().nth(random::usize(..snapshot.len())) else { continue };
             // A list of one object, as it is at that version.
             let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
             let verdict = self.compare(&renderer, &path, &[object]).await;

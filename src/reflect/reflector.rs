@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::base::{Backoff, LogLimit, Waits, linger, watch};
+use crate::base::{Backoff, LogLimit, Waits, linger, random, watch};
 use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::wire::BookmarkTemplate;
@@ -337,7 +337,7 @@ impl Reflector {
             self.means.upstream.client.answers().await;
             sleep_until(soonest).await;
             // Feeds do not all go on in the same instant.
-            sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
+            sleep(RESUME_SPREAD.mul_f64(random::f64())).await;
         };
         tokio::select! {
             biased;
@@ -377,7 +377,7 @@ impl Reflector {
         }
         // A stream that had lived is resumed at once: mostly only the connection is gone.
         if std::mem::take(&mut self.had_lived) && kind.is_connection() {
-            return RESUME_SPREAD.mul_f64(fastrand::f64());
+            return RESUME_SPREAD.mul_f64(random::f64());
         }
         if kind == FailureKind::Over {
             return self.refusals.failed(Instant::now());

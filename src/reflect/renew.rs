@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
-use crate::base::Backoff;
+use crate::base::{Backoff, random};
 use crate::upstream::Server;
 
 use super::body_writers::{Authorship, BodyWriters, By};
@@ -136,7 +136,7 @@ impl Renewer {
     async fn pause(&self, Pause { longest, may_be_cut }: Pause) {
         tokio::select! {
             biased;
-            () = sleep(longest.mul_f64(fastrand::f64())) => {}
+            () = sleep(longest.mul_f64(random::f64())) => {}
             () = self.upstream.feed.vintage.wanted(), if may_be_cut => {}
         }
     }

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::base::Tunable;
+use crate::base::{Tunable, random};
 use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::Scope;
 use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
@@ -120,7 +120,7 @@ impl SelfChecker {
         }
         let mut known = Known::since(feed.reader.state_mark());
         // A fleet that starts together is spread over all of the time.
-        let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(fastrand::f64()));
+        let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
         let mut config = self.config.get();
         let mut wait = first(&config);
         loop {
@@ -145,7 +145,7 @@ impl SelfChecker {
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
                 self.round(mark, &mut known).await;
             }
-            wait = Some(every.mul_f64(0.5 + fastrand::f64()) * 2_u32.pow(known.unanswered.min(DOUBLINGS_MAX)));
+            wait = Some(every.mul_f64(0.5 + random::f64()) * 2_u32.pow(known.unanswered.min(DOUBLINGS_MAX)));
         }
     }
 
@@ -286,7 +286,7 @@ impl SelfChecker {
         if !self.has_comparable_bodies() || state.is_empty() {
             return Ok(suspects);
         }
-        let first = fastrand::usize(..state.len());
+        let first = random::usize(..state.len());
         for number in 0..OBJECTS_MAX.min(state.len()) {
             let Some(ours) = state.iter().nth((first + number) % state.len()) else { break };
             if ours.body().len() > OBJECT_BYTES_MAX {
@@ -317,7 +317,7 @@ impl SelfChecker {
         let reader = &self.upstream.feed.reader;
         let mut last: Option<(Divergence, Option<Object>)> = None;
         for _ in 0..LOOKS {
-            sleep(self.look_again().mul_f64(1.0 + fastrand::f64())).await;
+            sleep(self.look_again().mul_f64(1.0 + random::f64())).await;
             let state = reader.snapshot();
             let then = self.object(key, state.rv).await?;
             if reader.history() != mark.history || reader.state() != FeedState::Live {

@@ -1,3 +1,4 @@
+use crate::base::random;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -126,7 +127,7 @@ impl<W: Alarmed> Alarms<W> {
         let leaves = &watchdog.alarm().leaves;
         match self.leaving {
             Leaving::Early(from, until) if leaves.load(Ordering::Acquire) == NEVER && !watchdog.is_late() => {
-                leaves.store(fastrand::u64(from..=until.max(from)), Ordering::Release);
+                leaves.store(random::u64(from..=until.max(from)), Ordering::Release);
             }
             Leaving::Everybody => {
                 leaves.fetch_min(now, Ordering::AcqRel);

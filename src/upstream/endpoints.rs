@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 pub use self::choice::EndpointTimes;
 pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointSwitch, NextStep, SwitchCause};
 use super::{Error, ServerUrl};
-use crate::base::watch;
+use crate::base::{random, watch};
 
 /// The servers of upstream besides what the credentials say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Endpoints {
 
     /// The choice between them, as it is at the start.
     pub(super) fn choice(&self) -> EndpointChoice {
-        EndpointChoice::new(self.servers().len(), self.times().clone(), fastrand::f64(), Instant::now())
+        EndpointChoice::new(self.servers().len(), self.times().clone(), random::f64(), Instant::now())
     }
 
     /// Has another server be used from now on. What runs at the one before goes on there; of those that it has failed,

@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use super::Error;
 use super::cost::CostCounter;
 use super::outgoing::{Outgoing, UpstreamBody};
+use crate::base::random;
 
 /// A request that can be sent again as long as the part of its body that was read is kept.
 #[derive(Debug)]
@@ -101,7 +102,7 @@ impl Resendable {
         }
         // Most find another connection at once.
         if self.retries > 0 {
-            sleep(PAUSE.mul_f64(f64::from(1 << (self.retries - 1)) * (0.5 + fastrand::f64()))).await;
+            sleep(PAUSE.mul_f64(f64::from(1 << (self.retries - 1)) * (0.5 + random::f64()))).await;
         }
         self.retries += 1;
         tracing::debug!(%error, retries = self.retries, "upstream did not process a request; sending it again");

@@ -3,6 +3,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::SOON;
+use crate::base::random;
 
 /// Decides when to ask upstream next what it serves.
 ///
@@ -89,7 +90,7 @@ impl Schedule {
     /// Notes that a question was sent and answered.
     pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
         (self.asked, self.answered, self.unasked) = (asked, answered, None);
-        self.part = 1.0 - EARLIER * fastrand::f64();
+        self.part = 1.0 - EARLIER * random::f64();
     }
 
     /// Sets how changes are heard.

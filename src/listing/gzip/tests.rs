@@ -6,6 +6,7 @@ use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::Member;
 use super::text::Text;
 use super::{is_asked_for, whole};
+use crate::base::random;
 
 fn gunzipped(compressed: &[u8]) -> Vec<u8> {
     let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(compressed));
@@ -14,24 +15,28 @@ fn gunzipped(compressed: &[u8]) -> Vec<u8> {
     plain
 }
 
-fn random(len: usize) -> Vec<u8> {
-    std::iter::repeat_with(|| fastrand::u8(..)).take(len).collect()
+fn byte_below(limit: u32) -> u8 {
+    u8::try_from(random::u32(..limit)).expect("a byte")
+}
+
+fn incompressible(len: usize) -> Vec<u8> {
+    std::iter::repeat_with(|| byte_below(256)).take(len).collect()
 }
 
 /// Random text of 64 characters, as base64 has.
 fn base64(len: usize) -> Vec<u8> {
-    std::iter::repeat_with(|| b'0' + fastrand::u8(..64)).take(len).collect()
+    std::iter::repeat_with(|| b'0' + byte_below(64)).take(len).collect()
 }
 
 fn words(len: usize) -> Vec<u8> {
-    let word = |_| ["index", "level", "info", "name", "config", "data"][fastrand::usize(..6)].as_bytes();
+    let word = |_| ["index", "level", "info", "name", "config", "data"][random::usize(..6)].as_bytes();
     (0..).flat_map(word).copied().take(len).collect()
 }
 
 #[tokio::test]
 async fn a_whole_answer_is_one_member() {
     for len in [0, 1, 2, 63, 64, 128, 65_534, 65_535, 65_536, 131_070, 200_000, 400_001] {
-        for plain in [vec![b'x'; len], random(len), base64(len), words(len)] {
+        for plain in [vec![b'x'; len], incompressible(len), base64(len), words(len)] {
             assert!(gunzipped(&whole(plain.clone().into()).await) == plain, "{len} bytes");
         }
     }
@@ -43,21 +48,29 @@ async fn what_gains_nothing_is_stored_and_what_gains_something_is_not() {
     const LEN: usize = 1 << 20;
     let frame = 10 + 2 + 8;
     let compressed = async |plain: Vec<u8>| whole(plain.into()).await.len();
-    assert_eq!(compressed(random(LEN)).await, LEN + LEN.div_ceil(65_535) * 5 + frame);
+    assert_eq!(compressed(incompressible(LEN)).await, LEN + LEN.div_ceil(65_535) * 5 + frame);
     let base64 = compressed(base64(LEN)).await;
     assert!((LEN * 3 / 4..LEN * 3 / 4 + LEN / 400).contains(&base64), "{base64}");
     assert!(compressed(words(LEN)).await < LEN / 3);
     // Something that comes again, of characters that tell nothing.
-    assert!(compressed(random(20_000).repeat(50)).await < LEN / 5);
+    assert!(compressed(incompressible(20_000).repeat(50)).await < LEN / 5);
     // A piece that gains something among others that do not.
-    let mixed = [random(LEN / 2), words(LEN / 4), random(LEN / 4)].concat();
+    let mixed = [incompressible(LEN / 2), words(LEN / 4), incompressible(LEN / 4)].concat();
     let mixed = compressed(mixed).await;
     assert!((LEN * 3 / 4..LEN * 7 / 8).contains(&mixed), "{mixed}");
 }
 
 #[test]
 fn pieces_are_joined_to_one_member_and_refer_to_what_is_before_them() {
-    let texts = [random(70_000), words(50_000), random(100), random(40_000), words(200_000), base64(90_000), random(3)];
+    let texts = [
+        incompressible(70_000),
+        words(50_000),
+        incompressible(100),
+        incompressible(40_000),
+        words(200_000),
+        base64(90_000),
+        incompressible(3),
+    ];
     let mut before = Vec::new();
     let mut member = Member::begin();
     for text in texts {
@@ -73,10 +86,10 @@ fn pieces_are_joined_to_one_member_and_refer_to_what_is_before_them() {
     member.end();
     let out: Vec<u8> = std::iter::from_fn(|| member.next()).flatten().collect();
     assert!(gunzipped(&out) == before);
-    let again = random(30_000);
+    let again = incompressible(30_000);
     let made = deflated(&again, &again, true);
     assert!(made.bytes.expect("it gains").len() < 1_000, "it is what it is behind");
-    let far = [again.clone(), random(WINDOW_BYTES)].concat();
+    let far = [again.clone(), incompressible(WINDOW_BYTES)].concat();
     assert!(deflated(&far, &again, true).bytes.is_none(), "no match reaches that far");
 }
 

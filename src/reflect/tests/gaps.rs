@@ -1,6 +1,7 @@
 //! Upstream has forgotten what follows: what is read back, what is not made up, and what that costs.
 
 use super::*;
+use crate::base::random;
 
 /// An apiserver that restarts: nobody can reach it for so long, and it has forgotten its window.
 async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&RunningUpstream)) {
@@ -185,14 +186,14 @@ async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_bu
 async fn no_sequence_of_outages_ends_a_watch() {
     use Outage::{DuringMend, DuringRelist, Plain};
     for seed in 0..60 {
-        fastrand::seed(seed);
-        let is_busy = fastrand::bool();
+        random::seed(seed);
+        let is_busy = random::u32(..2) == 0;
         let scene = Scene::of(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
         let mut drawn = Vec::new();
-        for number in 0..fastrand::u32(2..=3) {
-            let kind = fastrand::choice([Plain, DuringRelist, DuringMend]).expect("there are three");
-            let (away, quiet) = (fastrand::u64(1..8), fastrand::u64(0..25));
+        for number in 0..random::u32(2..=3) {
+            let kind = [Plain, DuringRelist, DuringMend][random::usize(..3)];
+            let (away, quiet) = (random::u64(1..8), random::u64(0..25));
             drawn.push((kind, away, quiet));
             outage(&scene, kind, seconds(away), &format!("o{number}"), is_busy).await;
             sleep(seconds(quiet)).await;

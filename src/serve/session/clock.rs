@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::base::mutant;
+use crate::base::{mutant, random};
 use crate::kube::WatchTimeout;
 
 /// The moments that a watch waits for besides events.
@@ -22,7 +22,7 @@ impl Clock {
     /// least.
     pub(super) fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
         let lasts = match WatchTimeout::of(timeout_seconds) {
-            WatchTimeout::Unset => min.mul_f64(1.0 + fastrand::f64()),
+            WatchTimeout::Unset => min.mul_f64(1.0 + random::f64()),
             WatchTimeout::Over => Duration::ZERO,
             WatchTimeout::Lasts(length) => length.min(LASTS_MAX),
         };
