@@ -1,51 +1,42 @@
-//! Random numbers for jitter and for choices among equals: `fastrand`'s, from one generator per thread.
+//! Random numbers for jitter and for choices among equals, from one generator per thread.
 //!
-//! In unit tests each thread's generator begins with the same seed, and each test has its own thread. So a test draws the
-//! same numbers in every run, and one that counts what was drawn cannot fail by chance. Identities and names of
-//! temporary files, which must differ between processes, do not come from here.
+//! In unit tests each generator begins with the same seed, and each test has its own thread. So a test draws the same
+//! numbers in every run, and one that counts what was drawn cannot fail by chance. Identities and names of temporary
+//! files, which must differ between processes, do not come from here.
 
-#[cfg(not(test))]
-pub use fastrand::{f64, u32, u64, usize};
+use std::cell::RefCell;
+use std::ops::RangeBounds;
 
-#[cfg(test)]
-pub use seeded::{f64, seed, u32, u64, usize};
+use fastrand::Rng;
 
-#[cfg(test)]
-mod seeded {
-    use std::cell::RefCell;
-    use std::ops::RangeBounds;
+thread_local! {
+    static RNG: RefCell<Rng> = RefCell::new(if cfg!(test) { Rng::with_seed(20_261_129) } else { Rng::new() });
+}
 
-    use fastrand::Rng;
+fn with<T>(draw: impl FnOnce(&mut Rng) -> T) -> T {
+    RNG.with_borrow_mut(draw)
+}
 
-    thread_local! {
-        static RNG: RefCell<Rng> = RefCell::new(Rng::with_seed(20_261_129));
-    }
+/// Lets this thread's generator begin again, with a seed.
+pub fn seed(seed: u64) {
+    with(|rng| rng.seed(seed));
+}
 
-    fn with<T>(draw: impl FnOnce(&mut Rng) -> T) -> T {
-        RNG.with_borrow_mut(draw)
-    }
+/// From 0, inclusive, to 1, exclusive.
+pub fn f64() -> f64 {
+    with(Rng::f64)
+}
 
-    /// Begins again, with another seed.
-    pub fn seed(seed: u64) {
-        with(|rng| rng.seed(seed));
-    }
+pub fn u32(range: impl RangeBounds<u32>) -> u32 {
+    with(|rng| rng.u32(range))
+}
 
-    /// From 0 to 1, exclusive.
-    pub fn f64() -> f64 {
-        with(Rng::f64)
-    }
+pub fn u64(range: impl RangeBounds<u64>) -> u64 {
+    with(|rng| rng.u64(range))
+}
 
-    pub fn u32(range: impl RangeBounds<u32>) -> u32 {
-        with(|rng| rng.u32(range))
-    }
-
-    pub fn u64(range: impl RangeBounds<u64>) -> u64 {
-        with(|rng| rng.u64(range))
-    }
-
-    pub fn usize(range: impl RangeBounds<usize>) -> usize {
-        with(|rng| rng.usize(range))
-    }
+pub fn usize(range: impl RangeBounds<usize>) -> usize {
+    with(|rng| rng.usize(range))
 }
 
 #[cfg(test)]

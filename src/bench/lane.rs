@@ -9,6 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use super::shared::FleetState;
 use super::watcher::{OpenWatchGuard, Watcher, WatcherRole};
+use crate::base::random;
 use crate::probe::{self, Driver, OpenedLink, Sender, WatchProtocol, Windows};
 
 /// What a stuck or slow reader takes in unread: so little that its server notices at once.
@@ -54,7 +55,7 @@ impl LoadConnection {
                     shared.tally.shard(watcher.lane()).counts.broken += 1;
                 }
                 shared.complain(&error.to_string());
-                return sleep(Duration::from_millis(200).mul_f64(0.5 + fastrand::f64())).await;
+                return sleep(Duration::from_millis(200).mul_f64(0.5 + random::f64())).await;
             }
         };
         if let Some(cipher) = cipher {

@@ -12,7 +12,7 @@ use super::shared::FleetState;
 use super::stream_outcome::StreamOutcome;
 use super::tally::Shard;
 use super::words::WatchBeginning;
-use crate::base::now_ns;
+use crate::base::{now_ns, random};
 use crate::probe::{AnswerBody, Ask, Frames, Framing, PendingAnswer, Sender};
 
 /// How much of a LIST is searched for its version.
@@ -86,7 +86,7 @@ impl Watcher {
             let ended = self.stream(sender).await;
             let pause = self.note(&ended);
             if let Some(pause) = pause {
-                sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+                sleep(pause.mul_f64(0.5 + random::f64())).await;
             }
             if !matches!(sender, Sender::H2(_)) {
                 return;

@@ -14,7 +14,7 @@ use super::TrialError;
 use super::ledger::WriteLedger;
 use super::seen::Seen;
 use super::writers::number_of;
-use crate::base::Tasks;
+use crate::base::{Tasks, random};
 use crate::probe::{self, Ask, Frames, Framing, OpenedLink, PendingAnswer, Sender, Target, WatchProtocol, Windows};
 
 /// Many informers of one collection: each keeps what it is told, goes on from where it was when its stream is over, and
@@ -215,7 +215,7 @@ async fn refusal(mut answer: PendingAnswer) -> TrialError {
 async fn pause(failures: u32) {
     let (first, longest) = BACKOFF;
     let wait = first.saturating_mul(1 << failures.min(10)).min(longest);
-    sleep(if failures == 0 { first } else { wait }.mul_f64(0.5 + fastrand::f64())).await;
+    sleep(if failures == 0 { first } else { wait }.mul_f64(0.5 + random::f64())).await;
 }
 
 #[derive(Deserialize)]

@@ -61,6 +61,7 @@ pub fn run(seed: u64) -> Ran {
 pub fn run_plan(plan: Plan, delays: &Delays) -> Ran {
     let seed = plan.seed;
     fastrand::seed(seed);
+    kube_fanout::base::random::seed(seed);
     // The clock of all records begins before the first run's own does.
     now_ns();
     let panics = delays.panics();
