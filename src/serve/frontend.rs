@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, Version};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::admission::Admission;
 use super::answered;
@@ -13,7 +13,7 @@ use super::body::ReplyBody;
 use super::bounded_body::BodyTimes;
 use super::coverage::Coverage;
 use super::documents::{ServerDocuments, health};
-use super::forwarding::Forwarding;
+use super::forwarding::{Forwarding, unreachable};
 use super::metrics;
 use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
@@ -23,7 +23,7 @@ use super::response_context::{
     AUDIT_ID, REASON, REFUSED_BY, ResponseContext, expectation_failed, malformed, new_audit_id,
 };
 use super::reviews::ReviewDesk;
-use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, route};
+use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, is_cacheable, route};
 use super::serve_config::ServeConfig;
 use super::sightings::{Sightings, Who};
 use super::sources::Unready;
@@ -303,7 +303,6 @@ impl Frontend {
     }
 
     async fn dispatch(&self, mut request: ReadRequest) -> Response<ReplyBody> {
-        let resource = self.resource(&request.caller, &request.info).await;
         let asked = RouteInput {
             method: request.http.method(),
             info: &request.info,
@@ -313,6 +312,14 @@ impl Frontend {
             impersonates: request.http.headers().keys().any(is_impersonation),
             fills_a_feed: request.fills_a_feed(),
             readable: request.readable,
+        };
+        let found = match is_cacheable(&asked) {
+            Ok(()) => self.resource(&request.caller, &request.info).await,
+            Err(_) => Ok(None),
+        };
+        let resource = match found {
+            Ok(resource) => resource,
+            Err(status) => return request.context.status(&status),
         };
         let config = self.config.get();
         let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
@@ -421,28 +428,29 @@ impl Frontend {
         Ok(permit)
     }
 
-    /// The resource of a request, as discovery knows it. Upstream is asked again if it is not known.
-    async fn resource(&self, caller: &Caller, info: &RequestInfo) -> Option<Arc<Resource>> {
-        if !info.is_resource || info.resource.is_empty() {
-            return None;
-        }
+    /// The resource of a read, as discovery knows it. Upstream is asked again if it is not known.
+    ///
+    /// # Errors
+    /// Upstream cannot be reached, and never could. To pass the read on would succeed at best because upstream comes
+    /// back at that moment, and then a watch would stay there.
+    async fn resource(&self, caller: &Caller, info: &RequestInfo) -> Result<Option<Arc<Resource>>, Status> {
         let gvr = Gvr::new(&info.group, &info.version, &info.resource);
         if let Some(resource) = self.catalog.find(&gvr) {
-            return Some(resource);
+            return Ok(Some(resource));
         }
         // A caller without a credential does not make us ask.
         if matches!(caller, Caller::Anonymous) {
-            return None;
+            return Ok(None);
         }
-        let since = Instant::now().checked_sub(REDISCOVER_EVERY)?;
-        let asked = pin!(timeout(REDISCOVER_MAX, Box::pin(self.catalog.refresh(since))));
-        match self.admission.while_waiting(caller.payer().as_ref(), asked).await {
-            Ok(Ok(Ok(_))) => {}
-            Ok(Ok(Err(error))) => tracing::debug!(%error, "discovery failed"),
-            Ok(Err(_)) => tracing::debug!("discovery took too long"),
+        let deadline = Instant::now() + REDISCOVER_MAX;
+        let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, deadline));
+        match self.admission.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if error.broke_off() && self.catalog.is_empty() => return Err(unreachable(&error)),
+            Ok(Err(error)) => tracing::debug!(%error, "discovery failed"),
             Err(shed) => tracing::debug!(%shed, "discovery not waited for"),
         }
-        self.catalog.find(&gvr)
+        Ok(self.catalog.find(&gvr))
     }
 
     async fn pass(&self, request: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {

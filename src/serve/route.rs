@@ -156,8 +156,11 @@ pub(super) fn route<'a>(
     }
 }
 
-/// The resource, if requests of this kind for it can be answered here at all.
-fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
+/// Whether requests of this kind can be answered here, of whatever resource.
+///
+/// # Errors
+/// Upstream answers, for that reason.
+pub(super) fn is_cacheable(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
     let info = asked.info;
     if !info.is_resource {
         return Err(ForwardReason::NonResource);
@@ -174,6 +177,13 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
     if !info.subresource.is_empty() {
         return Err(ForwardReason::Subresource);
     }
+    Ok(())
+}
+
+/// The resource, if requests of this kind for it can be answered here at all.
+fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
+    is_cacheable(asked)?;
+    let info = asked.info;
     let resource = resource.ok_or(ForwardReason::Unknown)?;
     if resource.origin == ResourceOrigin::Aggregated {
         return Err(ForwardReason::Aggregated);

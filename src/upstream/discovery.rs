@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use self::declaration::Declared;
 pub use self::declaration::{Declaration, DeclaringResource};
@@ -23,6 +23,7 @@ use self::insistence::RefusedDocument;
 pub use self::reading::DiscoveryDocuments;
 use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
 use super::{Build, Cause, Client, Error};
+use crate::base::watch;
 use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
 
@@ -83,6 +84,8 @@ struct Shared {
     refused: Mutex<Documents<RefusedDocument>>,
     /// When something was last heard, or could have been missed, that may change what upstream says that it serves.
     stirred: Mutex<Instant>,
+    /// Whether upstream has answered at least once.
+    is_known: watch::Sender<bool>,
 }
 
 /// What is known, and what follows from it.
@@ -119,8 +122,8 @@ impl Catalog {
     /// An empty catalog; [`refresh`](Self::refresh) fills it.
     pub fn new(client: Client, insistence: Insistence) -> Self {
         let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
-        let stirred = Mutex::new(Instant::now());
-        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred }) }
+        let (stirred, is_known) = (Mutex::new(Instant::now()), watch::Sender::new(false));
+        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred, is_known }) }
     }
 
     pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
@@ -205,10 +208,37 @@ impl Catalog {
         state.known.take(found);
         let changed = state.settle();
         drop(state);
+        self.shared.is_known.send_if_modified(|is_known| !std::mem::replace(is_known, true));
         if is_news {
             self.stir();
         }
         Ok(changed)
+    }
+
+    /// Asks upstream what it serves for somebody who waits, unless that was asked within `every`. Until upstream has
+    /// answered for the first time, asks again and again.
+    ///
+    /// # Errors
+    /// Upstream did not answer, until `deadline` at most.
+    pub async fn refresh_for(&self, every: Duration, deadline: Instant) -> Result<(), Error> {
+        let (began, mut is_known) = (Instant::now(), self.shared.is_known.subscribe());
+        let mut outcome = Err(Error::Timeout(deadline - began));
+        loop {
+            let now = Instant::now();
+            match timeout_at(deadline, self.refresh(now.checked_sub(every).unwrap_or(now))).await {
+                Ok(answer) if *is_known.borrow() => return answer.map(|_| ()),
+                // Somebody else has asked, and got no answer.
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => outcome = Err(error),
+                Err(_) => return outcome,
+            }
+            tokio::select! {
+                biased;
+                true = async { is_known.wait_for(|is_known| *is_known).await.is_ok() } => return Ok(()),
+                () = sleep_until(deadline) => return outcome,
+                () = sleep(every) => {}
+            }
+        }
     }
 
     /// Notes that a definition has changed, in whatever way.

@@ -24,6 +24,8 @@ pub struct Follower {
     pub lists: u32,
     pub resumed: u32,
     pub expired: u32,
+    /// The headers that say why a watch was passed through, of each that was.
+    pub passed: Vec<String>,
     /// Counts those whose first watch has begun.
     begun: Option<watch::Sender<usize>>,
     /// It goes after so many events, until the proxy was killed and so long behind that.
@@ -34,7 +36,7 @@ impl Follower {
     pub fn new(target: Target, protocol: Protocol, ledger: &Arc<Ledger>, begun: &watch::Sender<usize>) -> Self {
         let (http, ledger, begun) = (Http::new(target, protocol), ledger.clone(), Some(begun.clone()));
         let at = Arc::default();
-        Self { http, ledger, before: None, at, lists: 0, resumed: 0, expired: 0, begun, away: None }
+        Self { http, ledger, before: None, at, lists: 0, resumed: 0, expired: 0, passed: Vec::new(), begun, away: None }
     }
 
     /// One that goes after so many events, and comes back so long after the kill.
@@ -110,13 +112,16 @@ impl Follower {
         self.lists += 1;
     }
 
-    async fn watch(&self) -> (Op, Watch) {
+    async fn watch(&mut self) -> (Op, Watch) {
         let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at());
         loop {
             let op = self.ledger.called(ReadVerb::Watch, &query, self.before);
             match self.http.try_send(Ask::get(&format!("{}?{query}", self.ledger.path()))).await {
                 Some(response) if response.status() == 200 => {
                     self.ledger.opened(op);
+                    self.passed.extend(
+                        response.headers().get("kube-fanout-reason").map(|why| format!("{why:?} at {}", self.at())),
+                    );
                     return (op, Watch::new(response));
                 }
                 Some(response) => {

@@ -146,6 +146,32 @@ async fn pages_without_end_are_given_up_and_the_resource_passes_through() {
     assert_eq!((others.status, others.is_cached()), (200, true));
 }
 
+/// Clients come back before their proxy has reached upstream even once.
+#[tokio::test]
+async fn watches_that_come_before_the_first_discovery_never_pass_through() {
+    let up = demo::upstream().pods(4).run().await;
+    let rv = straight(&up).get(PODS).await.rv();
+    up.faults().down().await;
+    let app = direct::app(&up).run().await;
+    direct::eventually("discovery has failed", || async {
+        app.admin("/readyz").await.text().contains("upstream cannot be reached")
+    })
+    .await;
+    let clients = (0..20).map(|_| async {
+        loop {
+            match app.watch(PODS).from(rv).open().await {
+                Ok(watch) => return watch,
+                Err(refusal) => assert_eq!(refusal.status, 503),
+            }
+        }
+    });
+    let faults = up.faults();
+    let (watches, ()) = tokio::join!(join_all(clients), faults.up());
+    let last = up.create_pod("default", "later");
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    assert!(watches.iter().all(|watch| watch.headers.get("kube-fanout-served").is_some_and(|by| by == "cache")));
+}
+
 #[tokio::test]
 async fn a_list_that_fails_for_a_moment_is_tried_again() {
     let up = demo::upstream().pods(4).run().await;

@@ -208,7 +208,11 @@ impl<'a> Stage<'a> {
             for client in within(&what, join_all(of.followers)).await {
                 let client = client.expect("no panic");
                 self.tally.client(&client);
-                assert!(client.resumed <= lives + client.expired, "a watch of {path} ended, and no proxy had");
+                let passed = &client.passed;
+                assert!(
+                    client.resumed <= lives + client.expired,
+                    "a watch of {path} ended, and no proxy had; passed through: {passed:?}"
+                );
                 assert_eq!(client.lists, 1 + client.expired, "{path}");
             }
             let resource = path.trim_start_matches("/api/v1/");
