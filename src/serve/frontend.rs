@@ -13,7 +13,7 @@ use super::body::ReplyBody;
 use super::bounded_body::BodyTimes;
 use super::coverage::Coverage;
 use super::documents::{ServerDocuments, health};
-use super::forwarding::{Forwarding, unreachable};
+use super::forwarding::Forwarding;
 use super::metrics;
 use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
@@ -431,8 +431,8 @@ impl Frontend {
     /// The resource of a read, as discovery knows it. Upstream is asked again if it is not known.
     ///
     /// # Errors
-    /// Upstream cannot be reached, and never could. To pass the read on would succeed at best because upstream comes
-    /// back at that moment, and then a watch would stay there.
+    /// Upstream has been away since this process began. A read that is passed on would at best meet an upstream that
+    /// comes back at that moment, and a watch would stay there.
     async fn resource(&self, caller: &Caller, info: &RequestInfo) -> Result<Option<Arc<Resource>>, Status> {
         let gvr = Gvr::new(&info.group, &info.version, &info.resource);
         if let Some(resource) = self.catalog.find(&gvr) {
@@ -442,11 +442,12 @@ impl Frontend {
         if matches!(caller, Caller::Anonymous) {
             return Ok(None);
         }
-        let deadline = Instant::now() + REDISCOVER_MAX;
-        let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, deadline));
+        let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
         match self.admission.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) if error.broke_off() && self.catalog.is_empty() => return Err(unreachable(&error)),
+            Ok(Err(error)) if error.is_outage() && self.catalog.is_empty() => {
+                return Err(unavailable(&format!("discovery has not succeeded yet: {}", error.in_brief())));
+            }
             Ok(Err(error)) => tracing::debug!(%error, "discovery failed"),
             Err(shed) => tracing::debug!(%shed, "discovery not waited for"),
         }

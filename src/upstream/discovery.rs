@@ -219,10 +219,10 @@ impl Catalog {
     /// answered for the first time, asks again and again.
     ///
     /// # Errors
-    /// Upstream did not answer, until `deadline` at most.
-    pub async fn refresh_for(&self, every: Duration, deadline: Instant) -> Result<(), Error> {
-        let (began, mut is_known) = (Instant::now(), self.shared.is_known.subscribe());
-        let mut outcome = Err(Error::Timeout(deadline - began));
+    /// Upstream gave no answer, `within` that time at most.
+    pub async fn refresh_for(&self, every: Duration, within: Duration) -> Result<(), Error> {
+        let (deadline, mut is_known) = (Instant::now() + within, self.shared.is_known.subscribe());
+        let mut outcome = Err(Error::Timeout(within));
         loop {
             let now = Instant::now();
             match timeout_at(deadline, self.refresh(now.checked_sub(every).unwrap_or(now))).await {

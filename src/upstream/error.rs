@@ -151,6 +151,15 @@ impl Error {
         matches!(self, Self::Unreachable(_) | Self::Broken(_)) && !self.is_untrusted()
     }
 
+    /// Whether upstream is away, or answers nobody: no credential would help.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Timeout(_) => true,
+            Self::Refused(status) => matches!(status.code, 429 | 500..),
+            error => error.broke_off(),
+        }
+    }
+
     /// Whether history before this point is gone (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())
