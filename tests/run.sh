@@ -131,6 +131,8 @@ cargo test --no-run "${builds[@]}"
 # Tests wait for most of their time, for servers that start and clocks that go round.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 begin "running the tests"
-cargo test --no-fail-fast "$@" || failed=$?
+log=target/tests.log
+cargo test --no-fail-fast "$@" 2>&1 | tee "$log" || { begin "a second chance" && tests/second_chance.py "$log"; } ||
+  failed=1
 warn
 exit "$failed"

@@ -313,11 +313,7 @@ impl Frontend {
             fills_a_feed: request.fills_a_feed(),
             readable: request.readable,
         };
-        let found = match is_cacheable(&asked) {
-            Ok(()) => self.resource(&request.caller, &request.info).await,
-            Err(_) => Ok(None),
-        };
-        let resource = match found {
+        let resource = match self.resource(&request.caller, &asked).await {
             Ok(resource) => resource,
             Err(status) => return request.context.status(&status),
         };
@@ -428,12 +424,17 @@ impl Frontend {
         Ok(permit)
     }
 
-    /// The resource of a read, as discovery knows it. Upstream is asked again if it is not known.
+    /// The resource of a read that can be answered here, as discovery knows it. Upstream is asked again if it is not
+    /// known.
     ///
     /// # Errors
     /// Upstream has been away since this process began. A read that is passed on would at best meet an upstream that
     /// comes back at that moment, and a watch would stay there.
-    async fn resource(&self, caller: &Caller, info: &RequestInfo) -> Result<Option<Arc<Resource>>, Status> {
+    async fn resource(&self, caller: &Caller, asked: &RouteInput<'_>) -> Result<Option<Arc<Resource>>, Status> {
+        if is_cacheable(asked).is_err() {
+            return Ok(None);
+        }
+        let info = asked.info;
         let gvr = Gvr::new(&info.group, &info.version, &info.resource);
         if let Some(resource) = self.catalog.find(&gvr) {
             return Ok(Some(resource));
