@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn bytes_between_an_offer_of_h2c_and_its_answer_are_not_read_as_a_request() {
         const OFFER: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         // What comes before the answer, and behind it.

@@ -158,7 +158,7 @@ fn reset(stream: u32, reason: Reason) -> (FrameKind, u32, Vec<u32>) {
     (FrameKind::Reset, stream, vec![reason as u32])
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_goes_out_as_it_comes_and_others_beside_it() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, GET, true).await;
@@ -183,7 +183,7 @@ async fn an_answer_goes_out_as_it_comes_and_others_beside_it() {
 }
 
 /// Whatever the windows are: those of the stream and of the connection, and settings that change them meanwhile.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
     let mut client = Client::new(1 << 20).await;
     let setting = |bytes: u32| [&[0, 4][..], &bytes.to_be_bytes()].concat();
@@ -221,7 +221,7 @@ async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
 }
 
 /// A client that gives back a little of the connection's window at a time.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn streams_share_a_narrow_connection_by_turns() {
     let mut client = Client::new(1 << 20).await;
     for stream in [1, 3, 5] {
@@ -251,7 +251,7 @@ async fn streams_share_a_narrow_connection_by_turns() {
 }
 
 /// A client that reads as fast as it is sent to, with windows that do not end.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn others_run_before_large_answers_have_gone_out() {
     const LARGE: usize = 8 << 20;
     let mut client = Client::new(64 << 20).await;
@@ -281,7 +281,7 @@ async fn others_run_before_large_answers_have_gone_out() {
 }
 
 /// What was taken for an upload ends with its connection, whoever has it by then.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_that_is_not_whole_breaks_off_with_its_connection() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, POST, false).await;
@@ -294,7 +294,7 @@ async fn a_body_that_is_not_whole_breaks_off_with_its_connection() {
     assert!(taken.is_err());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_or_reset_leaves_the_others() {
     let mut client = Client::new(1 << 16).await;
     for stream in [1, 3, 5] {
@@ -311,7 +311,7 @@ async fn a_stream_that_is_cut_or_reset_leaves_the_others() {
     assert_eq!(client.next().await.0.stream, 5);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn more_streams_than_there_may_be_are_refused_and_may_come_again() {
     let mut client = Client::new(1 << 16).await;
     for stream in [1, 3, 5, 7] {
@@ -326,7 +326,7 @@ async fn more_streams_than_there_may_be_are_refused_and_may_come_again() {
     assert_eq!(client.server.asked(), 5);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_is_taken_through_its_windows_and_answered() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, POST, false).await;
@@ -367,7 +367,7 @@ async fn read(client: &mut Client, room: &mut usize) -> FrameKind {
 }
 
 /// Uploads that nobody takes are given back when their streams are over, however they end.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_connections_window_does_not_leak() {
     let mut client = Client::new(1 << 20).await;
     let mut room: usize = 1 << 20;
@@ -395,7 +395,7 @@ async fn the_connections_window_does_not_leak() {
     assert_eq!(client.server.asked(), 40, "forty uploads of 160 KB through a window of a megabyte");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, GET, true).await;

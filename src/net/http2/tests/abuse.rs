@@ -32,7 +32,7 @@ impl Client {
 }
 
 /// As Go's client does for what it has read: long after the answer has ended, and thousands of times.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn room_for_an_answer_that_has_ended_costs_no_patience() {
     let mut client = Client::new(1 << 20).await;
     client.ask(1, GET, true).await;
@@ -49,7 +49,7 @@ async fn room_for_an_answer_that_has_ended_costs_no_patience() {
 }
 
 /// A client that asks and asks, and never reads.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
     let mut client = Client::new(1 << 10).await;
     let mut taken = 0;
@@ -60,7 +60,7 @@ async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
     assert!(taken <= 1_100, "{taken}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn whoever_breaks_a_rule_is_told_which_and_hung_up_on() {
     for (kind, flags, stream, payload, reason) in [
         (FrameKind::Data, 0, 1, &b"data"[..], Reason::Protocol),
@@ -80,7 +80,7 @@ async fn whoever_breaks_a_rule_is_told_which_and_hung_up_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn window_updates_without_data_end_the_connection() {
     for stream in [0, 1, 3] {
         let mut client = Client::new(1 << 20).await;
@@ -94,7 +94,7 @@ async fn window_updates_without_data_end_the_connection() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn data_of_a_reset_stream_is_free_up_to_its_window_and_gives_the_connection_window_back() {
     let mut client = Client::new(1 << 20).await;
     for stream in [1, 3] {
@@ -117,7 +117,7 @@ async fn data_of_a_reset_stream_is_free_up_to_its_window_and_gives_the_connectio
 }
 
 /// A stream that is answered for long, and whose body nobody reads.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn body_that_nobody_takes_is_limited_to_the_window_it_had() {
     let mut client = Client::new(1 << 20).await;
     client.ask(1, POST, false).await;
@@ -155,7 +155,7 @@ async fn unfinished_header_block_ends_the_connection_after_its_time() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unfinished_header_block_without_room_ends_the_connection() {
     let limits = Http2Limits { header_bytes_max: 64 << 10, ..LIMITS };
     let mut client = Client::limited(limits, Connection::default(), 1 << 16).await;
@@ -169,7 +169,7 @@ async fn unfinished_header_block_without_room_ends_the_connection() {
     assert!(ended.contains("too many unfinished header blocks"), "{ended}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
     let mut client = Client::on(Connection::default(), 1 << 16).await;
     client.write(&[get(1), get(3), get(5), bytes(FrameKind::Ping, 0, 0, &[1; 8])]).await;
@@ -190,7 +190,7 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
     assert_eq!(client.server.asked(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn heads_beyond_the_budget_are_refused_and_may_come_again() {
     let mut client = Client::new(1 << 16).await;
     let _all = client.budget.connection().charge(64 << 20).expect("the budget is empty");
@@ -202,7 +202,7 @@ async fn heads_beyond_the_budget_are_refused_and_may_come_again() {
     assert_eq!((client.next().await.0.stream, client.server.asked()), (5, 2));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn indexed_value_is_shared_by_requests() {
     let mut client = Client::new(1 << 16).await;
     let kept = [GET, &[0x40, 1, b'x', 0x7f, 0x81, 2], &[b'v'; 384]].concat();
@@ -216,7 +216,7 @@ async fn indexed_value_is_shared_by_requests() {
     assert!(values.iter().all(|value| value.len() == 384 && value.as_ptr() == values[0].as_ptr()));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn heads_of_answers_wait_for_room_and_beyond_their_limit_streams_are_reset() {
     let mut client = Client::new(1 << 10).await;
     // The first one fills the output, and two fit into what may wait.
