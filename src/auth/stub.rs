@@ -182,6 +182,15 @@ impl Reviews for Arc<Stub> {
     }
 }
 
+impl AuthConfig {
+    /// The defaults, with answers that are remembered for a day. Their age is measured by the machine's clock, which
+    /// goes on when a test pauses its own: a process that stands still for seconds would ask again.
+    pub(super) fn remembering_for_a_day() -> Self {
+        let day = Duration::from_secs(24 * 3600);
+        Self { token_ttl: day, allowed_ttl: day, denied_ttl: day, ..Self::default() }
+    }
+}
+
 /// A gate whose questions the stub answers.
 pub(super) fn gate(config: AuthConfig) -> (Gate, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());

@@ -25,7 +25,7 @@ struct Scene {
 }
 
 fn scene() -> Scene {
-    scene_with(AuthConfig::default())
+    scene_with(AuthConfig::remembering_for_a_day())
 }
 
 fn scene_with(config: AuthConfig) -> Scene {

@@ -41,7 +41,7 @@ async fn guesses_do_not_delay_a_revocation() {
 /// Nor do they delay a lease's question about its token, whoever asks about the same token meanwhile.
 #[tokio::test(start_paused = true)]
 async fn guesses_do_not_delay_the_end_of_a_token() {
-    let scene = scene_with(AuthConfig { token_ttl: Duration::from_millis(1), ..AuthConfig::default() });
+    let scene = scene_with(AuthConfig { token_ttl: Duration::from_millis(1), ..AuthConfig::remembering_for_a_day() });
     let watch = scene.watch("ada", PODS).await;
     scene.stub.slow("guess", SLOW);
     scene.stub.take("ada");
@@ -104,7 +104,7 @@ async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
 
 #[tokio::test(start_paused = true)]
 async fn one_users_leases_do_not_delay_anothers() {
-    let scene = scene_with(AuthConfig { accesses_burst_per_user: 10_000, ..AuthConfig::default() });
+    let scene = scene_with(AuthConfig { accesses_burst_per_user: 10_000, ..AuthConfig::remembering_for_a_day() });
     let watch = scene.watch("ada", PODS).await;
     let mut others = Vec::new();
     for number in 0..3_000 {
@@ -198,7 +198,7 @@ async fn a_request_that_could_be_passed_on_is_asked_about_when_it_comes_again() 
 #[tokio::test(start_paused = true)]
 async fn whoever_differs_in_anything_is_asked_about_apart() {
     let stub = Arc::new(Stub::default());
-    let reviewer = AccessReviewer::new(Arc::new(stub.clone()), &AuthConfig::default());
+    let reviewer = AccessReviewer::new(Arc::new(stub.clone()), &AuthConfig::remembering_for_a_day());
     let access = Arc::new(Access::of(&info(PODS)));
     let ada = User { name: "ada".into(), ..User::default() };
     let of_uid = |uid: &str| User { uid: uid.into(), ..ada.clone() };
@@ -222,7 +222,7 @@ async fn whoever_loses_a_right_among_thousands_who_do_is_not_let_in_again() {
         accesses: plenty,
         accesses_per_user: plenty,
         accesses_burst_per_user: plenty,
-        ..AuthConfig::default()
+        ..AuthConfig::remembering_for_a_day()
     };
     let stub = Arc::new(Stub::default());
     let reviewer = Arc::new(AccessReviewer::new(Arc::new(stub.clone()), &config));

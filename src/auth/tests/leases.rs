@@ -108,7 +108,11 @@ async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
 /// A change that touches everybody, in front of very many: upstream is asked no faster than is stated.
 #[tokio::test(start_paused = true)]
 async fn leases_ask_upstream_no_faster_than_is_stated() {
-    let scene = scene_with(AuthConfig { lease_reviews: 100, accesses_burst_per_user: 10_000, ..AuthConfig::default() });
+    let scene = scene_with(AuthConfig {
+        lease_reviews: 100,
+        accesses_burst_per_user: 10_000,
+        ..AuthConfig::remembering_for_a_day()
+    });
     let mut watches = Vec::new();
     for number in 0..1_000 {
         watches.push(scene.watch(&format!("u-{}", number % 50), &pods(number)).await);
@@ -142,7 +146,12 @@ async fn leases_of_one_token_share_what_is_asked_about_it() {
 
 fn scene_of_many_tokens() -> Scene {
     let (reviews, reviews_per_source, reviews_burst_per_source) = (10_000, 10_000, 10_000);
-    scene_with(AuthConfig { reviews, reviews_per_source, reviews_burst_per_source, ..AuthConfig::default() })
+    scene_with(AuthConfig {
+        reviews,
+        reviews_per_source,
+        reviews_burst_per_source,
+        ..AuthConfig::remembering_for_a_day()
+    })
 }
 
 /// What upstream is asked in ten minutes for a thousand leases of one caller: about tokens, and about accesses.

@@ -86,7 +86,8 @@ async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
 
 #[tokio::test(start_paused = true)]
 async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about() {
-    let scene = scene_with(AuthConfig { namespaces: 100, namespaces_per_user: 25, ..AuthConfig::default() });
+    let scene =
+        scene_with(AuthConfig { namespaces: 100, namespaces_per_user: 25, ..AuthConfig::remembering_for_a_day() });
     let first = scene.readable("ada", &named(60)).await.expect("it is let in");
     let uri = "/api/v1/configmaps?watch=1";
     let second = scene.readable_of("ada", uri, &named(41)).await.map(drop);

@@ -14,7 +14,7 @@ const BOUND: Duration = Duration::from_secs(660);
 
 /// A gate that asks about what RBAC gives every ten minutes.
 fn patient_scene() -> Scene {
-    scene_with(AuthConfig { recheck_rbac: seconds(600), ..AuthConfig::default() })
+    scene_with(AuthConfig { recheck_rbac: seconds(600), ..AuthConfig::remembering_for_a_day() })
 }
 
 /// What is allowed is allowed by RBAC, whose changes are heard from now on.

@@ -7,7 +7,7 @@ use super::*;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 
 fn scene_of(recheck_tokens: u64) -> Scene {
-    scene_with(AuthConfig { recheck_tokens: seconds(recheck_tokens), ..AuthConfig::default() })
+    scene_with(AuthConfig { recheck_tokens: seconds(recheck_tokens), ..AuthConfig::remembering_for_a_day() })
 }
 
 #[tokio::test(start_paused = true)]
