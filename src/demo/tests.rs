@@ -1,4 +1,4 @@
-//! Tests the upstream over real sockets, request by request.
+//! Tests the upstream request by request, over real sockets; in memory where the clock is paused.
 
 mod client;
 mod faults;

@@ -1,5 +1,6 @@
 //! A test client that shows what is on the wire.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -9,6 +10,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -20,9 +22,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A client that opens a connection for each request, so that a fault meets one request at a time.
 pub(super) struct Client {
     authority: String,
+    /// What connects within this process; `None` for the port.
+    connector: Option<Connector>,
     http2: bool,
     accept: &'static str,
 }
+
+type Connector = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
 
 #[derive(Debug)]
 pub(super) struct Answer {
@@ -46,7 +52,12 @@ pub(super) enum End {
 
 impl Client {
     pub(super) fn of(up: &RunningUpstream) -> Self {
-        Self { authority: up.address().to_string(), http2: false, accept: "application/json" }
+        Self { authority: up.address().to_string(), connector: None, http2: false, accept: "application/json" }
+    }
+
+    /// A client of an upstream without a port, for tests that pause the clock.
+    pub(super) fn in_memory(up: &RunningUpstream) -> Self {
+        Self { connector: Some(Arc::new(up.connector())), ..Self::of(up) }
     }
 
     pub(super) fn http2(self) -> Self {
@@ -67,7 +78,17 @@ impl Client {
             .header("host", &self.authority)
             .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
             .unwrap();
-        let io = TokioIo::new(TcpStream::connect(&self.authority).await.ok()?);
+        match &self.connector {
+            Some(connect) => self.send_on(connect()?, request).await,
+            None => self.send_on(TcpStream::connect(&self.authority).await.ok()?, request).await,
+        }
+    }
+
+    async fn send_on<T>(&self, io: T, request: Request<Full<Bytes>>) -> Option<http::Response<Incoming>>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let io = TokioIo::new(io);
         let sent = async {
             if self.http2 {
                 let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.ok()?;

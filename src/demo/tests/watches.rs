@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::super::{Pod, RequestKind, upstream};
 use super::Client;
@@ -125,21 +126,23 @@ async fn future_revisions_wait_or_fail_in_the_stream() {
     assert_eq!(waiting.event().await, format!("ADDED seen @{seen}"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn deadlines_end_streams_and_a_bookmark_comes_before() {
-    let up = upstream().run().await;
+    let up = upstream().in_memory();
+    let client = Client::in_memory(&up);
     let start = up.create_pod("t1", "a");
-    let mut over = Client::of(&up).watch(&format!("{PODS}&resourceVersion={start}&timeoutSeconds=-1")).await;
+    let mut over = client.watch(&format!("{PODS}&resourceVersion={start}&timeoutSeconds=-1")).await;
     assert_eq!(over.end().await, End::Clean);
-    // Before the watch begins, or a machine that stalls could have its bookmark come sooner.
+    let began = Instant::now();
     let elsewhere = up.put("configmaps", json!({"metadata": {"name": "x", "namespace": "t1"}}));
     let query = format!("&resourceVersion={start}&allowWatchBookmarks=1&timeoutSeconds=3");
-    let mut idle = Client::of(&up).watch(&format!("{PODS}{query}")).await;
-    let mut asleep = Client::of(&up)
-        .watch(&format!("{PODS}&resourceVersion={elsewhere}&allowWatchBookmarks=1&timeoutSeconds=3"))
-        .await;
+    let mut idle = client.watch(&format!("{PODS}{query}")).await;
+    let mut asleep =
+        client.watch(&format!("{PODS}&resourceVersion={elsewhere}&allowWatchBookmarks=1&timeoutSeconds=3")).await;
     assert_eq!(idle.event().await, format!("BOOKMARK - @{elsewhere}"));
+    assert_eq!(began.elapsed().as_secs(), 1, "two seconds before the end");
     assert_eq!(idle.end().await, End::Clean);
+    assert_eq!(began.elapsed().as_secs(), 3);
     assert_eq!(asleep.end().await, End::Clean);
 }
 
