@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_question_outlives_whoever_waits_for_it() {
         let (near, mut far) = duplex(4096);
         let near = parking_lot::Mutex::new(Some(near));
