@@ -224,7 +224,8 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(30);
+    /// Ends a hang.
+    const SOON: Duration = Duration::from_secs(60);
 
     /// The number of the core whose thread this is.
     fn number() -> Option<usize> {

@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn callers_take_turns_slice_by_slice_and_a_callers_own_come_one_by_one() {
         let (scans, notes) = (Scans::at_a_time(1), Arc::<Mutex<Vec<u8>>>::default());
         let scan = |whose, slices, name| scan(scans.clone(), whose, slices, notes.clone(), name);

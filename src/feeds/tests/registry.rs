@@ -203,8 +203,8 @@ async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
     assert_eq!(refused(&feeds, &mut demands, 40).await, [30]);
 }
 
-#[test]
-fn when_upstream_serves_something_new_refusals_are_forgotten() {
+#[tokio::test(start_paused = true)]
+async fn when_upstream_serves_something_new_refusals_are_forgotten() {
     let (feeds, _demands) = feeds();
     drop(feeds.handle(&pods(), None).expect("there is room"));
     feeds.ended(&the_one(&feeds), FeedEnd::Gone);
