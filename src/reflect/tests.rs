@@ -69,6 +69,8 @@ impl Scene {
     }
 
     fn following(spec: &FeedSpec, up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
+        // The upstream draws how long a watch lasts: half an hour to an hour.
+        fastrand::seed(1);
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
