@@ -222,7 +222,7 @@ async fn whoever_loses_a_right_among_thousands_who_do_is_not_let_in_again() {
         accesses: plenty,
         accesses_per_user: plenty,
         accesses_burst_per_user: plenty,
-        ..AuthConfig::remembering_for_a_day()
+        ..AuthConfig::default()
     };
     let stub = Arc::new(Stub::default());
     let reviewer = Arc::new(AccessReviewer::new(Arc::new(stub.clone()), &config));
