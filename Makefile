@@ -34,7 +34,7 @@ nightly: ## Everything that measures, storms, kills or searches, with a summary;
 RUNS ?= 20
 
 .PHONY: flakes
-flakes: ## `make test` again and again beside busy loops: does any test fail by chance? (RUNS=20 ARGS="--quiet", "--alone")
+flakes: ## `make test` again and again beside busy loops: does any test fail by chance? (RUNS=20 ARGS="--stalls", "--alone")
 	@tests/kube/build.sh
 	@CARGO="$(CARGO)" tests/flakes.py --runs $(RUNS) $(ARGS)
 

@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
 """Runs the tests of `make test` again and again, to find those that can fail by chance: `make flakes RUNS=20`.
 
-Every run is made beside busy loops that take all processors (--quiet: without them). --alone runs each test once in a
-process of its own. Each failure is printed with its output and kept in target/flakes. A test that fails once has failed:
+Every run is made beside busy loops that take all processors (--quiet: without them). --stalls stops each program again
+and again for some seconds, as a machine does that is overcommitted. --alone runs each test once in a process of its own. Each failure is printed with its output and kept in target/flakes. A test that fails once has failed:
 nothing is retried. Exits with 1 if anything failed."""
 
 import argparse
 import json
 import os
 import pathlib
+import random
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT = ROOT / "target" / "flakes"
 # Ends a hang, and nothing else: the slowest program takes minutes beside busy loops.
 HANG_SECONDS = 3600
+# How long a program runs between two stalls, and how long it is stopped for.
+RUNS_SECONDS = (3, 15)
+STALL_SECONDS = (1, 5)
 
 
 def programs(cargo_arguments):
@@ -41,15 +47,30 @@ def tests_of(path):
     return [line[: -len(": test")] for line in listed.stdout.splitlines() if line.endswith(": test")]
 
 
-def run(path, arguments):
+def stall(process):
+    """Stops a process again and again until it has ended."""
+    drawn = random.Random()
+    while True:
+        time.sleep(drawn.uniform(*RUNS_SECONDS))
+        for sent in (signal.SIGSTOP, signal.SIGCONT):
+            if process.poll() is not None:
+                return
+            process.send_signal(sent)
+            if sent == signal.SIGSTOP:
+                time.sleep(drawn.uniform(*STALL_SECONDS))
+
+
+def run(path, arguments, stalls=False):
     """Runs a test program once, and returns whether it passed, its output, and the tests that failed."""
+    process = subprocess.Popen([path, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace")
+    if stalls:
+        threading.Thread(target=stall, args=(process,), daemon=True).start()
     try:
-        ran = subprocess.run([path, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                             errors="replace", timeout=HANG_SECONDS, check=False)
-        output, code = ran.stdout, ran.returncode
-    except subprocess.TimeoutExpired as expired:
-        output = (expired.stdout or b"").decode(errors="replace") + f"\nhung: ended after {HANG_SECONDS} s\n"
-        code = 124
+        output, code = process.communicate(timeout=HANG_SECONDS)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, code = process.communicate()[0] + f"\nhung: ended after {HANG_SECONDS} s\n", 124
     failed = sorted(set(re.findall(r"^    (\S+)$", output.rpartition("\nfailures:\n")[2], re.M))) if code else []
     return code == 0, output, failed
 
@@ -64,6 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=20, help="how many times all of them run (default: 20)")
     parser.add_argument("--quiet", action="store_true", help="without busy loops")
+    parser.add_argument("--stalls", action="store_true", help="stop each program again and again for some seconds")
     parser.add_argument("--alone", action="store_true", help="also run each test once in a process of its own")
     parser.add_argument("--only", nargs="*", default=[], metavar="PROGRAM", help="lib, direct, conformance, …")
     parser.add_argument("--filter", nargs="*", default=[], metavar="NAME", help="only tests whose names contain this")
@@ -89,7 +111,7 @@ def main():
         for nth in range(1, arguments.runs + 1):
             for name, path in chosen:
                 began = time.monotonic()
-                passed, output, failed = run(path, arguments.filter)
+                passed, output, failed = run(path, arguments.filter, arguments.stalls)
                 result = re.search(r"^test result: (.*?) finished in", output, re.M)
                 words = result.group(1) if result else "no result"
                 print(f"run {nth} of {arguments.runs}: {name}: {words} {time.monotonic() - began:.0f} s", flush=True)
