@@ -43,7 +43,8 @@ pub use cost::{Cause, Cost, CostLedger};
 pub use credentials::{CredentialError, CredentialSource};
 pub use dial::MemoryUpstream;
 pub use discovery::{
-    Catalog, Declaration, DeclaringResource, DiscoveryDocuments, Documents, Insistence, Resource, ResourceOrigin,
+    Catalog, Declaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, Documents, Insistence, Resource,
+    ResourceOrigin,
 };
 pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};
 pub use error::{Error, Unsendable};

@@ -71,7 +71,7 @@ pub struct Parts {
 
 const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
                          machine can reach; use a unix socket, or set execOnLoopback";
-const NO_SHARE: &str = "all connections of this listener are taken, and nobody has more of them than you";
+const NO_SHARE: &str = "all connections of this listener are taken, and no account holds more of them than yours";
 /// When a client may come back whose connection has no place. Others end by themselves rarely.
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// How often an unknown resource makes us ask upstream what it serves.
@@ -446,10 +446,10 @@ impl Frontend {
         let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
         match self.admission.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) if error.is_outage() && self.catalog.is_empty() => {
-                return Err(unavailable(&format!("discovery has not succeeded yet: {}", error.in_brief())));
+            Ok(Err(failure)) if failure.is_outage => {
+                return Err(unavailable(&format!("discovery has not succeeded yet: {}", failure.why)));
             }
-            Ok(Err(error)) => tracing::debug!(%error, "discovery failed"),
+            Ok(Err(failure)) => tracing::debug!(why = failure.why, "discovery failed"),
             Err(shed) => tracing::debug!(%shed, "discovery not waited for"),
         }
         Ok(self.catalog.find(&gvr))

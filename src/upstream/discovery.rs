@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::declaration::Declared;
 pub use self::declaration::{Declaration, DeclaringResource};
@@ -86,6 +86,23 @@ struct Shared {
     stirred: Mutex<Instant>,
     /// Whether upstream has answered at least once.
     is_known: watch::Sender<bool>,
+    /// Why it has not, when it was asked last.
+    failure: Mutex<Option<DiscoveryFailure>>,
+}
+
+/// Why nothing is known of what upstream serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoveryFailure {
+    /// Upstream is away, or answers nobody. Otherwise it answers, and perhaps those who have other credentials.
+    pub is_outage: bool,
+    /// The reason, for whoever asks.
+    pub why: String,
+}
+
+impl From<&Error> for DiscoveryFailure {
+    fn from(error: &Error) -> Self {
+        Self { is_outage: error.is_outage(), why: error.in_brief() }
+    }
 }
 
 /// What is known, and what follows from it.
@@ -122,8 +139,8 @@ impl Catalog {
     /// An empty catalog; [`refresh`](Self::refresh) fills it.
     pub fn new(client: Client, insistence: Insistence) -> Self {
         let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
-        let (stirred, is_known) = (Mutex::new(Instant::now()), watch::Sender::new(false));
-        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred, is_known }) }
+        let (stirred, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
+        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred, is_known, failure }) }
     }
 
     pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
@@ -194,7 +211,9 @@ impl Catalog {
         }
         // Failed ones count too, or everybody who waits here would try again in turn.
         asking.last = Some(Instant::now());
-        let found = self.discover().await?;
+        let found = self.discover().await.inspect_err(|error| {
+            *self.shared.failure.lock() = Some(error.into());
+        })?;
         let mut state = self.shared.state.write();
         let is_hidden = found.asked.definitions && found.customs.is_none() && !state.known.told.definitions;
         if is_hidden && state.served.read.definitions {
@@ -216,27 +235,27 @@ impl Catalog {
     }
 
     /// Asks upstream what it serves for somebody who waits, unless that was asked within `every`. Until upstream has
-    /// answered for the first time, asks again and again.
+    /// answered for the first time, asks again and again while it is away.
     ///
     /// # Errors
-    /// Upstream gave no answer, `within` that time at most.
-    pub async fn refresh_for(&self, every: Duration, within: Duration) -> Result<(), Error> {
+    /// Nothing is known yet: upstream was away all the time, `within` at most, or its answer is of no use.
+    pub async fn refresh_for(&self, every: Duration, within: Duration) -> Result<(), DiscoveryFailure> {
         let (deadline, mut is_known) = (Instant::now() + within, self.shared.is_known.subscribe());
-        let mut outcome = Err(Error::Timeout(within));
         loop {
             let now = Instant::now();
-            match timeout_at(deadline, self.refresh(now.checked_sub(every).unwrap_or(now))).await {
-                Ok(answer) if *is_known.borrow() => return answer.map(|_| ()),
-                // Somebody else has asked, and got no answer.
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => outcome = Err(error),
-                Err(_) => return outcome,
+            let asked = timeout_at(deadline, self.refresh(now.checked_sub(every).unwrap_or(now))).await;
+            if *is_known.borrow() {
+                return Ok(());
+            }
+            // It may be the answer to somebody else, who has asked a moment ago.
+            let failure = self.shared.failure.lock().clone().unwrap_or_else(|| (&Error::Timeout(within)).into());
+            if asked.is_err() || !failure.is_outage || Instant::now() >= deadline {
+                return Err(failure);
             }
             tokio::select! {
                 biased;
                 true = async { is_known.wait_for(|is_known| *is_known).await.is_ok() } => return Ok(()),
-                () = sleep_until(deadline) => return outcome,
-                () = sleep(every) => {}
+                () = sleep_until(deadline.min(now + every)) => {}
             }
         }
     }

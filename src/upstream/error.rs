@@ -155,7 +155,7 @@ impl Error {
     pub fn is_outage(&self) -> bool {
         match self {
             Self::Timeout(_) => true,
-            Self::Refused(status) => matches!(status.code, 429 | 500..),
+            Self::Refused(status) => matches!(status.code, 429 | 500 | 502..=504),
             error => error.broke_off(),
         }
     }
