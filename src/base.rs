@@ -26,7 +26,7 @@ pub mod watch;
 
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
-pub use clock::{WallClock, now_ns, until};
+pub use clock::{WallClock, now_ns, ns_at, until};
 pub use cores::{Bell, CorePlace, Cores, PerCore, home_runtime};
 pub use cut::Cut;
 pub use deadlines::{Deadline, Deadlines};

@@ -9,7 +9,12 @@ static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Nanoseconds since the process-wide epoch. Comparable between any two places in this process, and nowhere else.
 pub fn now_ns() -> u64 {
-    u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    ns_at(Instant::now())
+}
+
+/// The same of a moment; 0 before the epoch.
+pub fn ns_at(moment: Instant) -> u64 {
+    u64::try_from(moment.saturating_duration_since(*EPOCH).as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Completes at `due`; never, if there is no such time.

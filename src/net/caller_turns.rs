@@ -11,27 +11,31 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::Connection;
-use super::connection::{EVERYBODY, STRANGER};
+use super::connection::EVERYBODY;
+use super::crowd::ConnectionSource;
+use super::owners::Owner;
 use crate::base::PerCore;
-use line::{Entered, Lines, Place};
+use line::{Entered, Lines, Place, SLICE};
 
-/// The turns of callers at the cores of a listener. A caller who has just had a slice of a core, on however many
-/// connections, has one of them polled at a time, and everything else that is ready goes on before its next slice.
-/// Nothing is refused by that and no core is idle: where nobody else wants one, the next slice begins at once.
+/// The turns of owners at the cores of a listener. An owner is a caller, or an address whose callers are not known. If
+/// an owner has had a slice of a core, on however many connections, its connections wait in line. The lines of a core
+/// have one slice after the other, and everything else that is ready goes on before each. So an owner that takes little
+/// of a core waits for one slice at most. Nothing is refused by that and no core is idle: if nothing else is ready, the
+/// next slice begins at once.
 #[derive(Debug)]
 pub(super) struct CallerTurns(PerCore<Arc<CoreTurns>>);
 
 #[derive(Debug, Default)]
 struct CoreTurns {
-    /// Whether all connections are one caller's and none of them waits: then none has to.
+    /// Whether all connections are one owner's and none of them waits: then none has to.
     is_free: AtomicBool,
     state: Mutex<CoreState>,
 }
 
 #[derive(Debug, Default)]
 struct CoreState {
-    /// How many connections each caller has.
-    open: HashMap<u64, usize>,
+    /// How many connections each owner has.
+    open: HashMap<Owner, usize>,
     lines: Lines,
 }
 
@@ -40,10 +44,14 @@ struct CoreState {
 pub(super) struct ConnectionTurns {
     core: Arc<CoreTurns>,
     connection: Connection,
-    /// The caller that it is counted for.
-    caller: u64,
+    source: ConnectionSource,
+    /// The owner that it is counted for.
+    owner: Owner,
     place: Option<Place>,
 }
+
+/// The owner of all connections where all callers are one. Its connections never wait.
+const ALL: Owner = Owner::Caller(EVERYBODY);
 
 /// A connection may be polled until this is dropped.
 #[derive(Debug)]
@@ -52,7 +60,7 @@ pub(super) struct CallerTurn<'a> {
     core: &'a CoreTurns,
     connection: &'a Connection,
     /// Who has it, and since when; `None` where it is not taken down.
-    taken: Option<(u64, Instant)>,
+    taken: Option<(Owner, Instant)>,
 }
 
 impl CallerTurns {
@@ -61,37 +69,43 @@ impl CallerTurns {
     }
 
     /// The turns of a connection that is served on the core whose thread this is.
-    pub(super) fn of(&self, connection: &Connection) -> ConnectionTurns {
+    pub(super) fn of(&self, connection: &Connection, source: ConnectionSource) -> ConnectionTurns {
         let (core, connection) = (self.0.here().clone(), connection.clone());
-        core.change(|state| state.count(STRANGER));
-        ConnectionTurns { core, connection, caller: STRANGER, place: None }
+        let owner = owner(&connection, source);
+        core.change(|state| state.count(owner));
+        ConnectionTurns { core, connection, source, owner, place: None }
     }
+}
+
+/// The caller that asked last on a connection, or its source where that is unknown.
+fn owner(connection: &Connection, source: ConnectionSource) -> Owner {
+    connection.caller().map_or(Owner::Source(source), Owner::Caller)
 }
 
 impl ConnectionTurns {
     /// Is ready when the connection may be polled. If not, the task is woken when it may.
     pub(super) fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<CallerTurn<'_>> {
-        let caller = self.connection.caller();
+        let owner = owner(&self.connection, self.source);
         // In a line it stays in that.
-        if caller != self.caller && self.place.is_none() {
+        if owner != self.owner && self.place.is_none() {
             self.core.change(|state| {
-                state.count(caller);
-                state.discount(self.caller);
+                state.count(owner);
+                state.discount(self.owner);
             });
-            self.caller = caller;
+            self.owner = owner;
         }
-        let (core, connection, caller) = (&*self.core, &self.connection, self.caller);
-        if caller == EVERYBODY || (self.place.is_none() && core.is_free.load(Ordering::Relaxed)) {
+        let (core, connection, owner) = (&*self.core, &self.connection, self.owner);
+        if owner == ALL || (self.place.is_none() && core.is_free.load(Ordering::Relaxed)) {
             return Poll::Ready(CallerTurn { core, connection, taken: None });
         }
         let now = Instant::now();
-        let entered = match caller {
-            STRANGER => Entered::Goes,
-            _ => core.change(|state| state.lines.enter(caller, now, &mut self.place, cx.waker())),
-        };
-        match entered {
-            Entered::Goes => Poll::Ready(CallerTurn { core, connection, taken: Some((caller, now)) }),
+        match core.change(|state| state.lines.enter(owner, now, &mut self.place, cx.waker())) {
+            Entered::Goes => Poll::Ready(CallerTurn { core, connection, taken: Some((owner, now)) }),
             Entered::Waits => Poll::Pending,
+            Entered::PassesOn(next) => {
+                next.wake();
+                Poll::Pending
+            }
             Entered::LetsOthersIn(back) => {
                 // The runtime asks its driver what is ready and runs that. Then it wakes this.
                 let back = Waker::from(back);
@@ -102,15 +116,26 @@ impl ConnectionTurns {
     }
 }
 
+impl CallerTurn<'_> {
+    /// The time at which the poll has had its slice; `None` if all connections of the core have one owner.
+    pub(super) fn ends(&self) -> Option<Instant> {
+        self.taken.map(|(_, began)| began + SLICE)
+    }
+}
+
 impl Drop for CallerTurn<'_> {
     fn drop(&mut self) {
-        let Some((caller, began)) = self.taken else { return };
-        // A stranger may have become known by what was asked.
-        let caller = if caller == STRANGER { self.connection.caller() } else { caller };
-        if [STRANGER, EVERYBODY].contains(&caller) {
-            return;
-        }
-        let next = self.core.change(|state| state.lines.end(caller, began, Instant::now()));
+        let Some((owner, began)) = self.taken else { return };
+        // Charged to the caller as well, or it would have a slice on each new connection.
+        let found = self.connection.caller().map(Owner::Caller);
+        let found = found.filter(|found| matches!(owner, Owner::Source(_)) && *found != ALL);
+        let now = Instant::now();
+        let next = self.core.change(|state| {
+            if let Some(caller) = found {
+                state.lines.charge(caller, began, now);
+            }
+            state.lines.end(owner, began, now)
+        });
         next.iter().for_each(Waker::wake_by_ref);
     }
 }
@@ -119,7 +144,7 @@ impl Drop for ConnectionTurns {
     fn drop(&mut self) {
         let place = self.place.take();
         let next = self.core.change(|state| {
-            state.discount(self.caller);
+            state.discount(self.owner);
             place.and_then(|place| state.lines.leave(&place))
         });
         next.iter().for_each(Waker::wake_by_ref);
@@ -130,7 +155,7 @@ impl CoreTurns {
     fn change<T>(&self, change: impl FnOnce(&mut CoreState) -> T) -> T {
         let mut state = self.state.lock();
         let changed = change(&mut state);
-        let is_free = state.is_of_one() && state.lines.waiting() == 0;
+        let is_free = state.open.len() <= 1 && state.lines.waiting() == 0;
         if self.is_free.load(Ordering::Relaxed) != is_free {
             self.is_free.store(is_free, Ordering::Relaxed);
         }
@@ -139,19 +164,15 @@ impl CoreTurns {
 }
 
 impl CoreState {
-    fn is_of_one(&self) -> bool {
-        self.open.len() <= 1 && !self.open.contains_key(&STRANGER)
+    fn count(&mut self, owner: Owner) {
+        *self.open.entry(owner).or_default() += 1;
     }
 
-    fn count(&mut self, caller: u64) {
-        *self.open.entry(caller).or_default() += 1;
-    }
-
-    fn discount(&mut self, caller: u64) {
-        if let Some(open) = self.open.get_mut(&caller) {
+    fn discount(&mut self, owner: Owner) {
+        if let Some(open) = self.open.get_mut(&owner) {
             *open -= 1;
             if *open == 0 {
-                self.open.remove(&caller);
+                self.open.remove(&owner);
             }
         }
     }

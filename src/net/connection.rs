@@ -50,8 +50,8 @@ pub(super) trait HeldPlace: Send + Sync {
 /// If a client reads nothing of a response for this long, its connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
-/// The number instead of a caller's on a connection that nobody known has asked on.
-pub(super) const STRANGER: u64 = 0;
+/// The number instead of a caller's where it is unknown.
+const NO_CALLER: u64 = 0;
 /// The number of all callers where they are one.
 pub(super) const EVERYBODY: u64 = u64::MAX;
 
@@ -98,7 +98,7 @@ impl Connection {
     /// one, and the connection closes after the refusal.
     pub fn found_known(&self, caller: Option<u64>) -> bool {
         let number = caller.unwrap_or(EVERYBODY);
-        if self.caller() != number {
+        if self.caller() != Some(number) {
             self.0.caller.store(number, Ordering::Relaxed);
         }
         // The first known caller owns the place.
@@ -123,9 +123,9 @@ impl Connection {
         !self.0.is_of_somebody.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
     }
 
-    /// Who has asked on it last and was known.
-    pub(super) fn caller(&self) -> u64 {
-        self.0.caller.load(Ordering::Relaxed)
+    /// The caller that was found last; `None` if there was none yet.
+    pub(super) fn caller(&self) -> Option<u64> {
+        Some(self.0.caller.load(Ordering::Relaxed)).filter(|caller| *caller != NO_CALLER)
     }
 
     /// Keeps a value for the layers above: one value of one type, made when it is first asked for. A value of a second
@@ -241,7 +241,7 @@ impl Default for Shared {
             has_asked: AtomicBool::new(false),
             is_multiplexed: AtomicBool::new(false),
             is_of_somebody: AtomicBool::new(false),
-            caller: AtomicU64::new(STRANGER),
+            caller: AtomicU64::new(NO_CALLER),
             place: OnceLock::new(),
             is_refused: AtomicBool::new(false),
             late: AtomicU32::new(0),

@@ -51,6 +51,7 @@ pub(super) async fn until<O>(
     poll_fn(|cx| {
         match turns.poll_turn(cx) {
             Poll::Ready(turn) => {
+                wake_set.limit_turn(turn.ends());
                 let polled = conversation.poll(cx);
                 drop(turn);
                 if let Poll::Ready(ended) = polled {
@@ -81,6 +82,7 @@ mod tests {
     use super::*;
     use crate::net::Connection;
     use crate::net::caller_turns::CallerTurns;
+    use crate::net::crowd::ConnectionSource;
 
     /// A conversation in which nothing is said.
     struct Silence(Arc<WakeSet>);
@@ -102,8 +104,9 @@ mod tests {
     async fn what_is_aside_is_heard_of_also_by_who_waits_for_a_turn() {
         let (all, connection) = (CallerTurns::shared(), Connection::default());
         connection.found_known(Some(1));
-        let _other = all.of(&Connection::default());
-        let (mut first, mut turns) = (all.of(&connection), all.of(&connection));
+        let of = |connection: &Connection| all.of(connection, ConnectionSource::Unix);
+        let _other = of(&Connection::default());
+        let (mut first, mut turns) = (of(&connection), of(&connection));
         let cx = Context::from_waker(Waker::noop());
         let turn = first.poll_turn(&cx);
         assert!(turn.is_ready() && advance(Duration::from_secs(1)).now_or_never().is_none());

@@ -71,10 +71,10 @@ where
             // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
             .half_close(false);
         let check = HeadCheck::new(heads);
-        let io = CheckedIo::new(io, requests.peer.connection.clone(), check.clone());
+        let wake_set = WakeSet::shared();
+        let io = CheckedIo::new(io, (requests.peer.connection.clone(), wake_set.clone()), check.clone());
         let asked = Asked { requests, check };
         let connection = Box::pin(builder.serve_connection(TokioIo::new(io), asked).with_upgrades());
-        let wake_set = WakeSet::shared();
         Self { connection, codec: wake_set.waker(WakePart::Codec), wake_set }
     }
 }
@@ -245,6 +245,29 @@ mod tests {
             let heard = String::from_utf8_lossy(&socket.heard.lock().concat()).to_lowercase();
             assert_eq!((calls.load(Ordering::Relaxed), heard.matches("http/1.1 200").count()), (answers, answers));
             assert_eq!(heard.contains("connection: close"), answers == 1, "{heard}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn poll_that_has_had_its_slice_reads_no_further_request() {
+        const REQUESTS: usize = 3;
+        for (is_over, polls) in [(false, 1), (true, REQUESTS)] {
+            let (calls, socket) = (Arc::<AtomicUsize>::default(), Socket::default());
+            let called = calls.clone();
+            let handle = move |_, _| {
+                called.fetch_add(1, Ordering::Relaxed);
+                async { Response::new(Empty::<Bytes>::new()) }
+            };
+            let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
+            socket.sent.lock().extend([&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..]; REQUESTS]);
+            let heads = Arc::<HeadBudget>::default().connection();
+            let mut conversation = Http1::new(socket, &ConnectionLimits::default(), heads, requests);
+            for poll in 1..=polls {
+                let ends = tokio::time::Instant::now();
+                conversation.wake_set().limit_turn(is_over.then_some(ends));
+                assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                assert_eq!(calls.load(Ordering::Relaxed), if is_over { poll } else { REQUESTS });
+            }
         }
     }
 

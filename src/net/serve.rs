@@ -63,7 +63,7 @@ pub async fn serve<S, F, B>(
                 Err(error) => return tracing::warn!(%error, "a connection was accepted and cannot be served"),
             };
             let _open = OpenConnection::new();
-            let turns = turns.of(&this);
+            let turns = turns.of(&this, ConnectionSource::of(address));
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
             if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");

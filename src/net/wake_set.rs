@@ -1,9 +1,12 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use futures_util::task::{ArcWake, AtomicWaker};
 use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::base::{now_ns, ns_at};
 
 /// The parts of a connection that have been woken; all of them are one task. A part is polled when it was woken, and
 /// not whenever the task is: a connection with a watch has far more to write than to read, and a part that nobody polls
@@ -21,7 +24,14 @@ pub(super) struct WakeSet {
     streams: Mutex<Vec<usize>>,
     /// Whether there are any of them, for those who only want to know that. It is changed under their lock.
     has_streams: AtomicBool,
+    /// When the poll under way has had its slice of the core, or [`NEVER`].
+    turn_ends_ns: AtomicU64,
+    /// Whether the poll under way has asked for that.
+    has_asked: AtomicBool,
 }
+
+/// Instead of a time, for a poll that may take as long as it likes.
+const NEVER: u64 = u64::MAX;
 
 /// A part of a connection, besides its streams.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +64,7 @@ pub(super) struct StreamWaker {
 impl WakeSet {
     /// A set with all parts, for none has been polled yet.
     pub(super) fn shared() -> Arc<Self> {
-        let wake_set = Arc::new(Self::default());
+        let wake_set = Arc::new(Self { turn_ends_ns: AtomicU64::new(NEVER), ..Self::default() });
         [WakePart::Codec, WakePart::Reader, WakePart::Aside].into_iter().for_each(|part| wake_set.put(part));
         wake_set
     }
@@ -84,6 +94,15 @@ impl WakeSet {
         }
     }
 
+    /// Puts back streams that were taken and not polled, before those that have been woken since.
+    pub(super) fn put_back(&self, streams: impl Iterator<Item = usize>) {
+        let mut all: Vec<_> = streams.collect();
+        let mut woken = self.streams.lock();
+        all.append(&mut woken);
+        self.has_streams.store(!all.is_empty(), Ordering::SeqCst);
+        *woken = all;
+    }
+
     fn put_stream(&self, stream: usize) {
         let mut streams = self.streams.lock();
         streams.push(stream);
@@ -103,6 +122,34 @@ impl WakeSet {
 
     pub(super) fn end_polling(&self) {
         self.is_polling.store(false, Ordering::SeqCst);
+        self.turn_ends_ns.store(NEVER, Ordering::Relaxed);
+    }
+
+    /// Sets the time at which the next poll has had its slice of the core.
+    pub(super) fn limit_turn(&self, ends: Option<Instant>) {
+        if let Some(ends) = ends {
+            self.turn_ends_ns.store(ns_at(ends), Ordering::Relaxed);
+            self.has_asked.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the poll under way has a slice, because others may wait for the core.
+    pub(super) fn is_turn_limited(&self) -> bool {
+        self.turn_ends_ns.load(Ordering::Relaxed) != NEVER
+    }
+
+    /// Whether the poll under way has had its slice of the core, and should leave the rest to the next one. It has not
+    /// when this is first called, so that each poll makes progress.
+    pub(super) fn is_turn_over(&self) -> bool {
+        let ends = self.turn_ends_ns.load(Ordering::Relaxed);
+        if ends == NEVER {
+            return false;
+        }
+        if !self.has_asked.load(Ordering::Relaxed) {
+            self.has_asked.store(true, Ordering::Relaxed);
+            return false;
+        }
+        now_ns() >= ends
     }
 
     /// Whether neither the codec nor a stream has been woken.

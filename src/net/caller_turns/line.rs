@@ -6,17 +6,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What callers have had of a core lately, and who waits.
+use crate::net::owners::Owner;
+
+/// What owners have had of a core lately, and which of their connections wait.
 #[derive(Debug)]
 pub(super) struct Lines {
-    all: HashMap<u64, Line>,
+    all: HashMap<Owner, Line>,
+    /// The owners with a connection that waits. The first of them is next.
+    order: VecDeque<Owner>,
+    /// What wakes the next connection once everything else has been let in, if that has begun.
+    back: Option<Arc<Back>>,
     tickets: u64,
     waiting: usize,
     /// With so many lines, those that say nothing are removed.
     sweep_at: usize,
 }
 
-/// The connections of one caller.
+/// The connections of one owner.
 #[derive(Debug)]
 struct Line {
     /// What it has had, and not given back, at that time.
@@ -26,22 +32,22 @@ struct Line {
     waiting: VecDeque<(u64, Waker)>,
 }
 
-/// A place in a caller's line.
+/// A place in an owner's line.
 #[derive(Debug)]
 pub(super) struct Place {
-    caller: u64,
+    owner: Owner,
     ticket: u64,
-    /// Whether everything else has been let in, once that was begun: it is the first in line then.
-    back: Option<Arc<Back>>,
 }
 
 /// What is to be done with a connection that wants to be polled.
 #[derive(Debug)]
 pub(super) enum Entered {
     Goes,
-    /// Its task is woken when it is the first in line.
+    /// Its task is woken when it is next.
     Waits,
-    /// It is the first, and goes when this was woken behind everything else that is ready.
+    /// It waits, because its owner has had more than a slice. The next owner's connection is to be woken.
+    PassesOn(Waker),
+    /// It is next, and goes when its task polls again after this was woken: everything else that is ready goes first.
     LetsOthersIn(Arc<Back>),
 }
 
@@ -52,13 +58,13 @@ pub(super) struct Back {
     task: Waker,
 }
 
-/// How much of a core one caller has until everything else is let in. A poll that begins within it may end later: then
-/// everything else is let in more often before the next, once for each slice.
+/// How much of a core one owner has until everything else is let in. A poll that begins within it may end later: then
+/// the owner lets the others have their slices once for each slice that it has had.
 pub(super) const SLICE: Duration = Duration::from_micros(100);
-/// More is not held against a caller: a thread that the system did not run has polled nothing meanwhile.
+/// More is not held against an owner: a thread that the system did not run has polled nothing meanwhile.
 const SPENT_MAX: Duration = SLICE.saturating_mul(10);
-/// A slice is given back while so many times as much passes between polls and none of the caller's connections waits:
-/// who takes less of a core waits for nobody.
+/// A slice is given back while so many times as much passes between polls and none of the owner's connections waits:
+/// an owner that takes less of a core never waits.
 const GIVEN_BACK_IN: u32 = 4;
 /// How many lines there are at least until some are removed.
 const SWEEP_MIN: usize = 64;
@@ -68,72 +74,114 @@ impl Lines {
         self.waiting
     }
 
-    /// A connection wants to be polled. `place` is what it has in its caller's line, or is to have.
-    pub(super) fn enter(&mut self, caller: u64, now: Instant, place: &mut Option<Place>, waker: &Waker) -> Entered {
-        let line = self.line(caller, now);
-        line.give_back(now);
-        let Some(has) = place else {
-            if line.waiting.is_empty() && line.spent < SLICE {
-                return Entered::Goes;
+    /// A connection wants to be polled. `place` is what it has in its owner's line, or is to have.
+    pub(super) fn enter(&mut self, owner: Owner, now: Instant, place: &mut Option<Place>, waker: &Waker) -> Entered {
+        let ticket = match place {
+            Some(has) => has.ticket,
+            None => {
+                let line = self.line(owner, now);
+                line.give_back(now);
+                if line.waiting.is_empty() && line.spent < SLICE {
+                    return Entered::Goes;
+                }
+                let ticket = self.join(owner, now, waker);
+                *place = Some(Place { owner, ticket });
+                ticket
             }
-            let back = line.waiting.is_empty().then(|| Back::of(waker));
-            self.tickets += 1;
-            self.waiting += 1;
-            let ticket = self.tickets;
-            self.line(caller, now).waiting.push_back((ticket, waker.clone()));
-            *place = Some(Place { caller, ticket, back: back.clone() });
-            return back.map_or(Entered::Waits, Entered::LetsOthersIn);
         };
-        match line.waiting.binary_search_by_key(&has.ticket, |(ticket, _)| *ticket) {
-            Ok(0) => {}
-            Ok(at) => {
-                let kept = &mut line.waiting[at].1;
-                kept.clone_from(waker);
+        let Some(line) = self.all.get_mut(&owner) else { return Entered::Waits };
+        let Ok(at) = line.place(ticket) else { return Entered::Waits };
+        if at > 0 || self.order.front() != Some(&owner) {
+            line.waiting[at].1.clone_from(waker);
+            return Entered::Waits;
+        }
+        if let Some(back) = &self.back {
+            if !back.is_back() {
+                // Something else has woken the task.
                 return Entered::Waits;
             }
-            Err(_) => return Entered::Waits,
-        }
-        match &has.back {
-            // Something else has woken the task.
-            Some(back) if !back.is_back() => return Entered::Waits,
-            Some(_) => line.spent = line.spent.saturating_sub(SLICE),
-            None => {}
+            self.back = None;
+            line.spent = line.spent.saturating_sub(SLICE);
+            if line.spent >= SLICE && self.order.len() > 1 {
+                line.waiting[0].1.clone_from(waker);
+                self.order.rotate_left(1);
+                return self.next().map_or(Entered::Waits, Entered::PassesOn);
+            }
         }
         if line.spent >= SLICE {
             let back = Back::of(waker);
-            has.back = Some(back.clone());
+            self.back = Some(back.clone());
             return Entered::LetsOthersIn(back);
         }
-        line.waiting.pop_front();
-        self.waiting -= 1;
+        self.remove(owner, 0);
         *place = None;
         Entered::Goes
     }
 
-    /// Takes down what a turn took. Returns the caller's next connection.
-    pub(super) fn end(&mut self, caller: u64, began: Instant, now: Instant) -> Option<Waker> {
-        let line = self.line(caller, now);
+    /// Records what a turn took. Returns the connection that is next.
+    pub(super) fn end(&mut self, owner: Owner, began: Instant, now: Instant) -> Option<Waker> {
+        let spent = self.charge(owner, began, now);
+        if spent >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
+            self.order.rotate_left(1);
+            self.back = None;
+        }
+        self.next()
+    }
+
+    /// Records that an owner has had the core for that time. Returns what it has had lately.
+    pub(super) fn charge(&mut self, owner: Owner, began: Instant, now: Instant) -> Duration {
+        let line = self.line(owner, now);
         line.give_back(began);
         line.spent = (line.spent + now.saturating_duration_since(began)).min(SPENT_MAX);
         line.at = now;
-        line.first()
+        line.spent
     }
 
-    /// Returns who is first then, if that was this place.
+    /// Gives up a place. Returns the connection that is next then, if it has to be woken.
     pub(super) fn leave(&mut self, place: &Place) -> Option<Waker> {
-        let line = self.all.get_mut(&place.caller)?;
-        let at = line.waiting.binary_search_by_key(&place.ticket, |(ticket, _)| *ticket).ok()?;
+        let at = self.all.get(&place.owner)?.place(place.ticket).ok()?;
+        if at == 0 && self.order.front() == Some(&place.owner) {
+            self.back = None;
+        }
+        self.remove(place.owner, at);
+        self.next()
+    }
+
+    /// The connection that is next, unless everything else is being let in before it.
+    fn next(&self) -> Option<Waker> {
+        let first = self.order.front().filter(|_| self.back.is_none())?;
+        self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
+    }
+
+    /// Puts a connection at the end of its owner's line. Returns its ticket.
+    fn join(&mut self, owner: Owner, now: Instant, waker: &Waker) -> u64 {
+        self.tickets += 1;
+        self.waiting += 1;
+        let ticket = self.tickets;
+        let line = self.line(owner, now);
+        line.waiting.push_back((ticket, waker.clone()));
+        if line.waiting.len() == 1 {
+            self.order.push_back(owner);
+        }
+        ticket
+    }
+
+    /// Removes the connection at that place in its owner's line.
+    fn remove(&mut self, owner: Owner, at: usize) {
+        let Some(line) = self.all.get_mut(&owner) else { return };
         line.waiting.remove(at);
         self.waiting -= 1;
-        line.first().filter(|_| at == 0)
+        if line.waiting.is_empty() {
+            self.order.retain(|waits| *waits != owner);
+        }
     }
 
-    fn line(&mut self, caller: u64, now: Instant) -> &mut Line {
+    fn line(&mut self, owner: Owner, now: Instant) -> &mut Line {
         if self.all.len() >= self.sweep_at {
             self.all.retain(|_, line| !line.says_nothing(now));
             self.sweep_at = SWEEP_MIN.max(2 * self.all.len());
         }
-        self.all.entry(caller).or_insert_with(|| Line { spent: Duration::ZERO, at: now, waiting: VecDeque::new() })
+        self.all.entry(owner).or_insert_with(|| Line { spent: Duration::ZERO, at: now, waiting: VecDeque::new() })
     }
 
     #[cfg(test)]
@@ -144,7 +192,8 @@ impl Lines {
 
 impl Default for Lines {
     fn default() -> Self {
-        Self { all: HashMap::new(), tickets: 0, waiting: 0, sweep_at: SWEEP_MIN }
+        let (all, order) = (HashMap::new(), VecDeque::new());
+        Self { all, order, back: None, tickets: 0, waiting: 0, sweep_at: SWEEP_MIN }
     }
 }
 
@@ -162,8 +211,8 @@ impl Line {
         self.waiting.is_empty() && self.spent.is_zero()
     }
 
-    fn first(&self) -> Option<Waker> {
-        self.waiting.front().map(|(_, waker)| waker.clone())
+    fn place(&self, ticket: u64) -> Result<usize, usize> {
+        self.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket)
     }
 }
 

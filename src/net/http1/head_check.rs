@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::super::Connection;
 use super::super::head_budget::ConnectionHeads;
+use super::super::wake_set::WakeSet;
 
 /// The byte that replaces a `#`. The codec refuses control characters in a target.
 const REFUSED: u8 = 0x01;
@@ -137,21 +138,26 @@ impl HeadCheck {
     }
 }
 
-/// A connection whose heads are checked as they are read.
+/// A connection whose heads are checked as they are read. Nothing more is read once a poll has had its slice.
 pub(super) struct CheckedIo<I> {
     io: I,
     connection: Connection,
+    wake_set: Arc<WakeSet>,
     check: HeadCheck,
 }
 
 impl<I> CheckedIo<I> {
-    pub(super) fn new(io: I, connection: Connection, check: HeadCheck) -> Self {
-        Self { io, connection, check }
+    pub(super) fn new(io: I, (connection, wake_set): (Connection, Arc<WakeSet>), check: HeadCheck) -> Self {
+        Self { io, connection, wake_set, check }
     }
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.wake_set.is_turn_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
         let read = &mut buf.filled_mut()[before..];
@@ -209,7 +215,7 @@ mod tests {
         assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
         let check = HeadCheck::new(budget.connection());
         let head = vec![b'a'; 96_000];
-        let mut io = CheckedIo::new(&head[..], Connection::default(), check.clone());
+        let mut io = CheckedIo::new(&head[..], (Connection::default(), WakeSet::shared()), check.clone());
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");

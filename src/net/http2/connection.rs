@@ -75,6 +75,8 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) heads: Arc<ConnectionHeads>,
     /// The bytes of the heads of answers that wait for room in the output.
     pub(super) waiting_head_bytes: usize,
+    /// How many requests have begun and may not have been polled yet.
+    pub(super) begun: usize,
     heartbeat: Heartbeat,
     /// The next look at the heartbeat, and at streams with limited time.
     clock: Pin<Box<Sleep>>,
@@ -130,6 +132,14 @@ pub(super) const SENT_BYTES_MAX: usize = 1 << 20;
 /// How often a turn reads.
 const READS_MAX: usize = 4;
 const READ_BYTES: usize = 32 << 10;
+/// The same where others wait for the core: what is read then may have to wait for the connection's next slice.
+const LIMITED_READ_BYTES: usize = 4 << 10;
+/// How many requests begin before these are polled. A request that has begun takes some 10 KB, and most are answered
+/// when they are first polled.
+pub(super) const BEGUN_MAX: usize = 2;
+/// After how many streams that last a turn looks whether it has had its slice. Others take longer, and it looks after
+/// each.
+const STREAMS_PER_LOOK: usize = 8;
 /// How long a client that was told the end is waited for. What it sends meanwhile is read and not heard: a socket that
 /// is closed with something unread is reset, and the client may lose what it was sent last (RFC 9112 §9.6).
 const LINGER: Duration = Duration::from_secs(1);
@@ -180,6 +190,7 @@ where
             connection,
             heads,
             waiting_head_bytes: 0,
+            begun: 0,
             farewell: Farewell::Unsaid,
             is_client_leaving: false,
             is_deaf: false,
@@ -200,7 +211,7 @@ where
         self.allowance = SENT_BYTES_MAX;
         for _ in 0..TURNS_MAX {
             self.take_turn();
-            if self.wake_set.is_quiet() {
+            if self.wake_set.is_quiet() || self.wake_set.is_turn_over() {
                 break;
             }
         }
@@ -220,7 +231,21 @@ where
         self.wake_set.take_streams(&mut woken);
         // The event of one stream that lasts is a write of its own.
         let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Exchange::is_lasting);
-        woken.drain(..).for_each(|key| self.poll_stream(key, is_alone));
+        let mut polled = 0;
+        while let Some(key) = woken.get(polled) {
+            let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Exchange::is_lasting));
+            self.poll_stream(key, is_alone);
+            polled += 1;
+            if (!lasts || polled.is_multiple_of(STREAMS_PER_LOOK)) && self.wake_set.is_turn_over() {
+                break;
+            }
+        }
+        if polled < woken.len() {
+            self.wake_set.put_back(woken.drain(polled..));
+        } else {
+            self.begun = 0;
+        }
+        woken.clear();
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
         if self.over.is_none() && self.input.waits() && self.takes_requests() {
@@ -317,20 +342,21 @@ where
         }
         let mut buffer = READ.take();
         buffer.resize(READ_BYTES, 0);
+        let at_most = if self.wake_set.is_turn_limited() { LIMITED_READ_BYTES } else { READ_BYTES };
         let mut left = READS_MAX;
         while self.over.is_none() && !self.input.waits() {
             if self.output.is_stuck() {
                 self.is_deaf = true;
                 break;
             }
-            if left == 0 {
+            if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
                 // Others have their turn, and then there may be more.
                 self.wake_set.put(WakePart::Reader);
                 self.wake_set.put(WakePart::Codec);
                 break;
             }
             left -= 1;
-            let mut read = ReadBuf::new(&mut buffer);
+            let mut read = ReadBuf::new(&mut buffer[..at_most]);
             let polled = Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), &mut read);
             match polled {
                 Poll::Pending => break,
@@ -415,7 +441,9 @@ where
     B: ParkableBody + Unpin,
 {
     fn may_begin(&self, stream: u32) -> bool {
-        stream <= self.highest_stream || self.takes_requests()
+        (stream <= self.highest_stream || self.takes_requests())
+            && self.begun < BEGUN_MAX
+            && !self.wake_set.is_turn_over()
     }
 
     fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault> {

@@ -11,7 +11,7 @@ pub(super) struct Input {
     partial: Vec<u8>,
     block: Option<Block>,
     block_bytes_max: usize,
-    /// Whether `partial` begins with a request that may not begin yet.
+    /// Whether `partial` begins with a request, or with trailers, that may not begin yet.
     waits: bool,
     /// Since when a header block has been unfinished.
     unfinished_since: Option<Instant>,
@@ -19,8 +19,8 @@ pub(super) struct Input {
 
 /// The receiver of what a client sends.
 pub(super) trait FrameReceiver {
-    /// Whether the request or the trailers of that stream may begin now. If not, it waits undecoded, with everything
-    /// after it.
+    /// Whether the request or the trailers of that stream may begin now. If not, they wait undecoded, with everything
+    /// after them.
     fn may_begin(&self, stream: u32) -> bool;
 
     /// Receives the next frame. Faults of streams are the receiver's to settle: it gets what comes after them.
@@ -56,7 +56,7 @@ impl Input {
         Self { block_bytes_max, ..Self::default() }
     }
 
-    /// Whether a request waits until it may begin. Then nothing more is to be read.
+    /// Whether a request, or trailers, wait until they may begin. Then nothing more is to be read.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }

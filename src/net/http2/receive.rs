@@ -124,6 +124,7 @@ where
 
     fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: HeadCharge) {
         self.patience.note_stream();
+        self.begun += 1;
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
             (None, RequestBody::empty())

@@ -1,6 +1,7 @@
 //! A connection as its client sees it, frame by frame.
 
 mod abuse;
+mod slices;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +24,7 @@ use crate::base::Cut;
 use crate::net::conversation::{First, until};
 use crate::net::head_budget::HeadBudget;
 use crate::net::request_body::RequestBody;
-use crate::net::{Connection, caller_turns::CallerTurns};
+use crate::net::{Connection, caller_turns::CallerTurns, crowd::ConnectionSource};
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -106,7 +107,8 @@ impl Client {
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let ended = tokio::spawn(async move {
             let mut connection = Http2::new(far, limits, known, move |request| Some(answering.answer(request)));
-            let (mut left, mut turns) = (Box::pin(left), CallerTurns::shared().of(&Connection::default()));
+            let mut turns = CallerTurns::shared().of(&Connection::default(), ConnectionSource::Unix);
+            let mut left = Box::pin(left);
             if let First::Ended(ended) = until(&mut connection, &mut turns, left.as_mut()).await {
                 return ended.map_err(|error| error.to_string());
             }

@@ -1,0 +1,89 @@
+//! Polls that have had their slice of a core.
+
+use std::task::{Context, Waker};
+
+use super::*;
+use crate::net::conversation::Conversation as _;
+use crate::net::http2::connection::BEGUN_MAX;
+
+const STREAMS: u32 = 4;
+
+/// Settings, and a GET on each of so many streams.
+fn asked(streams: u32) -> Vec<u8> {
+    let frame = |kind, flags, stream, payload: &[u8]| {
+        [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
+    };
+    let gets = (0..streams).map(|at| frame(FrameKind::Headers, END_HEADERS | END_STREAM, 2 * at + 1, GET));
+    std::iter::once(frame(FrameKind::Settings, 0, 0, &[])).chain(gets).flatten().collect()
+}
+
+#[tokio::test]
+async fn requests_begin_a_few_at_a_time() {
+    const MANY: u32 = 100;
+    let (mut near, far) = tokio::io::duplex(1 << 16);
+    let connection = Connection::default();
+    connection.found_known(None);
+    let known = (connection, Arc::<HeadBudget>::default().connection());
+    // How many have begun, the most that had begun and were not polled, and how many were polled.
+    let counts = Arc::new(Mutex::new((0, 0, 0)));
+    let counted = counts.clone();
+    let limits = Http2Limits { streams_max: MANY as usize, ..LIMITS };
+    let mut http2 = Http2::new(far, limits, known, move |_| {
+        let (polled, mut counts) = (counted.clone(), counted.lock());
+        counts.0 += 1;
+        counts.1 = counts.1.max(counts.0 - counts.2);
+        let answer = std::future::poll_fn(move |_| {
+            polled.lock().2 += 1;
+            std::task::Poll::<Response<Body>>::Pending
+        });
+        Some((answer, Cut::default()))
+    });
+    near.write_all(&asked(MANY)).await.expect("open");
+    while !http2.wake_set().is_quiet() {
+        assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    assert_eq!(*counts.lock(), (MANY, u32::try_from(BEGUN_MAX).expect("few"), MANY));
+}
+
+/// What has been asked and sent after each poll until nothing is left to do. `is_over` says whether each poll has had
+/// its slice when it begins.
+async fn polls(is_over: bool) -> Vec<(usize, usize)> {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let (mut from, mut to) = tokio::io::split(near);
+    let (connection, server) = (Connection::default(), Server::default());
+    connection.found_known(None);
+    let (known, answering) = ((connection, Arc::<HeadBudget>::default().connection()), server.clone());
+    let mut http2 = Http2::new(far, LIMITS, known, move |request| Some(answering.answer(request)));
+    to.write_all(&asked(STREAMS)).await.expect("open");
+    let (mut seen, mut sent) = (Vec::new(), 0);
+    for piece in 0.. {
+        while !http2.wake_set().is_quiet() {
+            let ends = Instant::now();
+            http2.wake_set().limit_turn(is_over.then_some(ends));
+            assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            let mut bytes = vec![0; 1 << 16];
+            let read = std::pin::pin!(from.read(&mut bytes)).poll(&mut Context::from_waker(Waker::noop()));
+            if let std::task::Poll::Ready(read) = read {
+                let text = String::from_utf8_lossy(&bytes[..read.expect("open")]).into_owned();
+                sent += text.matches("event").count();
+            }
+            seen.push((server.asked(), sent));
+        }
+        if piece > 0 {
+            break;
+        }
+        (0..server.asked()).for_each(|request| server.send(request, "event"));
+    }
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn poll_that_has_had_its_slice_leaves_streams_and_requests_to_the_next() {
+    let all = STREAMS as usize;
+    assert_eq!(polls(false).await, [(all, 0), (all, all)]);
+    let seen = polls(true).await;
+    let steps = seen.iter().zip(&seen[1..]).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
+    assert_eq!((seen[0].0, seen.last()), (1, Some(&(all, all))));
+    // One in any case, and one more before it looks at the clock again.
+    assert!(steps.clone().all(|(asked, sent)| asked <= 1 && sent <= 2), "{seen:?}");
+}
