@@ -132,8 +132,8 @@ mod tests {
         assert!(has(0, &ada), "those that are there stay");
         assert!(has(usize::MAX, &bob));
         caller_pools.pools.invalidate(&id(0));
-        // The cache drops what has gone when no thread looks at it any more, those of other tests included. A thread that
-        // waits for a processor may hold it up for as long as that takes.
+        // The cache drops what has gone when no thread looks at it any more, those of other tests included. A thread
+        // that waits for a processor may hold it up for as long as that takes.
         let began = std::time::Instant::now();
         while !has(usize::MAX - 1, &ada) {
             assert!(began.elapsed() < STUCK, "one that has gone leaves its place to the next");
