@@ -304,25 +304,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_pass_is_not_taken_for_an_answer() {
-        for (code, may_pass) in [
-            (400, false),
-            (401, true),
-            (403, false),
-            (404, false),
-            (406, false),
-            (408, true),
-            (410, false),
-            (429, true),
-            (500, true),
-            (503, true),
-            (504, true),
+    fn failures_that_may_pass_and_outages() {
+        for (code, may_pass, is_outage) in [
+            (400, false, false),
+            (401, true, false),
+            (403, false, false),
+            (404, false, false),
+            (406, false, false),
+            (408, true, false),
+            (410, false, false),
+            (429, true, true),
+            (500, true, true),
+            (503, true, true),
+            (504, true, true),
+            // A loop: it is one for everybody, and stays.
+            (508, true, false),
         ] {
-            assert_eq!(Error::Refused(Box::new(Status { code, ..Status::default() })).may_pass(), may_pass, "{code}");
+            let error = Error::Refused(Box::new(Status { code, ..Status::default() }));
+            assert_eq!((error.may_pass(), error.is_outage()), (may_pass, is_outage), "{code}");
         }
-        assert!(Error::Timeout(std::time::Duration::ZERO).may_pass());
-        assert!(Error::Credentials("a plugin failed".to_owned()).may_pass());
-        assert!(!Error::EndlessPages.may_pass() && !Error::OverBudget.may_pass());
+        for (error, expected) in [
+            (Error::Timeout(std::time::Duration::ZERO), (true, true)),
+            (Error::Unreachable("nobody listens".into()), (true, true)),
+            (Error::Unreachable(rustls::Error::HandshakeNotComplete.into()), (true, false)),
+            (Error::Credentials("a plugin failed".to_owned()), (true, false)),
+            (Error::OtherDocument("/apis".to_owned()), (false, false)),
+            (Error::EndlessPages, (false, false)),
+            (Error::OverBudget, (false, false)),
+        ] {
+            assert_eq!((error.may_pass(), error.is_outage()), expected, "{error}");
+        }
     }
 
     /// The log names the server and every cause; callers and the health port learn no address.
