@@ -27,7 +27,7 @@ use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, is_cach
 use super::serve_config::ServeConfig;
 use super::sightings::{Sightings, Who};
 use super::sources::Unready;
-use super::statuses::{too_many_wait, unavailable};
+use super::statuses::{LIST_RETRY_SECONDS, too_many, too_many_wait, unavailable};
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
 use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
@@ -428,8 +428,8 @@ impl Frontend {
     /// known.
     ///
     /// # Errors
-    /// Upstream has been away since this process began. A read that is passed on would at best meet an upstream that
-    /// comes back at that moment, and a watch would stay there.
+    /// Upstream has been away since this process began, or too many requests wait. A read that is passed on would at
+    /// best meet an upstream that comes back at that moment, and a watch would stay there.
     async fn resource(&self, caller: &Caller, asked: &RouteInput<'_>) -> Result<Option<Arc<Resource>>, Status> {
         if is_cacheable(asked).is_err() {
             return Ok(None);
@@ -450,7 +450,7 @@ impl Frontend {
                 return Err(unavailable(&format!("discovery has not succeeded yet: {}", failure.why)));
             }
             Ok(Err(failure)) => tracing::debug!(why = failure.why, "discovery failed"),
-            Err(shed) => tracing::debug!(%shed, "discovery not waited for"),
+            Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
         }
         Ok(self.catalog.find(&gvr))
     }

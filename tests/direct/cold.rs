@@ -1,10 +1,15 @@
 //! Hundreds of clients that arrive together at a new proxy cost upstream only a few questions (F4).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};
 use tokio::time::Instant;
 
 use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, straight};
+
+/// How many requests may wait at once in a test of that bound.
+const WAITING: usize = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_watch_lists_at_a_cold_proxy_cost_upstream_one_watch() {
@@ -146,27 +151,36 @@ async fn pages_without_end_are_given_up_and_the_resource_passes_through() {
     assert_eq!((others.status, others.is_cached()), (200, true));
 }
 
-/// Clients come back before their proxy has reached upstream even once.
+/// Clients come back before their proxy has reached upstream even once, and more of them than may wait.
 #[tokio::test]
 async fn watches_that_come_before_the_first_discovery_never_pass_through() {
     let up = demo::upstream().pods(4).run().await;
     let rv = straight(&up).get(PODS).await.rv();
     up.faults().down().await;
-    let app = direct::app(&up).run().await;
+    let app = direct::app(&up).with(|config| config.serve.limits.lists_bytes_max = WAITING * (16 << 10)).run().await;
     direct::eventually("discovery has failed", || async {
         app.admin("/readyz").await.text().contains("upstream cannot be reached")
     })
     .await;
-    let clients = (0..20).map(|_| async {
+    let is_refused = AtomicBool::new(false);
+    let clients = (0..2 * WAITING).map(|_| async {
         loop {
             match app.watch(PODS).from(rv).open().await {
                 Ok(watch) => return watch,
-                Err(refusal) => assert_eq!(refusal.status, 503),
+                Err(refusal) => {
+                    assert!([429, 503].contains(&refusal.status), "{}", refusal.text());
+                    is_refused.fetch_or(refusal.status == 429, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                }
             }
         }
     });
     let faults = up.faults();
-    let (watches, ()) = tokio::join!(join_all(clients), faults.up());
+    let back = async {
+        direct::eventually("the others are refused", async || is_refused.load(Ordering::Relaxed)).await;
+        faults.up().await;
+    };
+    let (watches, ()) = tokio::join!(join_all(clients), back);
     let last = up.create_pod("default", "later");
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     assert!(watches.iter().all(|watch| watch.headers.get("kube-fanout-served").is_some_and(|by| by == "cache")));
