@@ -23,7 +23,7 @@ use super::response_context::{
     AUDIT_ID, REASON, REFUSED_BY, ResponseContext, expectation_failed, malformed, new_audit_id,
 };
 use super::reviews::ReviewDesk;
-use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, is_cacheable, route};
+use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, check_kind, route};
 use super::serve_config::ServeConfig;
 use super::sightings::{Sightings, Who};
 use super::sources::Unready;
@@ -424,23 +424,23 @@ impl Frontend {
         Ok(permit)
     }
 
-    /// The resource of a read that can be answered here, as discovery knows it. Upstream is asked again if it is not
-    /// known.
+    /// The resource of a request, as discovery knows it. Upstream is asked again if it is not known and the request is
+    /// a read that can be answered here.
     ///
     /// # Errors
     /// Upstream has been away since this process began, or too many requests wait. A read that is passed on would at
     /// best meet an upstream that comes back at that moment, and a watch would stay there.
     async fn resource(&self, caller: &Caller, asked: &RouteInput<'_>) -> Result<Option<Arc<Resource>>, Status> {
-        if is_cacheable(asked).is_err() {
+        let info = asked.info;
+        if !info.is_resource || info.resource.is_empty() {
             return Ok(None);
         }
-        let info = asked.info;
         let gvr = Gvr::new(&info.group, &info.version, &info.resource);
         if let Some(resource) = self.catalog.find(&gvr) {
             return Ok(Some(resource));
         }
-        // A caller without a credential does not make us ask.
-        if matches!(caller, Caller::Anonymous) {
+        // A caller without a credential does not make us ask, and neither does what upstream answers in any case.
+        if matches!(caller, Caller::Anonymous) || check_kind(asked).is_err() {
             return Ok(None);
         }
         let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));

@@ -156,11 +156,11 @@ pub(super) fn route<'a>(
     }
 }
 
-/// Whether requests of this kind can be answered here, of whatever resource.
+/// Checks that requests of this kind can be answered here, whatever their resource is.
 ///
 /// # Errors
 /// Upstream answers, for that reason.
-pub(super) fn is_cacheable(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
+pub(super) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
     let info = asked.info;
     if !info.is_resource {
         return Err(ForwardReason::NonResource);
@@ -182,7 +182,7 @@ pub(super) fn is_cacheable(asked: &RouteInput<'_>) -> Result<(), ForwardReason> 
 
 /// The resource, if requests of this kind for it can be answered here at all.
 fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
-    is_cacheable(asked)?;
+    check_kind(asked)?;
     let info = asked.info;
     let resource = resource.ok_or(ForwardReason::Unknown)?;
     if resource.origin == ResourceOrigin::Aggregated {
