@@ -20,8 +20,8 @@ help: ## List the targets
 
 .PHONY: quick
 quick: check ## Format, lints, house rules, unit tests, a smoke of the whole proxy (8 minutes cold, 2 warm)
-	$(CARGO) test $(LOCKED) --lib --test direct --no-run
-	$(CARGO) test $(LOCKED) --lib -- --quiet
+	$(CARGO) test $(LOCKED) --lib --bin fanoutctl --test direct --test command --no-run
+	$(CARGO) test $(LOCKED) --lib --bin fanoutctl --test command -- --quiet
 	$(CARGO) test $(LOCKED) --test direct -- --quiet $(SMOKE)
 
 # What a client of the proxy does first: LIST, GET, WATCH, resume, pass-through, a drain.
@@ -49,20 +49,15 @@ fmt: ## Format the Rust sources
 fmt-check:
 	$(CARGO) fmt --check
 
-# The tests of the nightly tier are not part of --all-targets. Nodes run what the second line checks.
+# The tests of the nightly tier are not part of --all-targets.
 NIGHTLY_TESTS := --test conformance-nightly --test direct-nightly
+# Building the test of fanoutctl builds fanoutctl, which some tests of the daemon start.
+TOOLS_TEST := --test command
 
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
 	$(CARGO) clippy $(LOCKED) $(NIGHTLY_TESTS) -- -D warnings
-	$(CARGO) clippy $(LOCKED) --lib --bins --no-default-features -- -D warnings
-
-.PHONY: lints
-lints: ## Lints with each feature alone
-	for features in demo bench verify inspect trial; do \
-	  $(CARGO) clippy $(LOCKED) --lib --bins --no-default-features --features "$$features" -- -D warnings; \
-	done
 
 # `cargo test` runs these too; alone they need nothing built.
 .PHONY: tidy
@@ -115,6 +110,17 @@ deny: ## Licences, advisories and bans of dependencies (deny.toml)
 test: ## Unit, direct and conformance tests, on a real control plane if it can be had (some 20 minutes cold)
 	@tests/run.sh $(LOCKED) $(ARGS)
 
+.PHONY: conformance-release
+conformance-release: ## The conformance tests on a release build, which is what nodes run
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS)
+
+.PHONY: measures
+measures: ## Lines, words, files, features and dependencies (BASE=<commit> compares)
+	@tests/measures.py $(BASE)
+
 .PHONY: e2e
 e2e: ## Kubernetes' own specs, directly and through the proxy: the same ones pass (ten minutes; minutes more when cold)
 	@tests/e2e/run.sh $(ARGS)
@@ -135,7 +141,7 @@ endif
 measured: ## The tests of the nightly tier in their short forms: what measures, storms or kills (half an hour)
 	@tests/kube/build.sh
 	$(foreach name,DIFFERENTIAL AUTHORIZATION HOSTILE NEIGHBOURING VERIFY FAULTS IMPERFECT FAILOVER OUTAGES,$(name)_SEED=$(SEED)) \
-	  $(CARGO) test $(LOCKED) $(NIGHTLY_TESTS) --no-fail-fast $(ARGS) -- --nocapture --test-threads 2
+	  $(CARGO) test $(LOCKED) $(NIGHTLY_TESTS) $(TOOLS_TEST) --no-fail-fast $(ARGS) -- --nocapture --test-threads 2
 
 CASES ?= 2048
 
@@ -204,7 +210,7 @@ SECONDS ?= 60
 verify: ## Does the proxy keep its promises while the apiserver is killed? Judged by etcd (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=VERIFY_SEED=%) VERIFY_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture verify::nothing_is_broken
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(TOOLS_TEST) $(ARGS) -- --nocapture verify::nothing_is_broken
 
 .PHONY: endurance
 endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS=3600 ARGS="--faults apiserver|proxy|both")
@@ -352,7 +358,7 @@ testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, cl
 
 .PHONY: demo
 demo: ## See it work: embedded upstream, proxy, watches (ARGS="--watches 2000 --seconds 20")
-	$(CARGO) run --release $(LOCKED) -- demo $(ARGS)
+	$(CARGO) run --release $(LOCKED) --package fanoutctl -- demo $(ARGS)
 
 # It needs Node and Chromium, and nothing that is built: behind the page are made-up answers (tests/page).
 .PHONY: page
@@ -378,13 +384,13 @@ bench-baseline: ## Measure benches/baseline.json again
 	@CARGO="$(CARGO)" benches/check.sh baseline
 
 .PHONY: doc
-doc: ## The crate's documentation, private items included
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --no-deps --document-private-items
+doc: ## The documentation of all crates, private items included
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps --document-private-items
 
 .PHONY: binary
-binary: ## target/release/kube-fanout, for this machine
+binary: ## target/release/kube-fanout and fanoutctl, for this machine
 	$(CARGO) build --release $(LOCKED)
-	@ls -l target/release/kube-fanout
+	@ls -l target/release/kube-fanout target/release/fanoutctl
 
 # What writes bills of materials, from crates.io as `make tools` does it.
 RELEASE_TOOLS := cargo-cyclonedx@0.5.9

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Scenarios of `kube-fanout bench` against a real kube-apiserver and the proxy in front of it, in turn, on this machine.
+# Scenarios of `fanoutctl bench` against a real kube-apiserver and the proxy in front of it, in turn, on this machine.
 # Where events are delivered, so are servers that do nothing else (benches/floor): hyper, the h2 crate, and TLS on a
 # socket where each watch has a connection of its own; and where requests pass through, one that hands bytes on. They are
 # the limit, in columns beside the others'.
@@ -9,7 +9,7 @@
 # ROUNDS=3        how often each side is measured
 # OUT=DIR         where SCENARIO.json, SCENARIO.txt and SCENARIO.html go [default: target/figures]
 # BINARY=FILE     the proxy to measure [default: target/release/kube-fanout, built]
-# LOAD=FILE       whose `bench` makes the load [default: BINARY]
+# LOAD=FILE       the fanoutctl whose `bench` makes the load [default: beside BINARY]
 # FLOOR=FILE      the servers of benches/floor [default: built]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ SCENARIOS="gentle gentle-go gentle-h1 fifty-thousand saturated-own saturated-own
   slow-watcher-tax pass-through kubelets-5000"
 rounds=${ROUNDS:-3} out=${OUT:-target/figures}
 binary=${BINARY:-target/release/kube-fanout}
-load=${LOAD:-$binary}
+load=${LOAD:-$(dirname "$binary")/fanoutctl}
 
 tests/kube/build.sh
 [ -n "${BINARY:-}" ] || cargo build --release

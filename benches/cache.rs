@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, Start, View};
-use kube_fanout::kube::{MetaVersion, ResourceVersion};
 use kube_fanout::wire::{Encoding, Renderer, Representation};
+use kubeapi::{MetaVersion, ResourceVersion};
 use pods::{MINOR, Pods, view};
 
 #[allow(dead_code, reason = "each file uses a part of it")]

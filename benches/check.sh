@@ -54,7 +54,7 @@ check_out() {
   if [ -d target/release ]; then
     mkdir -p "$tree/target/release"
     cp -a target/release/{.fingerprint,build,deps} "$tree/target/release/"
-    rm -rf "$tree/target/release/.fingerprint"/kube-fanout-*
+    rm -rf "$tree"/target/release/.fingerprint/{kube-fanout,base,bench,demo,fanoutctl,kubeapi,probe,verify}-*
   fi
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::kube::{EventType, MetaVersion, ResourceVersion};
 use kube_fanout::wire::{BookmarkTemplate, Encoding, FrameSplitter, Include, ListMeta, Renderer, Representation};
+use kubeapi::{EventType, MetaVersion, ResourceVersion};
 use pods::{MINOR, Pods};
 
 #[allow(dead_code, reason = "each file uses a part of it")]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The image, as an OCI layout in target/image: one static binary and the certificates of public authorities. No shell,
-# no libraries, not root; the proxy alone, without the demo, the bench and verify. It is written by tar and sha256sum:
+# no libraries, not root; the daemon alone, without fanoutctl. It is written by tar and sha256sum:
 # no daemon is needed, and nothing is fetched but the crates of Cargo.lock.
 #
 #   deploy/image.sh
@@ -40,8 +40,8 @@ done
 binary=${BINARY:-}
 if [ -z "$binary" ]; then
   ! why=$(lacks "$target") || fail "$target cannot be built: $why"
-  static_build "$target" --no-default-features
-  binary=$(static_path "$target")
+  static_build "$target" --package kube-fanout
+  binary=$(static_path "$target" kube-fanout)
 fi
 is_static "$binary" || fail "$binary is not static: a dynamic linker is not in the image"
 

@@ -40,10 +40,10 @@ def cargo(*arguments):
 
 
 def linked(target):
-    """The packages of `cargo metadata` that are linked, in order; the crate itself is none of them."""
+    """The packages of `cargo metadata` that are linked, in order; those of this workspace are none of them."""
     edges = "no-build,no-dev,no-proc-macro"
     options = ["--edges", edges, "--target", target, "--prefix", "none", "--format", "{p}"]
-    tree = {tuple(line.split()[:2]) for line in cargo("tree", "--locked", *options).splitlines()}
+    tree = {tuple(line.split()[:2]) for line in cargo("tree", "--locked", *options).splitlines() if line}
     metadata = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--filter-platform", target))
     packages = [package for package in metadata["packages"] if (package["name"], "v" + package["version"]) in tree]
     assert len(packages) == len(tree), "cargo tree and cargo metadata differ"

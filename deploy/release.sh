@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The archives of a release, in target/dist: for each target kube-fanout-VERSION-TARGET.tar.gz, with a static binary that
-# has every command, the manual, completions and licences; beside it what it is made of (CycloneDX), and SHA256SUMS.
+# The archives of a release, in target/dist: for each target kube-fanout-VERSION-TARGET.tar.gz, with the static binaries
+# kube-fanout and fanoutctl, the manual, completions and licences; beside it what they are made of (CycloneDX), and
+# SHA256SUMS.
 # The same sources make the same bytes, if the compilers are the same.
 #
 #   deploy/release.sh
@@ -35,33 +36,41 @@ build() {
   static_build "$1"
 }
 
-# made_of TARGET FILE: writes what is linked, crate by crate, in CycloneDX.
+# made_of TARGET FILE: writes what is linked, crate by crate, in CycloneDX. fanoutctl links all that the daemon does.
 made_of() {
-  # It writes beside Cargo.toml, and nowhere else.
+  # It writes beside the Cargo.toml of each package, and nowhere else.
   cargo cyclonedx --quiet --format json --spec-version 1.5 --target "$1" --no-build-deps \
     --override-filename "${beside%.json}"
   # A crate that is not from a registry is named by its folder, which is not the same everywhere.
-  sed -e "s|path+file://$top#|path+file:///kube-fanout#|g" -e 's|?download_url=file://\.||g' "$beside" > "$2"
-  rm "$beside"
+  sed -e "s|path+file://$top#|path+file:///kube-fanout#|g" -e 's|?download_url=file://\.||g' "crates/fanoutctl/$beside" > "$2"
+  rm -f "$beside" crates/*/"$beside"
 }
 
-# manual_and_completions BINARY FOLDER
+programs=(kube-fanout fanoutctl)
+
+# manual_and_completions TARGET FOLDER
 manual_and_completions() {
-  "$1" man "$2/man/man1"
+  local name binary
   mkdir -p "$2/completions"
-  "$1" completions bash > "$2/completions/kube-fanout.bash"
-  "$1" completions zsh > "$2/completions/_kube-fanout"
-  "$1" completions fish > "$2/completions/kube-fanout.fish"
+  for name in "${programs[@]}"; do
+    binary=$(static_path "$1" "$name")
+    "$binary" man "$2/man/man1"
+    "$binary" completions bash > "$2/completions/$name.bash"
+    "$binary" completions zsh > "$2/completions/_$name"
+    "$binary" completions fish > "$2/completions/$name.fish"
+  done
 }
 
 # pack TARGET: writes the archive and what it is made of.
 pack() {
-  local name=kube-fanout-$version-$1 binary
-  binary=$(static_path "$1")
-  [ -x "$binary" ] || fail "$binary is not there"
-  is_static "$binary" || fail "$binary is not static"
+  local name=kube-fanout-$version-$1 program binary
   mkdir -p "$work/$name"
-  install -m 755 "$binary" "$work/$name/kube-fanout"
+  for program in "${programs[@]}"; do
+    binary=$(static_path "$1" "$program")
+    [ -x "$binary" ] || fail "$binary is not there"
+    is_static "$binary" || fail "$binary is not static"
+    install -m 755 "$binary" "$work/$name/$program"
+  done
   cp LICENSE README.md CHANGELOG.md "$work/$name/"
   deploy/licences.py "$1" > "$work/$name/LICENSES-OF-DEPENDENCIES.txt"
   cp -r "$work/pages/." "$work/$name/"
@@ -72,12 +81,12 @@ pack() {
 cargo cyclonedx --version >/dev/null 2>&1 || fail "cargo-cyclonedx is not installed (make release-tools)"
 work=$(mktemp -d)
 beside=.kube-fanout-sbom.json
-trap 'rm -rf "$work" "$top/$beside"' EXIT
+trap 'rm -rf "$work" "$top/$beside" "$top"/crates/*/"$beside"' EXIT
 
 built=() missing=()
 for target in "${targets[@]}"; do
   if [ "${BUILD:-yes}" = no ]; then
-    if [ -x "$(static_path "$target")" ]; then built+=("$target"); else missing+=("$target: no run has built it"); fi
+    if [ -x "$(static_path "$target" fanoutctl)" ]; then built+=("$target"); else missing+=("$target: no run has built it"); fi
   elif why=$(lacks "$target"); then
     missing+=("$target: $why")
   else
@@ -92,10 +101,10 @@ if [ ${#built[@]} != 0 ]; then
   # They are the same for every target, so one that runs here prints them.
   runs=
   for target in "${built[@]}"; do
-    if [ -z "$runs" ] && "$(static_path "$target")" --version >/dev/null 2>&1; then runs=$target; fi
+    if [ -z "$runs" ] && "$(static_path "$target" kube-fanout)" --version >/dev/null 2>&1; then runs=$target; fi
   done
   [ -n "$runs" ] || fail "none of ${built[*]} runs here, to print the manual"
-  manual_and_completions "$(static_path "$runs")" "$work/pages"
+  manual_and_completions "$runs" "$work/pages"
   for target in "${built[@]}"; do pack "$target"; done
   (cd "$dist" && sha256sum -- *.tar.gz *.cdx.json > SHA256SUMS)
   printf 'target/dist: kube-fanout %s, of commit %s\n' "$version" "$revision"

@@ -50,10 +50,10 @@ lacks() {
 # debian_name TARGET: what Debian calls its architecture.
 debian_name() { case $1 in x86_64-*) echo amd64 ;; aarch64-*) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
 
-# static_path TARGET: where static_build puts the binary.
-static_path() { printf '%s' "${CARGO_TARGET_DIR:-$top/target}/$1/release/kube-fanout"; }
+# static_path TARGET NAME: where static_build puts a binary.
+static_path() { printf '%s' "${CARGO_TARGET_DIR:-$top/target}/$1/release/$2"; }
 
-# static_build TARGET [FLAG]...: builds a static binary, with cargo's flags.
+# static_build TARGET [FLAG]...: builds static binaries, with cargo's flags.
 static_build() {
   # From elsewhere, so that .cargo/config.toml of the checkout is not read: here everything is optimized. Names of
   # functions stay in the binary, for backtraces; the folders of this machine do not.

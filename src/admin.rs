@@ -26,9 +26,9 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 
 use crate::auth::BrowserGuard;
-use crate::base::{Pending, Pulse, Ready};
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
+use base::{Pending, Pulse, Ready};
 
 /// What the admin pages show.
 #[derive(Clone)]

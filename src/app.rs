@@ -5,18 +5,9 @@
 //! What runs for long is returned as a boxed future, so that it is compiled once, with this crate. An `async fn` would
 //! be compiled again in each binary that calls it, and all of the proxy with it.
 
-#[cfg(feature = "bench")]
-pub mod bench;
 mod certificates;
 pub mod check;
-#[cfg(feature = "probe")]
-mod credentials;
-#[cfg(feature = "demo")]
-pub mod demo;
 mod discovery;
-pub mod estimate;
-#[cfg(feature = "inspect")]
-pub mod fanout;
 pub mod health;
 mod identity;
 mod metrics;
@@ -31,10 +22,6 @@ mod rights;
 mod scrapes;
 #[cfg(test)]
 mod tests;
-#[cfg(feature = "trial")]
-pub mod trial;
-#[cfg(feature = "verify")]
-pub mod verify;
 
 use std::io;
 use std::net::SocketAddr;
@@ -53,7 +40,6 @@ use self::reload::Tuned;
 pub use self::reload::{LogLevel, Reloading};
 use crate::admin::{self, AdminPages, HealthPages, MetricsPage, MetricsReaders};
 use crate::auth::{self, AuthMode, BrowserGuard, Gate};
-use crate::base::{self, Cores, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
 use crate::config::Serve;
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
@@ -61,6 +47,7 @@ use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
 use crate::serve::{self, Audit, Frontend, Sightings};
 use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, Insistence};
+use base::{self, Cores, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {

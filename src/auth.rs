@@ -51,7 +51,7 @@ mod token_reviewer;
 
 use std::time::Duration;
 
-use crate::kube::User;
+use kubeapi::User;
 
 pub use affected::{Affected, AffectedScope, Subjects};
 pub use authenticator::{FrontProxy, Trusted};

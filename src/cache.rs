@@ -82,7 +82,7 @@ pub use writer::CacheWriter;
 
 use std::time::Duration;
 
-use crate::base::Waits;
+use base::Waits;
 
 /// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,19 +4,12 @@
 //! reported at once. Unknown keys are errors.
 
 mod arguments;
-#[cfg(feature = "bench")]
-mod bench;
 mod check;
 mod configuration;
 mod coverage;
-#[cfg(feature = "probe")]
-mod credentials;
 mod delegated;
 mod document;
-mod estimate;
 mod examples;
-#[cfg(feature = "inspect")]
-mod fanout;
 mod fields;
 mod file;
 mod health;
@@ -30,45 +23,31 @@ mod serve_arguments;
 mod settings;
 #[cfg(test)]
 mod tests;
-#[cfg(feature = "trial")]
-mod trial;
-#[cfg(feature = "verify")]
-mod verify;
 mod words;
 
-pub use arguments::{Arguments, Command, ConfigCommand};
-#[cfg(feature = "bench")]
-pub use bench::{BenchArguments, LoadArguments};
+pub use arguments::{Arguments, Command, ConfigCommand, TOOL_COMMANDS};
 pub use check::CheckArguments;
-#[cfg(feature = "probe")]
-pub use credentials::CredentialArguments;
 pub use delegated::DelegatedKeys;
-pub use estimate::EstimateArguments;
-#[cfg(feature = "inspect")]
-pub use fanout::{AdminArguments, FanoutVerb, OutputForm, ServerArguments, terminal_colours};
 pub use health::{HealthArguments, HealthQuestion};
+pub use kubeconfig::one_kubeconfig;
 pub use manual::{ManualPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
 pub use problems::{Problems, TextPosition};
 pub use reference::{defaults, schema};
 pub use serve_arguments::ServeArguments;
 pub use settings::{ConfigSettings, SettingChanges};
-#[cfg(feature = "trial")]
-pub use trial::TryArguments;
-#[cfg(feature = "verify")]
-pub use verify::{JudgeCommand, VerifyArguments, VerifyLoadArguments};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::auth::{AuthConfig, AuthMode, PageOrigin};
-use crate::base::LOOK_EVERY;
 use crate::cache;
 use crate::net::{Address, ConnectionLimits};
 use crate::reflect;
 use crate::serve;
 use crate::upstream::{CredentialSource, EndpointsConfig};
+use base::LOOK_EVERY;
 
 /// Everything that `serve` runs with.
 #[derive(Debug, Clone)]

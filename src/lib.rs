@@ -14,9 +14,7 @@
     warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
 )]
 
-// Layer 0
-pub mod base;
-pub mod kube;
+// Layer 0: the crates `base` and `kubeapi`
 // Layer 1
 pub mod net;
 pub mod wire;
@@ -38,24 +36,5 @@ pub mod serve;
 pub mod config;
 // Layer 8
 pub mod app;
-// Beside the layers: the demo upstream shares no logic with what it is served through.
-#[cfg(feature = "demo")]
-pub mod demo;
-// What stands outside of the proxy as well, and talks to it: as the bench, which shares no logic with what it measures.
-#[cfg(feature = "bench")]
-pub mod bench;
-#[cfg(feature = "probe")]
-#[cfg_attr(
-    not(all(feature = "bench", feature = "verify", feature = "inspect", feature = "trial")),
-    allow(dead_code, unused_imports, reason = "each of them uses a part of it")
-)]
-pub mod probe;
-// A control plane, a proxy and informers on one machine, which may be killed.
-#[cfg(feature = "trial")]
-pub mod trial;
-// What operators ask running proxies with.
-#[cfg(feature = "inspect")]
-pub mod inspect;
-// As what verifies shares none with what it judges.
-#[cfg(feature = "verify")]
-pub mod verify;
+// Layer 9
+pub mod cli;

@@ -1,23 +1,21 @@
 //! Finds out before anything is served whether a proxy could be: what upstream is, which rights there are, what the
-//! certificates say, how much there is to hold, what it would cost upstream, and what it would spare it.
+//! certificates say, how much there is to hold, and what it would cost upstream.
 //!
 //! **Invariant:** it changes nothing: it reads, and asks about its own rights.
 
 mod certificates;
-mod estimate;
 mod outcome;
 mod rights;
 mod sizes;
 mod upstream_facts;
 
 pub use certificates::{CertificateFile, certificates};
-pub use estimate::{Estimate, EstimateOrder, EstimateRow, estimate};
 pub use outcome::{CheckFinding, CheckOutcome};
 pub use rights::{Needs, rights};
 pub use sizes::{FleetCost, cost, sizes};
 pub use upstream_facts::{UpstreamIdentity, identity};
 
-use crate::kube::Gvr;
+use kubeapi::Gvr;
 
 /// A resource that is to be held.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -31,7 +31,7 @@ mod session;
 mod side_findings;
 mod stream;
 mod supervisor;
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
 mod tests;
 mod versions;
 

@@ -1,4 +1,4 @@
-"""How much does the proxy bear? `kube-fanout verify` again and again in front of a real control plane, while a fault
+"""How much does the proxy bear? `fanoutctl verify` again and again in front of a real control plane, while a fault
 every few seconds kills or stops the apiserver (`--faults apiserver`), the proxy (`proxy`), or both at once (`both`).
 What every run was judged by is added up. Of runs under `apiserver` alone, through which the proxy lives, the slopes of
 its memory, descriptors, tasks and threads are told. Ends with 1 at the first promise that was broken, and keeps its

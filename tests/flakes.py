@@ -38,7 +38,8 @@ def programs(cargo_arguments):
         message = json.loads(line)
         if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
             target = message["target"]
-            found.append(("lib" if "lib" in target["kind"] else target["name"], message["executable"]))
+            is_daemon = target["name"] == "kube_fanout"
+            found.append(("lib" if is_daemon else target["name"], message["executable"]))
     return found
 
 

@@ -4,7 +4,7 @@
 #
 # tests/mutants.sh [NUMBER ...]: those bugs, or all. SAMPLE=n draws so many of all by SEED, which is drawn if it is not
 # given, and runs the first test of each. All bugs are in one build, and KUBE_FANOUT_MUTANT says which one a process has
-# (src/base/mutant.rs).
+# (crates/base/src/mutant.rs).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -37,13 +37,12 @@ if [ ${#chosen[@]} = 0 ] && [ -n "${SAMPLE:-}" ]; then
 fi
 
 # A failed build says why.
-if ! built=$(cargo test ${CI:+--locked} --no-run --lib --test direct --test simulation 2>&1); then
+if ! built=$(cargo test ${CI:+--locked} --no-run --lib --bin fanoutctl --test direct --test command --test simulation 2>&1); then
   printf '%s\n' "$built" >&2
   exit 1
 fi
-executable() { sed -nE "s|^ *Executable .*$1 \((.*)\)\$|\1|p" <<<"$built"; }
-library=$(executable src/lib.rs) direct=$(executable tests/direct/main.rs)
-simulation=$(executable tests/simulation/main.rs)
+executable() { sed -nE "s|^ *Executable .*\((.*/$1-[0-9a-f]+)\)\$|\1|p" <<<"$built"; }
+library=$(executable kube_fanout) direct=$(executable direct) simulation=$(executable simulation)
 library_tests=$("$library" --list --format terse) direct_tests=$("$direct" --list --format terse)
 simulation_tests=$("$simulation" --list --format terse)
 
@@ -51,6 +50,10 @@ simulation_tests=$("$simulation" --list --format terse)
 find_test() {
   local file=${1%%::*} name=${1##*::} listed module
   case $file in
+    crates/*)
+      program=$(executable "$(cut -d / -f 2 <<<"$file")") module=${file#crates/*/src/}
+      listed=$("$program" --list --format terse)
+      ;;
     src/*) program=$library listed=$library_tests module=${file#src/} ;;
     tests/direct/*) program=$direct listed=$direct_tests module=${file#tests/direct/} ;;
     tests/simulation/*) program=$simulation listed=$simulation_tests module=${file#tests/simulation/} ;;

@@ -28,6 +28,7 @@ STAGES = [
     ("macos", ["macos"], 3, False),
     ("properties", ["properties"], 4, True),
     ("mutants", ["mutants"], 8, False),
+    ("conformance-release", ["conformance-release"], 12, False),
     ("measured", ["measured"], 30, True),
     ("simulation", ["simulation", "SEEDS=10000"], 30, True),
     ("fuzz", ["fuzz", "SECONDS=60"], 25, True),

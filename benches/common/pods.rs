@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kube_fanout::cache::{Change, Snapshot, View};
-use kube_fanout::kube::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
 use kube_fanout::wire::{Columns, Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
+use kubeapi::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
 
 /// The release that wrote the frames.
 pub const MINOR: u32 = 37;

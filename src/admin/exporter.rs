@@ -6,8 +6,8 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use super::cost::{self, CostRow};
 use super::folded::{Folded, Folding};
 use super::{process, series};
-use crate::base::Pulse;
 use crate::feeds::Feeds;
+use base::Pulse;
 
 /// Renders every metric of the process.
 #[derive(Clone)]

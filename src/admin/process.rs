@@ -13,7 +13,7 @@ use portable as system;
 use rustix::process::{Resource, getrlimit};
 
 use super::series::{head, single};
-use crate::base::Pulse;
+use base::Pulse;
 
 /// What a process has taken so far; what cannot be read is not shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -13,9 +13,9 @@ use tokio::time::{Instant, timeout};
 
 use super::{AdminAnswer, AdminPages, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::BrowserGuard;
-use crate::base::{Pulse, Ready, Tunable};
-use crate::kube::Status;
 use crate::net::Peer;
+use base::{Pulse, Ready, Tunable};
+use kubeapi::Status;
 
 /// What a kubelet or a balancer is told. It takes every Host, for there is nothing here that a web page could learn.
 #[derive(Debug, Clone)]

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::StartError;
-use crate::base::Tasks;
 use crate::config::{Serve, TlsSource};
 use crate::net::{Address, ClientCertificates, Tls};
+use base::Tasks;
 
 /// How listeners speak TLS, where they do.
 pub(super) struct Certificates {

@@ -8,7 +8,6 @@ use tokio::time::{Instant, timeout};
 
 use super::insistence;
 use crate::auth::AuthMode;
-use crate::base::{Tasks, WallClock};
 use crate::config::{CheckArguments, MemoryLimit, Serve, TlsSource};
 use crate::net::{ClientCertificates, Tls};
 use crate::preflight::{
@@ -16,6 +15,7 @@ use crate::preflight::{
 };
 use crate::serve::{Coverage, Uncovered};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
+use base::{Tasks, WallClock};
 
 /// What was found out.
 pub struct Checked {

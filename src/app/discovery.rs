@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::listener::{ChangeListener, News};
 use self::schedule::{ChangesHeard, Schedule, SettlingLooks};
 use super::rights::Rights;
-use crate::base::{Backoff, NotReady, Tasks, until};
 use crate::serve::feed_spec;
 use crate::upstream::{DeclaringResource, Documents};
 use crate::wire::JsonLayout;
+use base::{Backoff, NotReady, Tasks, until};
 
 /// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
 #[derive(Debug, Clone)]

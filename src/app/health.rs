@@ -7,7 +7,7 @@ use http::StatusCode;
 use tokio::time::timeout;
 
 use crate::config::HealthQuestion;
-use crate::net::PagePlace;
+use base::PagePlace;
 
 /// What a proxy said of itself; its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]

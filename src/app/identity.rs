@@ -6,9 +6,9 @@ use super::StartError;
 use crate::auth::{
     AuthConfig, AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted,
 };
-use crate::base::{Reloaded, Tasks, WallClock};
 use crate::config::Serve;
 use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
+use base::{Reloaded, Tasks, WallClock};
 
 /// The gates, which decide who somebody is and what they may read.
 pub(super) struct Gates {

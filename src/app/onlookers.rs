@@ -10,8 +10,8 @@ use tokio::runtime::Handle;
 
 use crate::admin::{Admittance, NotAdmitted, PrivatePages};
 use crate::auth::{Caller, Gate, NotGranted, RequestSender};
-use crate::kube::{Query, RequestInfo};
 use crate::serve::Sightings;
+use kubeapi::{Query, RequestInfo};
 
 /// The pages, for whoever may `get` their paths as upstream says. Must be called on the runtime that upstream's
 /// connections belong to.

@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
-use crate::base::{DrainTrigger, Tasks, Tunable};
 use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
+use base::{DrainTrigger, Tasks, Tunable};
 
 /// The listeners of metrics and health. They are bound with the others, and served on a thread and a runtime of their
 /// own.

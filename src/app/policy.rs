@@ -16,12 +16,12 @@ use tokio::time::sleep;
 
 use super::rights::Rights;
 use crate::auth::{Affected, Gate, Policy, PolicyChange, PolicyKind};
-use crate::base::{Tasks, random, watch};
 use crate::cache::{Cursor, FeedState, Pull, Start, View};
 use crate::feeds::{FeedHandle, Scope};
-use crate::kube::{EventType, Gvr};
 use crate::serve::feed_spec;
 use crate::wire::{Encoding, Representation};
+use base::{Tasks, random, watch};
+use kubeapi::{EventType, Gvr};
 
 /// Listens to one kind of RBAC's objects, by an ordinary feed.
 struct Listener {

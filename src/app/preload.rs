@@ -9,12 +9,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::discovery::DiscoveryLoop;
 use super::rights::Rights;
-use crate::base::{LogLimit, NotReady, Ready, Tasks, Tunable, watch};
 use crate::cache::{FeedEnd, FeedState};
 use crate::config::Serve;
 use crate::feeds::{FeedHandle, Feeds, Unavailable};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
+use base::{LogLimit, NotReady, Ready, Tasks, Tunable, watch};
 
 /// The pause before a preloaded feed that could not start, or has ended, is started again.
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);

@@ -10,12 +10,12 @@ use tokio::signal::unix::Signal;
 use super::{StartError, metrics};
 use crate::admin::{ConfigReader, ConfigShown};
 use crate::auth::{BrowserGuard, Hosts};
-use crate::base::{Reloaded, Tasks, Tunable};
 use crate::config::{ConfigSettings, Serve, ServeArguments};
 use crate::feeds::Feeds;
 use crate::net::ConnectionLimits;
 use crate::reflect::ReflectConfig;
 use crate::serve::{Coverage, Frontend, ServeConfig};
+use base::{Reloaded, Tasks, Tunable};
 
 /// Where a running application's configuration comes from.
 pub struct Reloading {
@@ -89,7 +89,7 @@ impl Tuned {
             let text = String::from_utf8(contents.concat()).map_err(|error| error.to_string())?;
             arguments.resolve_text(&text).map_err(|problems| problems.to_string())
         };
-        let wrong = |error: crate::base::LoadError<String>| StartError::Configuration(error.to_string());
+        let wrong = |error: base::LoadError<String>| StartError::Configuration(error.to_string());
         let file = Reloaded::load("configuration", vec![path.clone()], read).map_err(wrong)?;
         tasks.spawn_needed("configuration file", file.clone().keep_up(self.running.get().look_every));
         drop(self.file.set((path, file)));

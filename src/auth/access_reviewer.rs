@@ -17,9 +17,9 @@ use super::review_rights::ReviewRight;
 use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
-use crate::base::mutant;
-use crate::kube::{Access, AccessTarget, Payer, User};
 use crate::upstream::{AccessVerdict, Cause};
+use base::mutant;
+use kubeapi::{Access, AccessTarget, Payer, User};
 
 /// Asks upstream who may do what, and remembers the answer for seconds.
 ///

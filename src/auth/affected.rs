@@ -1,7 +1,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::kube::{Access, AccessTarget, User};
+use kubeapi::{Access, AccessTarget, User};
 
 /// Whose rights a change of policy may touch, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +142,7 @@ fn add(subjects: &mut HashMap<String, AffectedScope>, name: String, reach: &Affe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::ResourceTarget;
+    use kubeapi::ResourceTarget;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {

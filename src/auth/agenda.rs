@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::AffectedScope;
-use crate::base::random;
+use base::random;
 
 /// The times at which each namespace of a readable watch is to be asked about again. They are spread over the period,
 /// and earlier where policy has changed.

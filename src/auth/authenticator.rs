@@ -11,9 +11,9 @@ use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::token_reviewer::{self, TokenReviewer};
 use super::{AuthConfig, AuthorityRole, NotGranted, Shown};
-use crate::base::{Ready, Reloaded, WallClock};
-use crate::kube::User;
 use crate::upstream::CredentialId;
+use base::{Ready, Reloaded, WallClock};
+use kubeapi::User;
 
 /// The authorities whose certificates are accepted now: their file may change.
 pub type Trusted = Reloaded<Authorities>;

@@ -15,7 +15,7 @@ use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
 use super::chain::Chain;
 use super::once::Once;
-use crate::kube::User;
+use kubeapi::User;
 
 /// The authorities whose signatures make a certificate a credential.
 pub struct Authorities {

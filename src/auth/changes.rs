@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::Affected;
-use crate::base::{random, until};
+use base::{random, until};
 
 /// Changes that were seen and not yet acted on.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
     use crate::auth::{AffectedScope, Subjects};
-    use crate::kube::User;
+    use kubeapi::User;
 
     fn change(user: usize) -> Affected {
         let mut subjects = Subjects::default();

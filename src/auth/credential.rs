@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue};
 use zeroize::Zeroizing;
 
 use super::Shown;
-use crate::kube::User;
+use kubeapi::User;
 
 /// A bearer token. It is never shown, and is wiped from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use super::namespace_quota::NamespaceQuota;
 use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
-use crate::base::{Ready, Shares, Tasks, WallClock, mutant, watch};
-use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
+use base::{Ready, Shares, Tasks, WallClock, mutant, watch};
+use kubeapi::{Access, Payer, RequestInfo, User, Verb};
 
 /// Decides who somebody is and what they may do.
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::grant_lease::GrantLease;
-use crate::kube::{Access, AccessTarget, Gvr};
+use kubeapi::{Access, AccessTarget, Gvr};
 
 /// A permission to read what one request asks for: verb, resource, namespace, name and selectors.
 ///

@@ -26,9 +26,9 @@ use super::lease_standing::{Doubt, LeaseStanding};
 use super::lease_terms::{Asserted, LeaseTerms, Stands};
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
-use crate::base::{Tasks, random, watch};
-use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
+use base::{Tasks, random, watch};
+use kubeapi::{Access, Payer, User};
 
 /// What an open watch stands on.
 #[derive(Debug)]

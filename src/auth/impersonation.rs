@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderValue};
 pub use asked::Impeded;
 
 use super::credential::{text, unescaped};
-use crate::kube::{User, go_quote};
+use kubeapi::{User, go_quote};
 
 /// The headers name nobody: 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

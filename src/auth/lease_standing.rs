@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep_until};
 use super::access_reviewer::Vouched;
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
-use crate::kube::{Access, User};
 use crate::upstream::CredentialId;
+use kubeapi::{Access, User};
 
 /// What a lease and its keeper know of each other.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use super::AuthConfig;
 use super::credential::Credential;
-use crate::base::random;
-use crate::kube::User;
+use base::random;
+use kubeapi::User;
 
 /// How long a lease stands without being asserted: each time at most so long, and less up to a fifth, the first time up
 /// to four fifths, so that leases that began together are asserted apart.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::kube::Payer;
+use kubeapi::Payer;
 
 /// A limit on the namespaces that open readable watches depend on, in all and for each user. Each namespace is asked
 /// about again whenever a right may have changed, so there are no more than can be asked about in time.
@@ -76,7 +76,7 @@ impl Drop for NamespaceShare {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::User;
+    use kubeapi::User;
 
     #[test]
     fn nobody_stands_on_more_namespaces_than_can_be_asked_about() {

@@ -14,8 +14,8 @@ use super::agenda::Agenda;
 use super::authenticator::Authenticator;
 use super::namespace_quota::NamespaceShare;
 use super::{AffectedScope, NotGranted};
-use crate::base::{until, watch};
-use crate::kube::{Access, User};
+use base::{until, watch};
+use kubeapi::{Access, User};
 
 /// The verdicts on a collection's namespaces: which of them somebody may read, as far as that was found out.
 pub(super) struct NamespaceVerdicts {

@@ -2,8 +2,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::review_topic::ReviewTopic;
-use crate::kube::{Access, User};
 use crate::upstream::Error;
+use kubeapi::{Access, User};
 
 /// Why a caller gets nothing. `serve` decides what clients are told of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,7 +79,7 @@ impl NotGranted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::Status;
+    use kubeapi::Status;
 
     #[test]
     fn only_a_refusal_of_the_question_itself_is_upstreams_no_to_us() {

@@ -13,8 +13,8 @@ use super::review_rights::ReviewRight;
 use super::review_topic::ReviewTopic;
 use super::reviews::ReviewFuture;
 use super::{NotGranted, metrics};
-use crate::base::{LogLimit, Shares};
-use crate::kube::Payer;
+use base::{LogLimit, Shares};
+use kubeapi::Payer;
 
 /// What a question is asked for. Each class has places of its own and waits for none of the others. So a right that was
 /// taken away ends in time, however many requests, guessed tokens or namespaces of readable watches there are.

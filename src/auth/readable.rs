@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 use super::grant_lease::GrantLease;
 use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
 use super::{Grant, NotGranted, Revoked};
-use crate::base::watch;
-use crate::kube::{Access, Gvr};
+use base::watch;
+use kubeapi::{Access, Gvr};
 
 /// A permission for a collection: for everything that a request asks for, or for some namespaces of it.
 #[derive(Debug, Clone)]
@@ -166,9 +166,9 @@ impl Readable {
             &super::AuthConfig::default(),
             None,
             None,
-            crate::base::WallClock::default(),
+            base::WallClock::default(),
         );
-        let access = Access { verb: "watch".to_owned(), target: crate::kube::AccessTarget::Path(String::new()) };
+        let access = Access { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
         let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
         let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone(), slots));
         let readable = Self { access, verdicts, lease: None };

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::credential::Token;
 use super::review_topic::ReviewTopic;
-use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 use crate::upstream::{AccessVerdict, Cause, Client, Error, TokenVerdict};
+use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// Answers questions about callers: upstream does, and in tests a stub.
 pub(super) trait Reviews: Send + Sync {

@@ -13,9 +13,9 @@ use super::credential::Token;
 use super::review_topic::ReviewTopic;
 use super::reviews::{ReviewFuture, Reviews};
 use super::{AuthConfig, Caller, Delegation, Gate, NotGranted, RequestSender};
-use crate::base::{Tasks, WallClock};
-use crate::kube::{Access, AccessTarget, Query, RequestInfo, User};
 use crate::upstream::{AccessVerdict, Cause, Client, CredentialSource, Error, TokenVerdict};
+use base::{Tasks, WallClock};
+use kubeapi::{Access, AccessTarget, Query, RequestInfo, User};
 
 /// Tokens are their holders' names, of which one may have many: `ada~1`. Everybody may everything, but for what is
 /// denied.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::stub::{Stub, gate, info};
 use super::{Affected, AffectedScope, AuthConfig, Gate, Grant, NotGranted, Readable, Subjects};
-use crate::base::Tasks;
+use base::Tasks;
 
 /// A gate, with those who ask through it.
 struct Scene {

@@ -13,9 +13,9 @@ use super::review_rights::ReviewRight;
 use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{AuthConfig, NotGranted};
-use crate::base::WallClock;
-use crate::kube::{Payer, User};
 use crate::upstream::CredentialId;
+use base::WallClock;
+use kubeapi::{Payer, User};
 
 /// Asks upstream whose a token is, and remembers the answer for seconds.
 ///

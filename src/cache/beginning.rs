@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::lane::{Lane, LaneRead};
 use super::shared::Shared;
 use super::{CacheReader, Change, Event, Misfit, Prehistory, RingRoom, Snapshot, Unexplained};
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The beginning of a feed's history, which earlier events have to lead to.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Pins;
 use super::outgrown::{Weight, outgrown};
-use crate::base::Account;
+use base::Account;
 
 /// The memory of all feeds.
 #[derive(Debug)]

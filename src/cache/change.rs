@@ -1,7 +1,7 @@
 use bytes::Bytes;
 
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// One change as upstream's stream reported it.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::budget::{Budget, LeastUsed};
 use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
-use crate::base::Account;
+use base::Account;
 
 /// The bytes that chunks of one feed were written as. They are made once for all clients, and bounded.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use tokio::sync::OnceCell;
 
 use super::states::PastState;
-use crate::base::HashKeys;
-use crate::kube::ObjectKey;
 use crate::wire::{Lengths, Object, Representation};
+use base::HashKeys;
+use kubeapi::ObjectKey;
 
 /// Neighbouring objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them: lists are made of chunks.
 ///

@@ -1,5 +1,5 @@
 use super::Snapshot;
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// A version that upstream's stream has not reached yet, at which upstream had exactly the feed's objects
 /// (R-VERSION-1).

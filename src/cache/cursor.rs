@@ -8,8 +8,8 @@ use super::lane::{Lane, LaneRead};
 use super::progress::Progress;
 use super::shared::Shared;
 use super::{Event, Follower, Snapshot, View};
-use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Refused, Renderer};
+use kubeapi::{EventType, ResourceVersion};
 
 /// A reader's place in a feed: the next event it needs. It holds no events; a slow reader costs its position.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::budget::{Budget, LeastUsed};
-use crate::base::Account;
 use crate::wire::{Object, Renderer};
+use base::Account;
 
 /// Objects whose derived JSON is kept, so that it is made once and not for every reader. Bounded; the oldest go first.
 ///

@@ -5,9 +5,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::View;
-use crate::base::{Account, mutant};
-use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Object, Refused, Renderer, Representation};
+use base::{Account, mutant};
+use kubeapi::{EventType, ResourceVersion};
 
 /// One change of one object, as upstream reported it, with what selectors need to know of the state before.
 #[derive(Debug)]

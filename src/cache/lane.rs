@@ -9,7 +9,7 @@ use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
 use super::{Event, View};
-use crate::base::{Bell, mutant};
+use base::{Bell, mutant};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::Event;
 use super::lane::Lane;
 use super::lane_key::LaneTerm;
-use crate::base::Map;
-use crate::kube::Attributes;
+use base::Map;
+use kubeapi::Attributes;
 
 /// The narrow lanes of one namespace, or of all namespaces together. An event finds here the lanes that it concerns.
 ///

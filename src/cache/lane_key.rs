@@ -1,5 +1,5 @@
 use super::View;
-use crate::kube::{Operator, Selector};
+use kubeapi::{Operator, Selector};
 
 /// Which lane a reader follows: in one namespace or in all, the lane of the narrowest term of its selector.
 ///

@@ -6,7 +6,7 @@ use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
-use crate::base::{Map, mutant};
+use base::{Map, mutant};
 
 /// The lanes of one feed. They find the readers that an event concerns in a few look-ups, however many readers there
 /// are.

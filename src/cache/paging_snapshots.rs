@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::snapshot::Taken;
 use super::{CacheConfig, Snapshot};
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// Snapshots kept for clients that page through a LIST, newest use last; bounded by count and age.
 ///

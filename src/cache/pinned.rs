@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Snapshot;
 use super::snapshot::Taken;
-use crate::base::Cut;
+use base::Cut;
 
 /// The pins on states of all feeds. Cloning shares.
 ///

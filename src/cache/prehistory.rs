@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use super::Event;
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The room that is left in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use std::sync::atomic::AtomicU64;
 
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// A copy of [`Progress`] that is read without a lock.
 #[derive(Debug, Default)]

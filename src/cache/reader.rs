@@ -16,9 +16,9 @@ use super::timeline::Timeline;
 use super::transaction::Transaction;
 use super::wakes::Wakes;
 use super::{CacheConfig, ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
-use crate::base::{Account, Cut, mutant, watch};
-use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
+use base::{Account, Cut, mutant, watch};
+use kubeapi::{Gvr, ResourceVersion};
 
 /// Reads one feed. Cloning shares.
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use super::lanes::Lanes;
 use super::prehistory::RingRoom;
 use super::wakes::Wakes;
 use super::{CacheConfig, Event, Prehistory, View};
-use crate::base::{Charge, mutant};
-use crate::kube::{ObjectKey, ResourceVersion};
+use base::{Charge, mutant};
+use kubeapi::{ObjectKey, ResourceVersion};
 
 /// A feed's recent events, oldest first, and the lanes that readers follow them in. Bounded in number, bytes and age.
 #[derive(Debug)]

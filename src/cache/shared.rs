@@ -14,9 +14,9 @@ use super::snapshot::Taken;
 use super::timeline::Timeline;
 use super::wholeness::Wholeness;
 use super::{CacheConfig, ChunkCache};
-use crate::base::{Tunable, watch};
-use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
+use base::{Tunable, watch};
+use kubeapi::{Gvr, ResourceVersion};
 
 /// What one writer and many readers share.
 #[derive(Debug)]

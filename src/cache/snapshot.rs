@@ -5,9 +5,9 @@ use imbl::OrdMap;
 
 use super::chunks::ChunkIndex;
 use super::{Chunk, Chunker, Event, View};
-use crate::base::mutant;
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use base::mutant;
+use kubeapi::{ObjectKey, ResourceVersion};
 
 /// All objects of a feed at one version. Cloning shares; the writer goes on beside it.
 #[derive(Debug, Clone)]

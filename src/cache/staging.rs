@@ -4,9 +4,9 @@ use imbl::OrdMap;
 
 use super::Snapshot;
 use super::shared::Shared;
-use crate::base::Charge;
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use base::Charge;
+use kubeapi::{ObjectKey, ResourceVersion};
 
 /// A state that is being gathered, within the memory of feeds. It counts beside what all of them hold.
 #[derive(Debug)]

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::{Account, Charge};
+use base::{Account, Charge};
 
 /// What older states of one feed keep alive of its map besides objects, while somebody has them.
 ///

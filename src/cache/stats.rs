@@ -1,4 +1,4 @@
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// Sizes of one feed, for metrics and admin pages.
 #[derive(Debug, Clone, Copy, Default)]

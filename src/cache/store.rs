@@ -7,8 +7,8 @@ use super::chunks::ChunkIndex;
 use super::snapshot::Taken;
 use super::states::States;
 use super::{Event, Snapshot};
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// A feed's current objects, in the order of their keys. Taking a snapshot costs a pointer.
 #[derive(Debug)]

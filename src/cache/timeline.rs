@@ -14,9 +14,9 @@ use super::store::Store;
 use super::transaction::Transaction;
 use super::wakes::Wakes;
 use super::{CacheConfig, Event, Prehistory, Snapshot};
-use crate::base::{Account, mutant};
-use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{Envelope, Object};
+use base::{Account, mutant};
+use kubeapi::{EventType, Gvr, ObjectKey, ResourceVersion};
 
 /// A feed's present and its recent past: store and ring, which change together, and their versions.
 #[derive(Debug)]

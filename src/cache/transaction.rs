@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Event, Snapshot};
-use crate::kube::{EventType, Gvr, ResourceVersion};
+use kubeapi::{EventType, Gvr, ResourceVersion};
 
 /// The newest version of a feed, while more of its events may come.
 ///

@@ -1,6 +1,6 @@
-use crate::base::mutant;
-use crate::kube::{ObjectKey, Selector};
 use crate::wire::Object;
+use base::mutant;
+use kubeapi::{ObjectKey, Selector};
 
 /// What it costs to reach an object, in comparisons of text: in a large collection no processor cache has it (`select/a
 /// label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).

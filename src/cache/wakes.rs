@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::base::Bell;
+use base::Bell;
 
 /// Readers that are to be woken, once no lock is held: by core, and of each first those that are proxies, behind each
 /// of which others wait.

@@ -1,5 +1,5 @@
 use super::CacheReader;
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The newest change that a feed knows. A stream that starts right before it tells it first, if the stream is of the
 /// same history.

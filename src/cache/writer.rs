@@ -20,9 +20,9 @@ use super::transaction::Transaction;
 use super::wakes::Wakes;
 use super::wholeness::Wholeness;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
-use crate::base::{linger_before, mutant, watch};
-use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
+use base::{linger_before, mutant, watch};
+use kubeapi::{Gvr, ResourceVersion};
 
 /// The only writer of a feed's cache. It is not `Clone`: there is one reflector per feed.
 #[derive(Debug)]

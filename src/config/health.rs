@@ -2,11 +2,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::Uri;
-
 use super::Problems;
 use super::configuration::Configuration;
-use crate::net::{Address, PagePlace};
+use crate::net::Address;
+use base::PagePlace;
 
 /// What `health` is asked with.
 #[derive(Debug, clap::Args)]
@@ -35,7 +34,6 @@ pub struct HealthQuestion {
 }
 
 const DEFAULT_PATH: &str = "/livez";
-const HTTP_PORT: u16 = 80;
 
 impl HealthArguments {
     /// Finds out whom to ask.
@@ -46,7 +44,10 @@ impl HealthArguments {
         let mut problems = Problems::default();
         let Self { url, config, healthz_bind_address, timeout } = self;
         let named = match url {
-            Some(url) => problems.check("URL", named(&url)),
+            Some(url) => {
+                let parsed = problems.check("URL", PagePlace::parse(&url));
+                parsed.map(|(place, path)| (place, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
+            }
             None => {
                 let file = config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
                 configured(file, healthz_bind_address, &mut problems)
@@ -57,18 +58,6 @@ impl HealthArguments {
             _ => Err(problems),
         }
     }
-}
-
-pub(super) fn named(url: &str) -> Result<(PagePlace, String), String> {
-    if let Some(path) = url.strip_prefix("unix:") {
-        return Ok((PagePlace::Unix(path.into()), DEFAULT_PATH.to_owned()));
-    }
-    let wrong = || format!("{url:?} is neither http://HOST:PORT, with a path or without, nor unix:PATH");
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
-    let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
-    let place = PagePlace::Tcp(format!("{host}:{}", uri.port_u16().unwrap_or(HTTP_PORT)));
-    let path = uri.path_and_query().map(ToString::to_string).filter(|path| path != "/");
-    Ok((place, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
 }
 
 /// Where `serve` with this configuration answers probes.
@@ -101,23 +90,6 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_url_is_taken_with_its_path_and_without() {
-        let tcp = |place: &str, path: &str| Ok((PagePlace::Tcp(place.to_owned()), path.to_owned()));
-        for (url, expected) in [
-            ("http://127.0.0.1:10256", tcp("127.0.0.1:10256", "/livez")),
-            ("http://127.0.0.1:10256/", tcp("127.0.0.1:10256", "/livez")),
-            ("http://fanout.internal/readyz?verbose", tcp("fanout.internal:80", "/readyz?verbose")),
-            ("http://[::1]:7/healthz", tcp("[::1]:7", "/healthz")),
-            ("unix:/run/admin.sock", Ok((PagePlace::Unix("/run/admin.sock".into()), "/livez".to_owned()))),
-        ] {
-            assert_eq!(named(url), expected, "{url}");
-        }
-        for url in ["https://127.0.0.1:10256", "127.0.0.1:10256", "/livez", "", "http://"] {
-            assert!(named(url).is_err(), "{url}");
-        }
-    }
 
     #[test]
     fn by_default_it_asks_where_serve_answers() {

@@ -11,7 +11,7 @@ const OF_USER: &str = ".kube/config";
 ///
 /// # Errors
 /// It is a list, as kubectl takes it, and not exactly one of its files exists.
-pub(super) fn one_file(named: PathBuf) -> Result<Option<PathBuf>, String> {
+pub fn one_kubeconfig(named: PathBuf) -> Result<Option<PathBuf>, String> {
     if named.as_os_str().is_empty() {
         return Ok(None);
     }
@@ -56,7 +56,7 @@ mod tests {
         for file in [&a, &b, &user] {
             std::fs::write(file, "").expect("a file");
         }
-        let read = |text: String| one_file(text.into());
+        let read = |text: String| one_kubeconfig(text.into());
         assert_eq!(read(String::new()), Ok(None));
         assert_eq!(read(gone.clone()), Ok(Some(PathBuf::from(&gone))), "a single file is refused where it is read");
         for list in [format!("{a}:{gone}"), format!("{gone}:{a}"), format!(":{a}:")] {

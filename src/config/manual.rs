@@ -3,11 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
-
-use super::Arguments;
 
 /// A page in roff.
 #[derive(Debug)]
@@ -17,12 +15,12 @@ pub struct ManualPage {
     pub text: Vec<u8>,
 }
 
-/// Returns all pages, that of `kube-fanout` first. A hidden command has none.
+/// Returns the pages of a program and its commands, the program's first. A hidden command has none.
 ///
 /// # Errors
 /// None is expected: pages are written into memory.
-pub fn manual_pages() -> io::Result<Vec<ManualPage>> {
-    let mut root = root();
+pub fn manual_pages(program: Command) -> io::Result<Vec<ManualPage>> {
+    let mut root = without_help(program);
     root.build();
     let mut pages = Vec::new();
     for command in visible(&root) {
@@ -36,14 +34,14 @@ pub fn manual_pages() -> io::Result<Vec<ManualPage>> {
 ///
 /// # Errors
 /// It cannot be written to.
-pub fn write_manual(dir: &Path) -> io::Result<()> {
+pub fn write_manual(program: Command, dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
-    manual_pages()?.into_iter().try_for_each(|page| std::fs::write(dir.join(page.file), page.text))
+    manual_pages(program)?.into_iter().try_for_each(|page| std::fs::write(dir.join(page.file), page.text))
 }
 
 /// Without the command `help`, which clap adds to each command that has others.
-fn root() -> Command {
-    Arguments::command().disable_help_subcommand(true)
+fn without_help(program: Command) -> Command {
+    program.disable_help_subcommand(true)
 }
 
 /// A command and those below it that `--help` names.
@@ -101,20 +99,27 @@ fn examples(after: &str) -> Roff {
 mod tests {
     use std::collections::HashMap;
 
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::config::Arguments;
 
     /// The pages by their file, as they are read: roff has its own spelling of dashes and apostrophes.
     fn pages() -> HashMap<String, String> {
         let read = |text: Vec<u8>| {
             String::from_utf8(text).expect("text").replace("\\-", "-").replace("\\*(Aq", "'").replace("\\*[Aq]", "'")
         };
-        manual_pages().expect("they are written").into_iter().map(|page| (page.file, read(page.text))).collect()
+        manual_pages(Arguments::command())
+            .expect("they are written")
+            .into_iter()
+            .map(|page| (page.file, read(page.text)))
+            .collect()
     }
 
     #[test]
     fn each_command_has_a_page_that_names_each_of_its_flags() {
         let mut pages = pages();
-        let mut root = root();
+        let mut root = without_help(Arguments::command());
         root.build();
         for command in visible(&root) {
             let name = command.get_display_name().unwrap_or(command.get_name());
@@ -153,7 +158,7 @@ mod tests {
 
     #[test]
     fn an_environment_variable_is_named_and_its_value_is_not() {
-        let page = &pages()["kube-fanout-fanout-diff.1"];
+        let page = &pages()["kube-fanout-serve.1"];
         assert!(page.contains("\\fBKUBECONFIG\\fR environment variable"), "{page}");
     }
 }

@@ -5,10 +5,10 @@ use super::configuration::{Configuration, TlsSection};
 use super::coverage::Said;
 use super::{ConfigSettings, DelegatedKeys, Problems, Serve, TlsSource, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, PageOrigin};
-use crate::base::LOOK_EVERY;
 use crate::net::Address;
 use crate::serve::{AuditDestination, Consistency};
 use crate::upstream::{CredentialSource, EndpointsConfig, ServerUrl};
+use base::LOOK_EVERY;
 
 /// The flags of `serve`.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -243,7 +243,7 @@ fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
 }
 
 fn credentials(flag: Option<PathBuf>, file: Option<PathBuf>, problems: &mut Problems) -> CredentialSource {
-    let flag = flag.and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_file(named))?);
+    let flag = flag.and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
     flag.or(file).map_or_else(kubeconfig::default_source, CredentialSource::File)
 }
 

@@ -121,8 +121,8 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::feeds::Scope;
-    use crate::kube::Gvr;
     use crate::wire::Encoding;
+    use kubeapi::Gvr;
 
     const KEPT: Duration = Duration::from_secs(60);
 

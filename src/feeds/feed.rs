@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{CurrentGets, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
-use crate::base::Cut;
 use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, PinTerms, Pins, Snapshot};
-use crate::kube::ResourceVersion;
 use crate::wire::{Columns, Representation};
+use base::Cut;
+use kubeapi::ResourceVersion;
 
 /// A running feed, as its readers hold it.
 #[derive(Debug)]

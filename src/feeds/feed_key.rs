@@ -1,8 +1,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::kube::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
 use crate::wire::Encoding;
+use kubeapi::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
 
 /// What one feed fetches: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use super::FeedKey;
-use crate::kube::FieldTable;
 use crate::wire::{Envelope, JsonLayout};
+use kubeapi::FieldTable;
 
 /// A feed's key, and what is needed to read its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::wanted_versions::WantedVersions;
-use crate::base::watch;
-use crate::kube::ResourceVersion;
+use base::watch;
+use kubeapi::ResourceVersion;
 
 /// Since when a feed is known to be current, and since when somebody needs it to be.
 ///

@@ -5,8 +5,8 @@ use tokio::time::Instant;
 
 use super::FeedKey;
 use super::refused_for::{REFUSED_MAX, refused_for};
-use crate::base::Waits;
 use crate::cache::FeedEnd;
+use base::Waits;
 
 /// Feeds that ended for a reason that lasts, and when each may be tried again.
 #[derive(Debug, Default)]

@@ -10,10 +10,10 @@ use super::counts::Ledger;
 use super::feed::Common;
 use super::refusals::Refusals;
 use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
-use crate::base::{Map, Tunable};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
-use crate::kube::ResourceVersion;
 use crate::wire::{Encoding, Representation};
+use base::{Map, Tunable};
+use kubeapi::ResourceVersion;
 
 /// A request for a feed that does not run: its writer, for whoever runs reflectors.
 #[derive(Debug)]

@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::base::{Map, watch};
 use crate::wire::{Renderer, Representation};
+use base::{Map, watch};
 
 /// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
 ///
@@ -229,8 +229,8 @@ impl RenderingRefusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::MetaVersion;
     use crate::wire::{Encoding, Envelope, JsonLayout};
+    use kubeapi::MetaVersion;
 
     const METADATA: Representation = Representation::Metadata(Encoding::Json, MetaVersion::V1);
 

@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::base::watch;
 use crate::cache::{CacheReader, View};
-use crate::kube::ResourceVersion;
+use base::watch;
+use kubeapi::ResourceVersion;
 
 /// The clients that come from before a feed's history. Only the first history of a feed can be made to begin earlier,
 /// so nothing here is reset.

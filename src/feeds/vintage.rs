@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::watch;
-use crate::kube::ResourceVersion;
 use crate::upstream::Build;
+use base::watch;
+use kubeapi::ResourceVersion;
 
 /// Whether the bodies that a feed holds are as the server that it follows writes them.
 ///

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// Versions that readers have seen elsewhere and wait for: the next to ask upstream for is always the least, so that
 /// one which never comes hides no other.

@@ -5,10 +5,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use super::page_chunks::{Batch, PageChunks};
-use crate::base::Account;
 use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
-use crate::kube::EventType;
 use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
+use base::Account;
+use kubeapi::EventType;
 
 /// Writes the chunks of a page. The bytes of chunks that all lists share are made once for everybody.
 #[derive(Debug)]

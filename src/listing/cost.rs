@@ -4,7 +4,7 @@
 //! of a pod and 50 ns for three. To reach an object of a large collection takes 0.4 µs, which counts as forty.
 
 use crate::cache::{Snapshot, View};
-use crate::kube::Selector;
+use kubeapi::Selector;
 
 /// The work that is done between two yields to other tasks: about a millisecond.
 pub(crate) const SLICE: usize = 100_000;
@@ -69,7 +69,7 @@ pub(crate) fn is_for_watch(selector: &Selector) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::{FieldSelector, FieldTable, Gvr, LabelSelector};
+    use kubeapi::{FieldSelector, FieldTable, Gvr, LabelSelector};
 
     fn view(labels: &str, fields: &str) -> View {
         let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);

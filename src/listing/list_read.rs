@@ -1,6 +1,6 @@
 use crate::cache::View;
-use crate::kube::{ListPlan, PageStore};
 use crate::wire::Representation;
+use kubeapi::{ListPlan, PageStore};
 
 /// One page of a collection.
 #[derive(Debug, Clone, PartialEq)]

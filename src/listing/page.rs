@@ -11,8 +11,8 @@ use super::scan_pace::ScanPace;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Snapshot, View};
 use crate::feeds::FeedHandle;
-use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
 use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
+use kubeapi::{ContinueAt, ContinueToken, Selector, VersionMatch};
 
 /// One page of a collection, before it is written.
 #[derive(Debug)]

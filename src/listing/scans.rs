@@ -6,8 +6,7 @@ use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use super::Shed;
-use crate::base;
-use crate::kube::Payer;
+use kubeapi::Payer;
 
 /// The queue of scans. A scan takes a whole core. So fewer of them run at a time than there are cores, one for each
 /// caller, and callers take turns, about every millisecond. Work of less than a slice needs no turn.
@@ -74,7 +73,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::kube::User;
+    use kubeapi::User;
 
     fn caller(n: u8) -> Payer {
         Payer::of(&User { name: n.to_string(), ..User::default() })

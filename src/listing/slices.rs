@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::scans::Whose;
-use crate::base::random;
+use base::random;
 
 /// Slices for work that polls do for one client alone. Watches look through histories that they catch up with and
 /// states that they begin with; dear selectors are evaluated; selections are derived and compressed.
@@ -181,7 +181,7 @@ mod tests {
     use super::super::cost;
     use super::super::scan_pace::Looks;
     use super::*;
-    use crate::kube::{Payer, User};
+    use kubeapi::{Payer, User};
 
     fn payer(n: usize) -> Payer {
         Payer::of(&User { name: n.to_string(), ..User::default() })

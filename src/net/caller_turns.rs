@@ -14,7 +14,7 @@ use super::Connection;
 use super::connection::EVERYBODY;
 use super::crowd::ConnectionSource;
 use super::owners::Owner;
-use crate::base::PerCore;
+use base::PerCore;
 use line::{Entered, Lines, Place, SLICE};
 
 /// The turns of owners at the cores of a listener. An owner is a caller, or an address whose callers are not known. If

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::crowd::ConnectionSource;
 use super::failures::Failures;
 use super::metrics::ConnectionFailure;
-use crate::base::{PerCore, TurnQueue};
+use base::{PerCore, TurnQueue};
 
 /// The TLS handshakes of a listener. What is done of one in a poll, mostly a signature, takes a processor for up to a
 /// millisecond, and anybody may have it done without end. So it is done in turns: sources have them one after the

@@ -148,9 +148,9 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::base::Cut;
     use crate::net::head_budget::HeadBudget;
     use crate::net::{Connection, PeerAddress};
+    use base::Cut;
 
     /// The client's end: what it sends in each write, and what it receives in each write.
     #[derive(Clone, Default)]

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::connection::ConnectionState;
 use super::metrics::ConnectionFailure;
 use super::{Connection, ConnectionLimits};
-use crate::base::{Cut, DrainWatch, random};
+use base::{Cut, DrainWatch, random};
 
 /// The jitter of the age at which a connection is ended, in both directions.
 const AGE_JITTER: f64 = 0.1;

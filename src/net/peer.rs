@@ -5,7 +5,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::Connection;
 
-use crate::base::Cut;
+use base::Cut;
 
 /// The other end of a connection, as far as the connection tells.
 #[derive(Debug, Clone)]

@@ -15,7 +15,7 @@ use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
 use super::owners::{Owner, Owners};
 use super::{Connection, ConnectionLimits};
-use crate::base::{Tunable, descriptor_wanted, want_descriptor};
+use base::{Tunable, descriptor_wanted, want_descriptor};
 
 /// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
 /// comes. The oldest goes, so a newcomer has as much time to ask as it takes until others have come for all that were

@@ -9,7 +9,7 @@ use super::connection::{ConnectionState, RequestUnderWay};
 use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::running_body::RunningBody;
-use crate::base::{Cut, DrainWatch, UnderWay, mutant};
+use base::{Cut, DrainWatch, UnderWay, mutant};
 
 /// How the requests of a connection are answered, whatever it speaks.
 pub(super) struct Requests<S> {

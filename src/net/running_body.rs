@@ -6,7 +6,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::connection::RequestUnderWay;
 use super::parkable_body::ParkableBody;
-use crate::base::UnderWay;
+use base::UnderWay;
 
 /// Any object fits in: etcd takes 1.5 MiB.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;

@@ -24,7 +24,7 @@ use super::preface::{Spoken, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
-use crate::base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor};
+use base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor};
 
 /// What makes the handshakes of TLS.
 type Shaken = (Tls, Arc<Handshakes>);

@@ -11,7 +11,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::client_certificates::AnyIssuer;
 use super::validity::CertificateValidity;
-use crate::base::{LoadError, Reloaded};
+use base::{LoadError, Reloaded};
 
 /// How a listener speaks TLS: 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the certificate that the files
 /// hold now; connections keep the one they began with.

@@ -6,7 +6,7 @@ use rustls::pki_types::pem::PemObject as _;
 use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 
 use super::metrics::certificate_expires;
-use crate::base::WallClock;
+use base::WallClock;
 
 /// The time within which a certificate is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use futures_util::task::{ArcWake, AtomicWaker};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::base::{now_ns, ns_at};
+use base::{now_ns, ns_at};
 
 /// The parts of a connection that have been woken; all of them are one task. A part is polled when it was woken, and
 /// not whenever the task is: a connection with a watch has far more to write than to read, and a part that nobody polls

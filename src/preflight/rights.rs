@@ -4,8 +4,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 
 use super::{CheckFinding, Wanted};
-use crate::kube::{Access, AccessTarget, Gvr, ResourceTarget};
 use crate::upstream::{Client, Error};
+use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 
 /// What a proxy needs rights for.
 #[derive(Debug, Clone, Default)]

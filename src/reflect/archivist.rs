@@ -11,12 +11,12 @@ use super::metrics::SideRequest;
 use super::session::status_of;
 use super::side_findings::{Explanation, Found, SideFinding};
 use super::stream::Ended;
-use crate::base::Backoff;
 use crate::cache::{Beginning, Change, FeedState, Prehistory, Unexplained};
 use crate::feeds::{LookedBack, Retrospect};
-use crate::kube::ResourceVersion;
 use crate::upstream::{Cause, Error};
 use crate::wire::WatchItem;
+use base::Backoff;
+use kubeapi::ResourceVersion;
 
 /// Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
 /// when they come from another server.

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::base::watch;
 use crate::feeds::Feed;
-use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Server};
 use crate::wire::Encoding;
+use base::watch;
+use kubeapi::ResourceVersion;
 
 /// The servers behind one feed's bodies. The reflector says which server it reads from; the [`Renewer`](super::renew)
 /// finds out of which release these servers are.
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
     use crate::cache::CacheConfig;
     use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, Scope};
-    use crate::kube::Gvr;
+    use kubeapi::Gvr;
 
     fn server(minor: u32, patch: u32) -> Server {
         let version = format!(r#"{{"major": "1", "minor": "{minor}", "gitVersion": "v1.{minor}.{patch}"}}"#);

@@ -2,9 +2,9 @@
 
 use super::stream::{Ended, WatchStream};
 use crate::cache::{Change, REST_FOLLOWS_WITHIN};
-use crate::kube::ResourceVersion;
 use crate::upstream::Error;
 use crate::wire::{ObjectReader, WatchItem};
+use kubeapi::ResourceVersion;
 use tokio::time::timeout;
 
 /// How much may be gathered. For more, a relist is the way.

@@ -18,8 +18,8 @@
 use std::cmp::Ordering;
 
 use crate::cache::{CacheReader, Snapshot, Witness};
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::{Object, WatchItem};
+use kubeapi::{ObjectKey, ResourceVersion};
 
 /// What a listed state says about the history that a feed holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

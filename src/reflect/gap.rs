@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// The lists that were needed because upstream had forgotten what follows our version.
 ///

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::base::mutant;
 use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
 use crate::feeds::{Feed, FeedSpec};
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Cause, Client, Error, Question, Server};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
+use base::mutant;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
 use super::metrics::{FeedMetrics, SideRequest};

@@ -20,8 +20,8 @@ use super::continuity::{Finding, Reach, compare, places};
 use super::initial_state::{At, FeedClient, InitialState};
 use super::metrics::SideRequest;
 use super::stream::Ended;
-use crate::base::random;
-use crate::kube::ResourceVersion;
+use base::random;
+use kubeapi::ResourceVersion;
 
 /// The reason for an inquiry, in the order of urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -23,9 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::{Change, Snapshot};
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::Error;
 use crate::wire::{Object, WatchItem};
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::continuity::{Reach, is_same};
 use super::initial_state::Lister;

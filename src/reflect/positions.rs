@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tokio::time::Instant;
 
 use crate::feeds::Freshness;
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 use super::gap::Position;
 

@@ -35,11 +35,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::base::{linger, mutant, random};
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::ProofCost;
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
+use base::{linger, mutant, random};
+use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::catch_up::CatchUp;
 use super::continuity::{Finding, Reach, compare, places};

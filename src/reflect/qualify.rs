@@ -18,12 +18,12 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::base::{Backoff, Waits, random};
 use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::{Feeds, RenderingRefusal};
-use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Cause, Error, Question, encoding_of};
 use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
+use base::{Backoff, Waits, random};
+use kubeapi::ResourceVersion;
 
 use super::body_writers::BodyWriters;
 use super::continuity::is_same;
@@ -436,7 +436,7 @@ fn exact(rv: ResourceVersion) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::Status;
+    use kubeapi::Status;
 
     fn refused(code: i32) -> Error {
         Error::Refused(Box::new(Status { code, ..Status::default() }))

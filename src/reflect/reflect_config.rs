@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::base::Waits;
+use base::Waits;
 
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 mod follow;
 mod relist;
 mod silence;
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::base::{Backoff, LogLimit, Waits, linger, random, watch};
 use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
-use crate::kube::ResourceVersion;
 use crate::wire::BookmarkTemplate;
+use base::{Backoff, LogLimit, Waits, linger, random, watch};
+use kubeapi::ResourceVersion;
 
 use super::body_writers::BodyWriters;
 use super::continuity::Continuity;

@@ -17,8 +17,8 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
-use crate::base::{Backoff, random};
 use crate::upstream::Server;
+use base::{Backoff, random};
 
 use super::body_writers::{Authorship, BodyWriters, By};
 use super::initial_state::FeedClient;

@@ -31,12 +31,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::base::{Tunable, random};
 use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::Scope;
-use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 use crate::upstream::{Cause, Error};
 use crate::wire::{Encoding, Object};
+use base::{Tunable, random};
+use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
 use super::body_writers::BodyWriters;
 use super::initial_state::{FeedClient, ObjectThen};
@@ -429,7 +429,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::Status;
+    use kubeapi::Status;
 
     fn refused(code: i32) -> Error {
         Error::Refused(Box::new(Status { code, ..Status::default() }))

@@ -1,9 +1,9 @@
 //! Applies the items of an open stream to the cache.
 
 use crate::cache::{Applied, CacheWriter, Change, OutOfOrder};
-use crate::kube::{ResourceVersion, Status};
 use crate::upstream::Error;
 use crate::wire::{BookmarkTemplate, ErrorEvent, WatchItem};
+use kubeapi::{ResourceVersion, Status};
 
 use super::metrics::FeedMetrics;
 

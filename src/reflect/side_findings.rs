@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::base::watch;
 use crate::cache::{Change, Prehistory, Unexplained};
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
+use base::watch;
+use kubeapi::{ObjectKey, ResourceVersion};
 
 /// A finding of those that work beside a reflector.
 #[derive(Debug)]

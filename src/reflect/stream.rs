@@ -5,9 +5,9 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::base::mutant;
 use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
+use base::mutant;
 
 /// One open watch upstream: bytes in, decoded items out.
 #[derive(Debug)]

@@ -6,11 +6,11 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
 
-use crate::base::{Tasks, Tunable, linger};
 use crate::cache::FeedEnd;
 use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
+use base::{Tasks, Tunable, linger};
 
 use super::archivist::Archivist;
 use super::body_writers::BodyWriters;

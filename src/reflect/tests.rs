@@ -14,13 +14,13 @@ use http::Uri;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{ReflectConfig, Supervisor};
-use crate::base::Tasks;
 use crate::cache::{CacheConfig, FeedEnd, FeedState};
-use crate::demo::{RunningUpstream, Upstream, upstream};
 use crate::feeds::{FeedHandle, FeedKey, FeedSpec, Feeds, Scope};
-use crate::kube::{Gvr, ResourceVersion};
 use crate::upstream::{Cause, Client};
 use crate::wire::Encoding;
+use base::Tasks;
+use demo::{RunningUpstream, Upstream, upstream};
+use kubeapi::{Gvr, ResourceVersion};
 
 /// A feed of pods, and its upstream.
 struct Scene {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::upstream::{Cause, Error, Question, encoding_of};
 use crate::wire::{Encoding, JsonLayout, ObjectReader};
+use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::initial_state::FeedClient;
 

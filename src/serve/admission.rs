@@ -6,9 +6,9 @@ use std::task::Poll;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::base::Shares;
-use crate::kube::Payer;
 use crate::listing::Shed;
+use base::Shares;
+use kubeapi::Payer;
 
 /// How much may be under way at once. Requests beyond a limit are refused at once: nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -245,7 +245,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::kube::User;
+    use kubeapi::User;
 
     fn payer(name: &str) -> Payer {
         Payer::of(&User { name: name.to_owned(), ..User::default() })

@@ -1,4 +1,4 @@
-use crate::base::random;
+use base::random;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

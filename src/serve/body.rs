@@ -12,10 +12,10 @@ use super::bounded_body::{BodyTimes, BoundedBody, List, Whole};
 use super::session::WatchSession;
 use super::watch::WatchBody;
 use super::watch_transport::WatchTransport;
-use crate::base::Cut;
 use crate::net::ParkableBody;
 use crate::upstream::ResponseBody;
 use crate::wire::Encoding;
+use base::Cut;
 
 /// The body of any answer.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use super::admission::AdmissionPlace;
 use super::body_error::BodyError;
-use crate::base::{Cut, Deadline, Deadlines, Tasks};
 use crate::cache;
 use crate::listing::{GzipList, ListBody};
+use base::{Cut, Deadline, Deadlines, Tasks};
 
 /// A body that ends in time, whether or not anybody takes it.
 ///

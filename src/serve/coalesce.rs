@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::admission::AdmissionPlace;
-use crate::base::{Tasks, mutant};
 use crate::upstream::{ActingAs, Error};
+use base::{Tasks, mutant};
 
 /// An answer of upstream that several requests share.
 #[derive(Debug, Clone)]

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use crate::feeds::Scope;
-use crate::kube::{FieldSelector, NAME_KEY, RequestInfo};
 use crate::upstream::{Resource, ResourceOrigin};
+use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
 
 /// What feeds may hold, as operators choose it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -117,8 +117,8 @@ fn field_of_node(resource: &Resource) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::{FieldTable, Gvr, PageStore, Query};
     use crate::wire::Encoding;
+    use kubeapi::{FieldTable, Gvr, PageStore, Query};
 
     fn resource(group: &str, version: &str, plural: &str) -> Resource {
         let gvr = Gvr::new(group, version, plural);

@@ -23,11 +23,11 @@ use super::object_answers::FREE_BYTES_MAX;
 use super::read_request::ReadRequest;
 use super::remembered::{AskedAt, Remembered};
 use super::response_context::{AUDIT_ID, new_audit_id, put_served};
-use crate::base::Ready;
 use crate::feeds::Feeds;
-use crate::kube::{Offers, Query, RequestInfo, discovery_accept, pretty};
 use crate::listing::Shed;
 use crate::upstream::{Build, Catalog, Client, Error, SharedDocument, is_impersonation, strip_hop_by_hop};
+use base::Ready;
+use kubeapi::{Offers, Query, RequestInfo, discovery_accept, pretty};
 
 /// Which document is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,7 +229,7 @@ pub(super) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
 fn is_plain(query: &Query) -> bool {
     let raw = query.raw();
     let is_timeout = |pair: &str| pair.strip_prefix("timeout=").is_some_and(|time| time.ends_with('s'));
-    raw.is_empty() || is_timeout(raw) && !raw.contains('&') && crate::kube::check_timeout(query).is_ok()
+    raw.is_empty() || is_timeout(raw) && !raw.contains('&') && kubeapi::check_timeout(query).is_ok()
 }
 
 fn kind_of(info: &RequestInfo) -> Option<Kind> {

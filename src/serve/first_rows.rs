@@ -8,10 +8,10 @@ use super::read_request::ReadRequest;
 use super::route::{ForwardReason, WatchRead};
 use super::sources::spec;
 use crate::feeds::Scope;
-use crate::kube::{Gvr, Payer, Query, WatchStart};
 use crate::listing::Shed;
 use crate::upstream::{Cause, Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
+use kubeapi::{Gvr, Payer, Query, WatchStart};
 
 /// Parameters that a watch has and a list has not, or that we choose ourselves.
 const NOT_OF_LISTS: [&str; 6] =

@@ -31,11 +31,11 @@ use super::route::ForwardReason;
 use super::statuses::{LIST_RETRY_SECONDS, not_granted, too_many, unavailable};
 use super::websocket;
 use crate::auth::{Caller, Gate, Impersonation};
-use crate::base::{Cut, DrainWatch, Tasks, mutant};
-use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::listing::Shed;
 use crate::net::RequestBody;
 use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
+use base::{Cut, DrainWatch, Tasks, mutant};
+use kubeapi::{Payer, Query, RequestInfo, Status, Verb};
 
 /// What came of a shared question.
 enum Shared {

@@ -29,12 +29,12 @@ use super::sightings::{Sightings, Who};
 use super::sources::Unready;
 use super::statuses::{LIST_RETRY_SECONDS, too_many, too_many_wait, unavailable};
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
-use crate::base::{DrainWatch, Ready, Tasks, Tunable};
 use crate::feeds::Feeds;
-use crate::kube::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
+use base::{DrainWatch, Ready, Tasks, Tunable};
+use kubeapi::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
 
 /// Accepts requests, and hands each to the part that answers it.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::serve_config::Consistency;
 use super::sources::Sources;
 use crate::cache::FeedState;
 use crate::feeds::{FeedHandle, Freshness};
-use crate::kube::WatchTimeout;
+use kubeapi::WatchTimeout;
 
 /// What became of a held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use super::sightings::Sighting;
 use super::watch_end::WatchEnd;
 use super::watch_transport::WatchTransport;
 use crate::feeds::FeedKey;
-use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::Representation;
+use kubeapi::{Gvr, ResourceVersion};
 
 /// The handles of watches, looked up once for all that are alike: ten thousand would look up and hold the same ones.
 /// There are a few kinds, and each watch looks once, so a map in parts gains nothing: one thread finds one in 50 ns

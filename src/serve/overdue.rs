@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use super::alarms::{Alarmed, Alarms, Leaving, NEVER, WatchAlarm};
 use crate::auth::GrantStatus;
-use crate::base::{Cut, Deadlines, DrainWatch, mutant, until};
 use crate::cache::PinTerms;
+use base::{Cut, Deadlines, DrainWatch, mutant, until};
 
 /// How much time is given to clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

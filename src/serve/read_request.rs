@@ -9,10 +9,10 @@ use super::response_context::ResponseContext;
 use super::route::ForwardReason;
 use super::sources::{Need, Unready};
 use crate::auth::{Caller, NotGranted, Permit};
-use crate::kube::{Query, RequestInfo, ResourceVersion, Status, Verb};
 use crate::net::RequestBody;
 use crate::upstream::{CAUSE, Cause, Resource};
 use crate::wire::Representation;
+use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
 
 /// A read request, with what was understood of it.
 pub(super) struct ReadRequest {

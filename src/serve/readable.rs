@@ -3,7 +3,7 @@
 use http::header::HeaderName;
 use http::{Request, Uri};
 
-use crate::kube::Query;
+use kubeapi::Query;
 
 /// The header that asks for a readable part in a request, and says in an answer whether it is all.
 pub(super) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");

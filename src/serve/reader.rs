@@ -28,13 +28,13 @@ use super::watch_end::WatchEnd;
 use super::watch_transport::WatchTransport;
 use super::websocket;
 use crate::auth::{Permit, Readable};
-use crate::base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores, linger};
 use crate::cache::{Chunk, OpenedWatch, Snapshot, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
-use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
+use base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores, linger};
+use kubeapi::{Status, VersionMatch, WatchStart};
 
 /// When a watch may try again that found its feed still being filled.
 const SYNC_RETRY_SECONDS: u32 = 1;

@@ -8,8 +8,8 @@ use super::body::ReplyBody;
 use super::response_context::{REFUSED_BY, ResponseContext};
 use super::statuses::not_granted;
 use crate::auth::NotGranted;
-use crate::kube::{Access, Query, RequestInfo, Status, Verb, check_timeout};
 use crate::net::RequestBody;
+use kubeapi::{Access, Query, RequestInfo, Status, Verb, check_timeout};
 
 pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody> {
     context.status(&Status::from_code(403, why))

@@ -13,11 +13,11 @@ use super::audit::{AuditRecord, Ours};
 use super::body::ReplyBody;
 use super::bounded_body::{List, ListEncoding};
 use super::readable::{Extent, READABLE};
-use crate::base::Cut;
-use crate::kube::{MediaType, Offers, Query, Status, check_accept_length, negotiate, pretty};
 use crate::listing::{GzipList, ListBody, gzip};
 use crate::upstream::{BUILD, Build, HOPS, SERVED};
 use crate::wire::Encoding;
+use base::Cut;
+use kubeapi::{MediaType, Offers, Query, Status, check_accept_length, negotiate, pretty};
 
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// Says of an answer that was passed through why it was.

@@ -11,8 +11,8 @@ use super::route::WatchRead;
 use super::sources::{Sources, Unready};
 use crate::cache::{CacheReader, FeedState, OpenedWatch, Start, TooOld, View};
 use crate::feeds::FeedHandle;
-use crate::kube::{WatchStart, WatchTimeout};
 use crate::wire::Encoding;
+use kubeapi::{WatchStart, WatchTimeout};
 
 /// The longest that such a watch is held. Then it is told what it would have been told at once.
 const HELD_MAX: Duration = Duration::from_secs(8);
@@ -91,12 +91,12 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::base::DrainTrigger;
     use crate::cache::{CacheConfig, CacheWriter, FeedEnd, Snapshot};
     use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, LookedBack, Retrospect, Scope};
-    use crate::kube::{Gvr, ResourceVersion};
     use crate::serve::serve_config::ServeConfig;
     use crate::wire::Representation;
+    use base::DrainTrigger;
+    use kubeapi::{Gvr, ResourceVersion};
 
     /// What may end the wait of a watch.
     #[derive(Debug, Clone, Copy, PartialEq)]

@@ -24,11 +24,11 @@ use super::response_context::{AUDIT_ID, ResponseContext, new_audit_id};
 use super::serve_config::ServeConfig;
 use super::statuses::{LIST_RETRY_SECONDS, too_many};
 use crate::auth::Gate;
-use crate::kube::{Payer, Status};
 use crate::net::RequestBody;
 use crate::upstream::{
     ACCESS_REVIEWS, AccessVerdict, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenVerdict, is_impersonation,
 };
+use kubeapi::{Payer, Status};
 
 /// What is reviewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

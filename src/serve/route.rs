@@ -9,14 +9,14 @@ use http::Method;
 use super::coverage::{Coverage, Uncovered, covers};
 use crate::cache::View;
 use crate::feeds::Scope;
-use crate::kube::{
+use crate::listing::ListRead;
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, Include, Representation};
+use kubeapi::{
     Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
     ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
     prefers_cbor, pretty, router_accepts,
 };
-use crate::listing::ListRead;
-use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, Include, Representation};
 
 /// The answer that we give, if the caller may read.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,8 +4,8 @@ use http::HeaderMap;
 
 use super::statuses::not_granted;
 use crate::auth::{BrowserGuard, Gate, NotGranted, RequestSender};
-use crate::base::Tunable;
-use crate::kube::{Access, Query, RequestInfo, Status};
+use base::Tunable;
+use kubeapi::{Access, Query, RequestInfo, Status};
 
 /// Lets those read metrics who may `get` their path as upstream says.
 #[derive(Clone)]

@@ -28,12 +28,12 @@ use super::metrics::WatchMetrics;
 use super::overdue::{Fired, Watchdog};
 use super::statuses::revoked;
 use super::watch_end::WatchEnd;
-use crate::base::{Draining, mutant};
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
-use crate::kube::{EventType, ResourceVersion, Status, WatchTimeout};
 use crate::listing::Looks;
 use crate::wire::{Columns, Object, Refused, Representation};
+use base::{Draining, mutant};
+use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
 ///

@@ -14,7 +14,7 @@ use dashmap::DashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::kube::Query;
+use kubeapi::Query;
 
 use filter::Filter;
 use open_watch::SeenWatch;

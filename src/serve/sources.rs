@@ -12,16 +12,16 @@ use super::route::ForwardReason;
 use super::serve_config::{Consistency, ServeConfig};
 use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use crate::auth::Permit;
-use crate::base::{DrainWatch, Tunable, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
     CurrentGets, FeedHandle, FeedKey, FeedSpec, Feeds, GetOutcome, RenderingMode, RenderingRefusal as Underived, Scope,
     Unavailable,
 };
-use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::listing::Shed;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
+use base::{DrainWatch, Tunable, mutant};
+use kubeapi::{ResourceVersion, Status, VersionMatch};
 
 /// What a request needs of a feed.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,8 @@
 //! The Statuses of refusals.
 
 use crate::auth::{NotGranted, Revoked};
-use crate::kube::{Access, Status};
 use crate::listing::Shed;
+use kubeapi::{Access, Status};
 
 /// When a client may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
 pub(super) const LIST_RETRY_SECONDS: u32 = 1;
@@ -46,7 +46,7 @@ mod tests {
 
     use super::*;
     use crate::auth::NotGranted::{Denied, Disowned, TooMany, Unauthenticated, Unavailable};
-    use crate::kube::{Query, RequestInfo};
+    use kubeapi::{Query, RequestInfo};
 
     #[test]
     fn each_reason_to_give_nothing_has_its_status() {

@@ -9,8 +9,8 @@ use super::event_chunks::EventChunks;
 use super::overdue::Watchdog;
 use super::session::WatchSession;
 use super::watch_transport::WatchTransport;
-use crate::base::WakeFlag;
 use crate::wire::Encoding;
+use base::WakeFlag;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf. Over HTTP/1.1 each event is a chunk of its own. A
 /// piece of HTTP/2 has several events when the client is behind.

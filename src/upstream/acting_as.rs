@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::kube::{Payer, User};
+use kubeapi::{Payer, User};
 
 /// Identifies a credential within this process. The credential cannot be computed from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

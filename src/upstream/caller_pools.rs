@@ -9,8 +9,8 @@ use super::credentials::UpstreamCredentials;
 use super::outgoing::Outgoing;
 use super::pool::{Pool, PoolProtocol, ResponseBody};
 use super::{CredentialError, Error, ForwardPool};
-use crate::base::Shares;
-use crate::kube::Payer;
+use base::Shares;
+use kubeapi::Payer;
 
 /// Connections for requests that carry a credential of their own, or none.
 ///
@@ -105,7 +105,7 @@ impl CallerPools {
 mod tests {
     use super::super::CredentialSource;
     use super::*;
-    use crate::kube::User;
+    use kubeapi::User;
 
     /// Ends a hang.
     const STUCK: Duration = Duration::from_secs(60);

@@ -17,10 +17,10 @@ use super::outgoing::{Outgoing, UpstreamBody};
 use super::pool::ResponseBody;
 use super::strict_transport::StrictTransport;
 use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
-use crate::base::{Tasks, watch};
-use crate::kube::{Payer, Status};
 use crate::net::CertificateValidity;
 use crate::wire::Encoding;
+use base::{Tasks, watch};
+use kubeapi::{Payer, Status};
 
 /// Talks to upstream with our own credentials. Cloning shares the connections.
 #[derive(Clone, Debug)]

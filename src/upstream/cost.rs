@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::kube::Gvr;
+use kubeapi::Gvr;
 
 /// What upstream is asked for. Whoever sends a request names its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

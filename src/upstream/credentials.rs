@@ -18,8 +18,8 @@ use super::MemoryUpstream;
 use super::plugins::put_runner;
 use super::secrecy::words;
 use super::token_file::TokenFile;
-use crate::base::WallClock;
 use crate::net::{CertificateValidity, is_loopback};
+use base::WallClock;
 
 /// Says where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]

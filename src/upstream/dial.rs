@@ -14,7 +14,7 @@ use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
 use tower::Service;
 
-use crate::base::{DESCRIPTOR_TRIES, lacks_descriptor, want_descriptor};
+use base::{DESCRIPTOR_TRIES, lacks_descriptor, want_descriptor};
 
 /// An upstream within this process, without a socket: for those who have a clock of their own, which a kernel does not
 /// follow.

@@ -23,9 +23,9 @@ use self::insistence::RefusedDocument;
 pub use self::reading::DiscoveryDocuments;
 use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
 use super::{Build, Cause, Client, Error};
-use crate::base::watch;
-use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
+use base::watch;
+use kubeapi::{FieldTable, Gvr, PageStore};
 
 /// One resource that upstream serves.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,5 +1,5 @@
-use crate::kube::{EventType, Status};
 use crate::wire::{Encoding, WireError};
+use kubeapi::{EventType, Status};
 
 /// Says why a request to upstream got no usable answer.
 #[derive(Debug, thiserror::Error)]

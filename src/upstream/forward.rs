@@ -9,7 +9,7 @@ use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, st
 use super::outgoing::UpstreamBody;
 use super::pool::ResponseBody;
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
-use crate::base::mutant;
+use base::mutant;
 
 /// Passes callers' requests on to upstream.
 #[derive(Debug)]

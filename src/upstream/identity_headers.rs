@@ -9,7 +9,7 @@ use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENC
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::credentials::put_all;
-use crate::kube::User;
+use kubeapi::User;
 
 /// Says why a request is refused: two readers of its headers could take it for two different callers or requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

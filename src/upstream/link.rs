@@ -9,7 +9,7 @@ use super::credentials::UpstreamCredentials;
 use super::endpoints::Endpoints;
 use super::pool::{Pool, PoolProtocol};
 use super::{CredentialError, CredentialSource, Error, ServerUrl};
-use crate::base::{LoadError, PerCore, Reloaded};
+use base::{LoadError, PerCore, Reloaded};
 
 /// Credentials, and the connections to one server that were made with them.
 ///

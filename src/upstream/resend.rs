@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::Error;
 use super::cost::CostCounter;
 use super::outgoing::{Outgoing, UpstreamBody};
-use crate::base::random;
+use base::random;
 
 /// A request that can be sent again as long as the part of its body that was read is kept.
 #[derive(Debug)]

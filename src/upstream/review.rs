@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Cause, Client, Error};
-use crate::kube::{Access, AccessTarget, ResourceTarget, User};
+use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// What upstream says of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use hyper::rt::Executor;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::base::home_runtime;
+use base::home_runtime;
 
 /// Where a connection upstream is made and driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::base::{Cores, Tasks};
+    use base::{Cores, Tasks};
 
     #[tokio::test]
     async fn what_many_share_is_at_home_and_the_rest_stays_where_it_is() {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBuf, ReadBufCursor};
 
-use crate::base::watch;
+use base::watch;
 
 /// What the servers behind one shard of a pool have said last. Cloning shares.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use super::object::Digits;
 use super::proto_object::{META_ANNOTATIONS, META_RESOURCE_VERSION};
 use super::protobuf::{self, Fields, map_entry, put_field, put_header};
 use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
-use crate::kube::{EventType, ResourceVersion};
+use kubeapi::{EventType, ResourceVersion};
 
 /// The last upstream bookmark as a template, re-stamped for each bookmark sent.
 ///

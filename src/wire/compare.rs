@@ -34,8 +34,8 @@ fn without_protobuf_metadata(document: &[u8]) -> Option<[&[u8]; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::ResourceVersion;
     use crate::wire::{Envelope, JsonLayout, ListMeta};
+    use kubeapi::ResourceVersion;
 
     fn list(encoding: Encoding, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
         let meta = ListMeta {

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::protobuf::{self, field_len, put_field, put_header};
 use super::{Encoding, JsonLayout, ListFrame, ListMeta, table};
-use crate::kube::EventType;
+use kubeapi::EventType;
 
 /// How a feed's bodies become frames: its encoding, its shape and its kind's `TypeMeta`.
 ///

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::WireError;
 use super::envelope::{JSON_EVENT_HEAD, JSON_EVENT_OBJECT, JSON_EVENT_TAIL, json_text};
-use crate::kube::EventType;
+use kubeapi::EventType;
 
 /// Cuts an event line into its type and its object, by the bytes that [`Envelope::frame`](super::Envelope::frame) puts
 /// around them: a line of another layout could not be reproduced from its body. That the object is one JSON value is

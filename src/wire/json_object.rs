@@ -12,7 +12,7 @@ use super::bookmark::INITIAL_EVENTS_END;
 use super::json_document::utf8;
 use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
-use crate::kube::{Attributes, FieldTable, ObjectKey, ResourceVersion};
+use kubeapi::{Attributes, FieldTable, ObjectKey, ResourceVersion};
 
 /// The paths that are read from the objects of one feed.
 pub(super) struct JsonPaths {

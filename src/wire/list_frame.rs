@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::JsonLayout;
 use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
-use crate::kube::{MetaVersion, ResourceVersion};
+use kubeapi::{MetaVersion, ResourceVersion};
 
 /// A LIST's own metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 
 use super::protobuf::{self, put_varint, varint_len};
 use super::{Encoding, Representation, WireError, table};
-use crate::base::Account;
-use crate::kube::{Attributes, ObjectKey, ResourceVersion};
+use base::Account;
+use kubeapi::{Attributes, ObjectKey, ResourceVersion};
 
 /// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
 ///

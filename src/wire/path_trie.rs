@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use crate::kube::{FieldKind, FieldTable};
+use kubeapi::{FieldKind, FieldTable};
 
 /// The paths to read from each object of a feed, merged into a tree: one walk over the object visits them all, and
 /// everything off these paths is skipped. Steps are JSON keys or protobuf field numbers.

@@ -7,7 +7,7 @@ use super::envelope::{
 };
 use super::json_document::{ParsedStatus, ParsedStatusDetails};
 use super::protobuf::{Fields, MAGIC, Value, map_entry, plain_field};
-use crate::kube::EventType;
+use kubeapi::EventType;
 
 /// `k8s\0` and Unknown, taken apart.
 pub(super) struct Document<'a> {

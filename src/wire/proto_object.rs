@@ -8,7 +8,7 @@ use super::bookmark::INITIAL_EVENTS_END;
 use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use super::protobuf::{self, Fields, Value, map_entry};
-use crate::kube::{Attributes, FieldKind, FieldTable, ObjectKey, ResourceVersion};
+use kubeapi::{Attributes, FieldKind, FieldTable, ObjectKey, ResourceVersion};
 
 /// The paths that are read from the objects of one feed.
 pub(super) struct ProtoPaths {

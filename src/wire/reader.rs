@@ -14,8 +14,8 @@ use super::proto_object::{ProtoMetadata, ProtoPaths};
 use super::protobuf::Fields;
 use super::table::{self, OneRow, Rows};
 use super::{Columns, Encoding, JsonLayout, Object, WireError};
-use crate::base::Account;
-use crate::kube::{EventType, FieldTable, ResourceVersion};
+use base::Account;
+use kubeapi::{EventType, FieldTable, ResourceVersion};
 
 /// Reads the objects of one feed.
 ///
@@ -141,7 +141,7 @@ impl ObjectReader {
         }
     }
 
-    /// The table that the order of [`Attributes::fields`](crate::kube::Attributes) follows.
+    /// The table that the order of [`Attributes::fields`](kubeapi::Attributes) follows.
     pub fn fields(&self) -> &Arc<FieldTable> {
         &self.fields
     }

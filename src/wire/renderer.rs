@@ -8,7 +8,7 @@ use super::{
     Encoding, Envelope, Include, JsonLayout, ListFrame, ListMeta, MetadataRenderer, RefusalReason, Refused,
     Representation, Transcoder, table,
 };
-use crate::kube::{EventType, MetaVersion};
+use kubeapi::{EventType, MetaVersion};
 
 /// Writes the objects of one feed in one representation: as they came, or derived from that.
 ///

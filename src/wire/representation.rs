@@ -1,7 +1,7 @@
 use std::fmt;
 
 use super::Encoding;
-use crate::kube::MetaVersion;
+use kubeapi::MetaVersion;
 
 /// The representation of an answer's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -29,7 +29,7 @@ use serde_json::value::RawValue;
 use super::WireError;
 use super::json_document::{self, PageMetadata, utf8};
 use super::json_object::{JsonPaths, ObjectParts, json_found};
-use crate::kube::EventType;
+use kubeapi::EventType;
 
 /// The columns of a Table, once upstream has sent them. Cloning shares.
 #[derive(Debug, Clone, Default)]

@@ -6,8 +6,8 @@ mod callers;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kube_fanout::kube::FieldTable;
 use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
+use kubeapi::FieldTable;
 use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Frame, Http, Plane};

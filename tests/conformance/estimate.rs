@@ -1,4 +1,4 @@
-//! What `kube-fanout estimate` reads in a real audit log, against what a proxy then really spares the apiserver.
+//! What `fanoutctl estimate` reads in a real audit log, against what a proxy then really spares the apiserver.
 
 use std::path::Path;
 

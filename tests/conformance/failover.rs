@@ -11,13 +11,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::probe::{ProgressLine, TargetCredentials};
-use kube_fanout::verify::{
+use probe::{ProgressLine, TargetCredentials};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use verify::{
     AlsoOrder, AskedServer, Counts, EtcdOrder, History, Outcome, Promise, Record, RecordedEncoding, Requirements,
     RunVerdict, Transport, VerifyOrder, excerpt,
 };
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
 
 use crate::bed::{self, Ask, Http, NO_PROOF, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
@@ -93,7 +93,7 @@ async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> Outcome {
     let out = plane.file("failover");
     let order = order(plane, [tiers.leaf.proxy().target(), tiers.zone.proxy().target()], &out, scale);
     let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
-    let running = Box::pin(kube_fanout::verify::run(&order, &progress, &stop));
+    let running = Box::pin(verify::run(&order, &progress, &stop));
     let (ran, kills) = tokio::join!(running, kill(tiers, scale));
     let notes = ran.unwrap_or_else(|error| panic!("{error}")).notes;
     for (victim, times) in &kills {

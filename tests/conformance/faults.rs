@@ -1,5 +1,5 @@
 //! Bytes in flight are cut, held, lost or spoilt, before a real apiserver and before the proxy's clients, at every
-//! offset of real frames. By the judges of `kube-fanout verify` no promise is broken, and every feed comes back.
+//! offset of real frames. By the judges of `fanoutctl verify` no promise is broken, and every feed comes back.
 //! `make faults` does it for longer.
 
 mod canary;
@@ -16,14 +16,14 @@ use std::io::{BufReader, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use kube_fanout::base::now_ns;
-use kube_fanout::probe::{ProgressLine, TargetCredentials};
-use kube_fanout::verify::{
+use base::now_ns;
+use probe::{ProgressLine, TargetCredentials};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use verify::{
     Counts, EtcdOrder, FaultRecord, History, Outcome, Promise, Record, RecordedEncoding, Requirements, RunVerdict,
     Transport, VerifyOrder, excerpt,
 };
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
 use canary::Canaries;
@@ -159,7 +159,7 @@ impl<'a> Stage<'a> {
             patience: ON_TIME,
             ..order(plane, &subject, resource, out)
         };
-        let ran = kube_fanout::verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
+        let ran = verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
         ran.unwrap_or_else(|error| panic!("{resource}: {error}")).notes
     }
 

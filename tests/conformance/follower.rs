@@ -1,13 +1,13 @@
 //! A small client of one collection: it lists, watches, resumes from its last version, and lists again after a 410.
-//! It writes down what it gets, for the judges of `kube-fanout verify`.
+//! It writes down what it gets, for the judges of `fanoutctl verify`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kube_fanout::verify::{Ending, Op, ReadVerb};
 use tokio::sync::watch;
 use tokio::time::sleep;
+use verify::{Ending, Op, ReadVerb};
 
 use crate::bed::{Ask, Event, Http, Protocol, Target, Watch, version_of};
 use crate::ledger::Ledger;

@@ -11,10 +11,10 @@ mod trial;
 
 use std::time::Duration;
 
-use kube_fanout::verify::{Promise, Requirements};
 use serde_json::json;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use verify::{Promise, Requirements};
 
 use crate::bed::{self, Ask, Plan, Plane, Proxy, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig};
 use balancer::Balancer;

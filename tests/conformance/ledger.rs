@@ -1,15 +1,15 @@
-//! What clients of a real control plane were told, for the judges of `kube-fanout verify`. The truth is the
+//! What clients of a real control plane were told, for the judges of `fanoutctl verify`. The truth is the
 //! apiserver's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kube_fanout::base::now_ns;
-use kube_fanout::verify::{
+use base::now_ns;
+use parking_lot::Mutex;
+use serde_json::Value;
+use verify::{
     CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, KnownRecord, Op, Promise, ReadVerb, Record,
     ReturnRecord, RunRecord, TruthSource, WindowRecord,
 };
-use parking_lot::Mutex;
-use serde_json::Value;
 
 use crate::bed::{Ask, Event, Plane, version_of};
 use crate::records;

@@ -1,7 +1,7 @@
 //! Observable behaviour of lists and gets: rows of docs/rules/observed.md.
 
 use futures_util::future::join;
-use kube_fanout::kube::{FieldTable, Gvr};
+use kubeapi::{FieldTable, Gvr};
 use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Pair, say, version_of};

@@ -1,6 +1,6 @@
 //! Sequences of outages, drawn from a seed: the apiserver, the proxy and both are killed and started again, apart from
 //! each other and amid the recovery from the outage before. No watch ends for which upstream has the history, and by
-//! the judges of `kube-fanout verify` no promise is broken. The truth is etcd's. `make outages` plays more of them.
+//! the judges of `fanoutctl verify` no promise is broken. The truth is etcd's. `make outages` plays more of them.
 
 mod drawn;
 mod stage;

@@ -1,4 +1,4 @@
-//! `kube-fanout fanout --pods`: the released kubectl forwards ports through the apiserver and a kubelet's own library
+//! `fanoutctl fanout --pods`: the released kubectl forwards ports through the apiserver and a kubelet's own library
 //! (`kube-testbed portforward`) to two proxies that run here, as if each were in a pod.
 
 use std::collections::BTreeSet;
@@ -90,7 +90,7 @@ impl Stage {
         dir
     }
 
-    /// `kube-fanout fanout` with this kubectl in the `PATH`, as a user of the test bed.
+    /// `fanoutctl fanout` with this kubectl in the `PATH`, as a user of the test bed.
     fn fanout(&self, user: &str, script: &str, arguments: &[&str]) -> Command {
         let mut command = kube_fanout("fanout");
         let path = std::env::var("PATH").expect("there is one");
@@ -169,7 +169,7 @@ async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
 
     let [block] = blocks("docs/OPERATING.md", "proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet");
     let shell = reader(&stage.bed);
-    shell.link("bin/kubectl-fanout", &shell.home.join("bin/kube-fanout"));
+    shell.link("bin/kubectl-fanout", &shell.home.join("bin/fanoutctl"));
     let said = shell.run(&with(&block, &[("-n kube-fanout", &format!("-n {}", stage.namespace))]));
     assert!(PODS.iter().all(|pod| said.contains(&format!("pod/{pod}"))), "{said}");
 
@@ -228,7 +228,7 @@ async fn a_pod_that_goes_meanwhile_is_named() {
     let shown = stage.bed.file("top");
     let mut top = stage.fanout("admin", REAL, &["top", "--every", "10ms"]);
     let file = Stdio::from(File::create(&shown).expect("a file"));
-    let _top = Process::start("kube-fanout fanout top", top.stdout(file));
+    let _top = Process::start("fanoutctl fanout top", top.stdout(file));
     let both = |ones: &'static str, twos: &'static str| {
         let shown = shown.clone();
         eventually("both are shown", async move || {

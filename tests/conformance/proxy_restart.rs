@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::verify::Promise;
 use tokio::sync::watch;
+use verify::Promise;
 
 use crate::bed::{self, Plan, Protocol, Proxy, say, within};
 use crate::follower::Follower;

@@ -7,14 +7,14 @@ mod planted;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use base::now_ns;
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::probe::ProgressLine;
-use kube_fanout::verify::{Counts, FaultRecord, Outcome, Record};
+use probe::ProgressLine;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
+use verify::{Counts, FaultRecord, Outcome, Record};
 
 use crate::bed::{self, Ask, PATIENCE, Plan, Plane, Proxy, Target, Times, Watch, eventually, say, version_of};
 use crate::failover::{self, AS_JSON, Scale};
@@ -180,7 +180,7 @@ async fn verify_judges_it(plane: &Plane, (grove, maps): (&Grove, &str), leaves: 
         let (name, to_ns) = ("the kill of a zone".to_owned(), now_ns());
         Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() })
     };
-    let (ran, killed) = tokio::join!(kube_fanout::verify::run(&order, &progress, &stop), killing);
+    let (ran, killed) = tokio::join!(verify::run(&order, &progress, &stop), killing);
     let ran = ran.unwrap_or_else(|error| panic!("{error}"));
     let least = Counts { faults: 1, ..failover::least(scale) };
     let outcome = failover::judge(&out.join("records.jsonl"), &[killed], &ran.notes, &least);

@@ -1,4 +1,4 @@
-//! `kube-fanout try` on a real etcd and kube-apiserver: each is killed, and each informer is told every change.
+//! `fanoutctl try` on a real etcd and kube-apiserver: each is killed, and each informer is told every change.
 
 use std::fs::{self, File};
 
@@ -43,10 +43,10 @@ async fn the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c() {
     shell.link("target/testbed/kube-testbed", &testbed);
     let (out, log) = (shell.home.join("out"), shell.home.join("log"));
     // A thousand of them would take the processors from every test beside this one.
-    let fewer = with(&block, &[("kube-fanout try", &format!("kube-fanout try --informers {INFORMERS}"))]);
+    let fewer = with(&block, &[("fanoutctl try", &format!("fanoutctl try --informers {INFORMERS}"))]);
     let mut command = shell.command(&format!("exec {fewer}"));
     command.stdout(File::create(&out).expect("a file")).stderr(File::create(&log).expect("a file"));
-    let mut process = Process::start("kube-fanout try", &mut command);
+    let mut process = Process::start("fanoutctl try", &mut command);
     let all = format!("{INFORMERS} of {INFORMERS} streams");
     let read = || fs::read_to_string(&out).expect("its output");
     eventually("changes are delivered to all", async || {

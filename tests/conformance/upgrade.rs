@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use kube_fanout::kube::FieldTable;
 use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
+use kubeapi::FieldTable;
 use serde_json::json;
 
 use crate::bed::{self, Ask, Frame, Http, Plan, Plane, Proxy, Watch, eventually, kubectl, say};

@@ -1,4 +1,4 @@
-//! `kube-fanout verify` on a real control plane. By what etcd holds, the apiserver keeps its promises, and so does the
+//! `fanoutctl verify` on a real control plane. By what etcd holds, the apiserver keeps its promises, and so does the
 //! proxy in front of it, also while the apiserver is killed. `make verify` runs it for longer.
 
 use crate::bed::{self, Plan, Plane, Seed, Target, say};

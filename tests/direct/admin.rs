@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo;
 
 use crate::direct::{self, PODS};
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Instant;
 
+use demo::{self, RunningUpstream};
 use http::Method;
-use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::Value;
 
 use crate::direct::{self, Dir, Ended, PODS, Protocol, eventually};

@@ -1,7 +1,6 @@
 //! The bench counts what really happened. It runs against the demo upstream, which has no protobuf, and the proxy.
 
-use kube_fanout::bench::{self, BenchOrder, ProgressLine, Results, RunOutcome, Scenario, Side, TargetCredentials};
-use kube_fanout::demo;
+use bench::{self, BenchOrder, ProgressLine, Results, RunOutcome, Scenario, Side, TargetCredentials};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 

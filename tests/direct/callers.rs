@@ -5,10 +5,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use demo::{self, RunningUpstream};
 use http::Method;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::config::Serve;
-use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::json;
 
 use crate::direct::{self, App, Client, Ended, PODS, Plan, Protocol, Watch};

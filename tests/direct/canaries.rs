@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kube_fanout::demo::{self, RunningUpstream};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
+use demo::{self, RunningUpstream};
 use http::Method;
 use http_body_util::BodyExt as _;
-use kube_fanout::demo::{self, RunningUpstream};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };

@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
+use base::now_ns;
+use demo::{self, RequestKind, RunningUpstream};
 use fastrand::Rng;
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
-use kube_fanout::verify::Promise;
 use tokio::sync::watch;
 use tokio::time::timeout;
+use verify::Promise;
 
 use crate::direct::{self, Client, Ended, History, PODS, Protocol, Watch};
 

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use kube_fanout::demo;
 use serde_json::Value;
 
 use crate::direct::{Dir, pair};

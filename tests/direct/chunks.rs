@@ -1,7 +1,6 @@
 //! What HTTP/1.1 frames: the chunks of a watch, and heads with many fields.
 
 use http::Method;
-use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::direct::{self, Client, Io, PODS, Protocol, Stub, stub, within};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use demo::{self, Pod, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, RunningUpstream};
-use kube_fanout::verify::Promise;
 use tokio::time::Instant;
+use verify::Promise;
 
 use crate::direct::{
     self, ALLOWANCE, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight,

@@ -4,7 +4,6 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::direct::{self, Client, Io, PODS, Protocol, within};

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, RunningUpstream};
 use tokio::time::Instant;
 
 use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, straight};

@@ -3,7 +3,8 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use kube_fanout::demo::{self, RunningUpstream};
+use demo::{self, RunningUpstream};
+use kube_fanout::config::TOOL_COMMANDS;
 
 use crate::direct::{self, Dir, PODS, Protocol};
 use crate::process::{Process, kubeconfig, metric, run};
@@ -17,12 +18,10 @@ fn help_teaches_and_is_no_failure() {
     for arguments in [
         &["--help"][..],
         &["serve", "--help"],
-        &["demo", "--help"],
-        &["try", "--help"],
         &["completions", "--help"],
         &["man", "--help"],
         &["check", "--help"],
-        &["estimate", "--help"],
+        &["health", "--help"],
     ] {
         let output = run(arguments);
         assert_eq!(output.code, Some(0), "{arguments:?}");
@@ -51,6 +50,22 @@ fn help_teaches_and_is_no_failure() {
     assert_eq!((version.code, version.stdout.trim()), (Some(0), concat!("kube-fanout ", env!("CARGO_PKG_VERSION"))));
 }
 
+#[test]
+fn commands_of_fanoutctl_are_executed_if_it_is_beside_the_daemon() {
+    for tool in TOOL_COMMANDS {
+        let help = run(&[tool, "--help"]);
+        assert_eq!(help.code, Some(0), "{tool}: {}", help.stderr);
+        assert!(help.stdout.contains(&format!("Usage: fanoutctl {tool}")), "{}", help.stdout);
+    }
+    let dir = Dir::new();
+    let alone = dir.join("kube-fanout");
+    std::fs::copy(env!("CARGO_BIN_EXE_kube-fanout"), &alone).expect("a copy");
+    let output = std::process::Command::new(&alone).args(["demo", "--help"]).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(127), "{said}");
+    assert!(said.contains("demo is a command of fanoutctl") && said.contains("fanoutctl: No such file"), "{said}");
+}
+
 /// As shells say it, so that it is told apart from what a plugin says of itself.
 #[test]
 fn a_plugin_that_cannot_be_run_is_126_or_127() {
@@ -71,8 +86,6 @@ fn wrong_usage_is_64_and_says_what_is_right() {
         &["serve", "--tls-cert", "x"],
         &["serve", "--tls-cert", "x", "--tls-key", "y", "--tls-self-signed"],
         &["serve", "--tls-self-signed-out", "x"],
-        &["demo", "--pods", "many"],
-        &["demo", "--pods", "0"],
         &["completions", "nosuchshell"],
     ] {
         let output = run(arguments);
@@ -88,7 +101,7 @@ fn completions_are_written_for_every_shell() {
         let output = run(&["completions", shell]);
         assert_eq!(output.code, Some(0));
         assert!(output.stdout.contains("kube-fanout") && output.stdout.contains("consistency"), "{shell}");
-        for command in ["serve", "verify", "check", "fanout", "completions", "man"] {
+        for command in ["serve", "check", "health", "config", "completions", "man"] {
             assert!(output.stdout.contains(command), "{shell}: {command} is not completed");
         }
     }
@@ -100,7 +113,7 @@ fn the_manual_is_written_into_a_folder_a_page_for_each_command() {
     let pages = dir.join("man1");
     let written = run(&["man", pages.to_str().expect("a path")]);
     assert_eq!((written.code, written.stdout.as_str(), written.stderr.as_str()), (Some(0), "", ""));
-    for page in ["kube-fanout.1", "kube-fanout-serve.1", "kube-fanout-config-check.1", "kube-fanout-fanout-status.1"] {
+    for page in ["kube-fanout.1", "kube-fanout-serve.1", "kube-fanout-config-check.1", "kube-fanout-check.1"] {
         let text = std::fs::read_to_string(pages.join(page)).expect(page);
         assert!(text.contains("\n.SH OPTIONS\n"), "{page}: {text}");
     }

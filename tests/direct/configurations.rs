@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use kube_fanout::demo::{self, RunningUpstream};
+use demo::{self, RunningUpstream};
 
 use crate::direct::{self, Dir, PODS, Trust, eventually, pair};
 use crate::process::{Process, kubeconfig, run};

@@ -7,7 +7,6 @@ use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo;
 use parking_lot::Mutex;
 use serde_json::Value;
 

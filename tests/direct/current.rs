@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use base::now_ns;
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Request;
 use hyper::body::Incoming;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RunningUpstream};
-use kube_fanout::verify::Promise;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use verify::Promise;
 
 use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, configmap};
 

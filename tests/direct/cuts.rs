@@ -1,7 +1,7 @@
 //! Upstream's stream is cut anywhere inside of a frame, with a reset or with a clean end. Downstream no event is lost,
 //! sent twice or cut (R-UPSTREAM-1, W13).
 
-use kube_fanout::demo::{self, Faults, RunningUpstream};
+use demo::{self, Faults, RunningUpstream};
 
 use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, configmap};
 

@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo;
 use tokio::time::{Instant, timeout};
 
 use crate::direct::{self, Ended, PODS, Protocol, Watch};

@@ -19,7 +19,7 @@ mod watch;
 
 use std::time::Duration;
 
-use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
+use demo::{ReceivedRequest, RunningUpstream};
 use tokio::time::{Instant, sleep, timeout};
 
 pub use app::{App, Plan, app, by, in_front_of};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use http::{HeaderMap, Method, Request};
 use hyper::body::Incoming;
-use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 

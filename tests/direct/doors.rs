@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 
 use http::Method;
 use kube_fanout::app::StartError;
-use kube_fanout::demo;
 use kube_fanout::net::Address;
-use kube_fanout::verify::Promise;
 use tokio::net::TcpListener;
+use verify::Promise;
 
 use crate::direct::{self, Dir, PODS, Protocol, within};
 

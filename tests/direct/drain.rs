@@ -9,7 +9,6 @@ use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::app::{Bound, Inherited};
 use kube_fanout::config::Serve;
-use kube_fanout::demo;
 use kube_fanout::net::Address;
 use kube_fanout::upstream::CredentialSource;
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::Method;
-use kube_fanout::demo;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Place, Protocol, configmap, eventually, in_time};

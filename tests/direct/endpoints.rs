@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use base::Waits;
+use demo::{self, ReceivedRequest, RunningUpstream};
 use futures_util::future::join_all;
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kube_fanout::base::Waits;
-use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use kube_fanout::upstream::EndpointTimes;
 use tokio::time::{Instant, sleep, timeout};

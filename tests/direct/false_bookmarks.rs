@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use base::now_ns;
+use demo::{self, RunningUpstream};
 use http::Request;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RunningUpstream};
-use kube_fanout::verify::Promise;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use verify::Promise;
 
 use crate::direct::{
     self, App, Behind, Ended, Failure, History, PODS, Protocol, Reply, Stub, Watch, eventually, within,

@@ -1,7 +1,6 @@
 //! Many clients are served from one watch upstream, and each gets every event in order (W1–W5, W14, W15).
 
 use futures_util::future::join_all;
-use kube_fanout::demo;
 
 use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, configmap, straight};
 

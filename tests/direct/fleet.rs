@@ -1,7 +1,7 @@
 //! The bench's watches count what really happened. They run against the demo upstream, with and without its faults.
 
-use kube_fanout::bench::{Fleet, Plan, TargetCredentials, WatchProtocol};
-use kube_fanout::demo::{self, RunningUpstream};
+use bench::{Fleet, Plan, TargetCredentials, WatchProtocol};
+use demo::{self, RunningUpstream};
 
 use crate::direct::PATIENCE;
 

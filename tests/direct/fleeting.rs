@@ -3,7 +3,6 @@
 
 use futures_util::future::join_all;
 use http::Method;
-use kube_fanout::demo;
 
 use crate::direct::{self, History, PODS, Protocol, eventually, within};
 

@@ -8,7 +8,6 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Method, Request};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 

@@ -6,9 +6,9 @@ mod relay;
 
 use std::time::Duration;
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Method;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use self::relay::Manners;
 use crate::direct::{self, App, CONFIGMAPS, Front, NODES, PODS, Plan, Signer, WIDGETS, configmap, eventually, in_time};

@@ -1,7 +1,6 @@
 //! Only a trusted front proxy may say who its callers are (`X-Remote-*`).
 
 use http::Method;
-use kube_fanout::demo;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };

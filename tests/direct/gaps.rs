@@ -1,10 +1,10 @@
 //! Upstream answers 410. The proxy lists once and mends the gap if it can prove what happened; otherwise it ends the
 //! watches instead of inventing events (F4, F6, R-UPSTREAM-3).
 
+use base::now_ns;
+use demo::{self, Pod, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};
-use kube_fanout::verify::Promise;
+use verify::Promise;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 

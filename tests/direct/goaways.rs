@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use demo::{self, RunningUpstream};
 use futures_util::{StreamExt as _, stream};
 use http::Method;
-use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;

@@ -1,10 +1,10 @@
 //! One account that uses all it can get: its limits, and that other accounts still get in (R-LIMIT-1).
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Request;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::config::Serve;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually};
 use crate::silent;

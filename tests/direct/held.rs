@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::serve::AdmissionLimits;
 use tokio::time::Instant;
 

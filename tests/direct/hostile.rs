@@ -1,9 +1,9 @@
 //! Upstream sends what it must not, and nothing of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
 
+use base::now_ns;
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RunningUpstream};
-use kube_fanout::verify::Promise;
+use verify::Promise;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo;
 use tokio::time::sleep;
 
 use crate::direct::{self, PODS, in_time, within};

@@ -1,8 +1,7 @@
 //! Watches that begin with the objects (W11, W11b; R-WATCH-3).
 
 use futures_util::future::join_all;
-use kube_fanout::demo;
-use kube_fanout::verify::Promise;
+use verify::Promise;
 
 use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, straight};
 

@@ -1,10 +1,9 @@
-//! What operators ask running proxies with: `kube-fanout fanout` (docs/OPERATING.md).
+//! What operators ask running proxies with: `fanoutctl fanout` (docs/OPERATING.md).
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo;
 use kube_fanout::net::Address;
 use serde_json::Value;
 
@@ -30,7 +29,7 @@ fn help_teaches_by_either_name() {
         assert!(plugin.stdout.contains(verb), "{verb}: {}", plugin.stdout);
         let help = run(&["fanout", verb, "--help"]);
         assert_eq!(help.code, Some(0));
-        assert!(help.stdout.contains("Usage: kube-fanout fanout") && help.stdout.contains("--"), "{}", help.stdout);
+        assert!(help.stdout.contains("Usage: fanoutctl fanout") && help.stdout.contains("--"), "{}", help.stdout);
         assert!(help.stdout.lines().all(|line| line.chars().count() <= 100), "{}", help.stdout);
     }
     assert_eq!(run_called("kubectl-fanout", &["diff"]).code, Some(64));

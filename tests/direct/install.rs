@@ -4,8 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use kube_fanout::demo;
-
 use crate::direct::{Dir, Shell, blocks, commands as commands_of, eventually, has, repository, with};
 use crate::process::{Process, kubeconfig, run};
 
@@ -45,18 +43,18 @@ impl Drop for Started {
 /// An archive as deploy/release.sh makes it, of the binary that these tests have, and the sums of it and of one that is
 /// not there.
 fn release(shell: &Shell, name: &str) {
-    let binary = env!("CARGO_BIN_EXE_kube-fanout");
-    shell.run(&format!(
-        "mkdir -p '{name}/completions' && ln '{binary}' '{name}/kube-fanout' ||
-        cp '{binary}' '{name}/kube-fanout'"
-    ));
-    shell.run(&format!(
-        "cd '{name}'
-        ./kube-fanout man man/man1
-        ./kube-fanout completions bash > completions/kube-fanout.bash
-        ./kube-fanout completions zsh > completions/_kube-fanout
-        ./kube-fanout completions fish > completions/kube-fanout.fish"
-    ));
+    let folder = Path::new(env!("CARGO_BIN_EXE_kube-fanout")).parent().expect("a folder").display();
+    shell.run(&format!("mkdir -p '{name}/completions'"));
+    for program in ["kube-fanout", "fanoutctl"] {
+        shell.run(&format!(
+            "ln '{folder}/{program}' '{name}/{program}' || cp '{folder}/{program}' '{name}/{program}'
+            cd '{name}'
+            ./{program} man man/man1
+            ./{program} completions bash > completions/{program}.bash
+            ./{program} completions zsh > completions/_{program}
+            ./{program} completions fish > completions/{program}.fish"
+        ));
+    }
     let library = repository().join("deploy/static.sh");
     let pack = format!("source '{}'; archive . '{name}' | gzip --fast > '{name}.tar.gz'", library.display());
     let packed = shell.command("exec bash -euo pipefail -c \"$PACK\"").env("PACK", pack).status();
@@ -82,9 +80,11 @@ fn an_archive_is_compared_unpacked_and_put_into_its_places() {
         "share/bash-completion/completions/kube-fanout",
         "share/zsh/site-functions/_kube-fanout",
         "share/fish/vendor_completions.d/kube-fanout.fish",
+        "share/man/man1/fanoutctl-try.1",
+        "share/bash-completion/completions/fanoutctl",
     ] {
         let text = fs::read_to_string(Path::new(&usr).join(file)).expect(file);
-        assert!(text.contains("kube-fanout"), "{file}");
+        assert!(text.contains("fanout"), "{file}");
     }
     let plugin = shell.output("usr/local/bin/kubectl-fanout status --address http://127.0.0.1:1");
     assert_eq!(plugin.status.code(), Some(2), "nobody is there: {plugin:?}");
@@ -139,9 +139,15 @@ fn own_commands(document: &str) -> Vec<String> {
     let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
     let commands = blocks.flat_map(commands_of);
     let ours = commands.filter_map(|command| {
-        let names = [("kubectl fanout ", "fanout "), ("cargo run --release -- ", ""), ("kube-fanout ", "")];
-        let (name, verb) = names.into_iter().find(|(name, _)| command.starts_with(name))?;
-        Some(format!("kube-fanout {verb}{}", &command[name.len()..]))
+        let names = [
+            ("kubectl fanout ", "fanoutctl fanout "),
+            ("cargo run --release -- ", "fanoutctl "),
+            ("cargo demo ", "fanoutctl demo "),
+            ("fanoutctl ", "fanoutctl "),
+            ("kube-fanout ", "kube-fanout "),
+        ];
+        let (name, ours) = names.into_iter().find(|(name, _)| command.starts_with(name))?;
+        Some(format!("{ours}{}", &command[name.len()..]))
     });
     ours.collect()
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use base::now_ns;
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RunningUpstream};
-use kube_fanout::verify::Promise;
 use tokio::time::Instant;
+use verify::Promise;
 
 use crate::direct::{
     self, ALLOWANCE, Answer, App, CONFIGMAPS, Ended, History, PATIENCE, PODS, WIDGETS, assert_alike, configmap,

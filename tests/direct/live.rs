@@ -3,7 +3,6 @@
 
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo;
 
 use crate::direct::{self, PODS};
 

@@ -1,7 +1,7 @@
 //! A collection grows until the proxy's memory is too small for it (I2). The proxy runs in a process of its own, whose
 //! memory can be measured.
 
-use kube_fanout::demo::{self, RunningUpstream};
+use demo::{self, RunningUpstream};
 
 use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap, eventually};
 use crate::process::{Process, metric};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
+use demo::{self, RequestKind, RunningUpstream};
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::monitoring;

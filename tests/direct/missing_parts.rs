@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Request;
 use http::header::{ACCEPT, IF_NONE_MATCH};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::{Value, json};
 
 use crate::direct::{self, App, Behind, Failure, PODS, Reply, Stub, WIDGETS, Watch, eventually};

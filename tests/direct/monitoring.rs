@@ -6,7 +6,6 @@ mod promql;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube_fanout::demo;
 use serde_json::Value;
 
 pub use self::documented::metrics;

@@ -2,8 +2,8 @@
 
 use std::future::IntoFuture;
 
+use demo::{self, Pod, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, RunningUpstream};
 use serde_json::Value;
 
 use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, straight};

@@ -2,7 +2,6 @@
 
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo;
 use parking_lot::Mutex;
 use serde_json::Value;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use base::Waits;
+use demo::{self, RequestCounts, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::Waits;
-use kube_fanout::demo::{self, RequestCounts, RequestKind, RunningUpstream};
 
 use crate::direct::{self, History, PODS, Protocol, Watch};
 

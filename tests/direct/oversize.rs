@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo::{self, RequestCounts, RunningUpstream};
+use demo::{self, RequestCounts, RunningUpstream};
 use tokio::time::timeout;
 
 use crate::direct::{self, App, CONFIGMAPS, PODS, configmap, eventually, within};

@@ -1,7 +1,7 @@
 //! Requests that web pages make browsers send (R-THREAT-17).
 
+use demo::{self, ReceivedRequest};
 use http::Method;
-use kube_fanout::demo::{self, ReceivedRequest};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::direct::{self, App, Client, PODS, Protocol, Stub, Trust, stub, within};

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::PathBuf;
 
 use http::Method;
-use kube_fanout::demo;
 use rustix::process::{Resource, getrlimit};
 
 use crate::direct::{Dir, eventually};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use demo::{self, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use serde_json::json;
 
 use crate::direct::{self, App, Ended, PODS, Plan, eventually, in_time};

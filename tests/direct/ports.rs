@@ -7,7 +7,6 @@ use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::app::StartError;
 use kube_fanout::config::Serve;
-use kube_fanout::demo;
 use kube_fanout::net::Address;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;

@@ -36,6 +36,11 @@ fn command() -> Command {
     command
 }
 
+/// `fanoutctl`, which `cargo test` builds beside the daemon when it builds the whole workspace.
+fn tools() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_kube-fanout")).with_file_name("fanoutctl")
+}
+
 /// The binary with a socket as its third descriptor, which is for the process of that id.
 fn passing(socket: &TcpListener, pid: &str) -> Command {
     let mut command = Command::new("sh");
@@ -60,11 +65,11 @@ pub fn run(arguments: &[&str]) -> Output {
     Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
-/// Runs to the end by another name.
+/// Runs `fanoutctl` to the end by another name.
 pub fn run_called(name: &str, arguments: &[&str]) -> Output {
     let dir = Dir::new();
     let link = dir.join(name);
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kube-fanout"), &link).expect("a link");
+    std::os::unix::fs::symlink(tools(), &link).expect("a link");
     let output = Command::new(link).args(arguments).output().expect("the binary runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use demo::{self, ReceivedRequest, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 
 use crate::direct::{self, Answer, App, CONFIGMAPS, FRESH_MAX, configmap};
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use demo::{self, RunningUpstream};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, Answer, App, Client, Ended, Event, PODS, Protocol, Watch};
 

@@ -4,7 +4,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo;
 use kube_fanout::net::Address;
 
 use crate::direct::{self, Dir, PODS};

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use base::now_ns;
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RunningUpstream};
-use kube_fanout::verify::Promise;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep_until};
+use verify::Promise;
 
 use crate::direct::{self, App, CONFIGMAPS, Client, History, Place, configmap};
 use balancer::Balancer;

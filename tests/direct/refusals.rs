@@ -1,7 +1,6 @@
 //! Wrong requests are refused in upstream's words (R-QUERY-2, R-OPTIONS-1, R-STATUS-1; R-DOWNSTREAM-8).
 
 use futures_util::future::join_all;
-use kube_fanout::demo;
 
 use crate::direct::{self, Answer, App, Client, PODS, assert_alike, straight};
 

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use base::Waits;
+use demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::base::Waits;
-use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 
 use crate::direct::{self, App, PODS, Plan, Watch, eventually};
 

@@ -1,7 +1,6 @@
 //! A configuration file that changes is taken while everything runs (docs/CONFIG.md, "Reading it again").
 
-use kube_fanout::bench::{Fleet, Plan, TargetCredentials};
-use kube_fanout::demo;
+use bench::{Fleet, Plan, TargetCredentials};
 use serde_json::{Value, json};
 
 use crate::direct::{self, CONFIGMAPS, Dir, PATIENCE, PODS, eventually};

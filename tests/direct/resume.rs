@@ -1,10 +1,10 @@
 //! A watch goes on where another one stopped, or is told that it cannot (W2, W6–W8, F5, L2).
 
+use base::now_ns;
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RunningUpstream};
-use kube_fanout::verify::Promise;
 use serde_json::Value;
+use verify::Promise;
 
 use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, straight};
 

@@ -1,10 +1,10 @@
 //! Clients come back to a proxy that has started again, with versions that are older than its first list. They go on
 //! where they were as long as upstream has the history, and get each change once and in order (W3, W5–W7, F9).
 
+use demo::{self, Pod, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};
-use kube_fanout::verify::Promise;
 use tokio::time::{Duration, Instant};
+use verify::Promise;
 
 use crate::direct::{self, ALLOWANCE, App, Ended, History, PODS, Protocol};
 

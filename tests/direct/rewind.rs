@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use base::now_ns;
+use demo::{self, Backup, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, Backup, RunningUpstream};
-use kube_fanout::verify::Promise;
+use verify::Promise;
 
 use crate::direct::{
     self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,

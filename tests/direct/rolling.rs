@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use demo::{self, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use tokio::time::{Duration, sleep};
 
 use crate::direct::{self, App, Ended, PODS};

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use http::Method;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kube_fanout::demo;
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use kube_fanout::upstream::CredentialSource;
 

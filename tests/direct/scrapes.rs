@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use demo::{self, ReviewCounts, RunningUpstream};
 use http::Method;
 use kube_fanout::auth::{AuthConfig, AuthMode};
 use kube_fanout::config::{Serve, TlsSource};
-use kube_fanout::demo::{self, ReviewCounts, RunningUpstream};
 
 use crate::chains::{Authority, YEAR};
 use crate::direct::{self, Answer, App, Client, Dir, PODS, Plan, Protocol, Trust, eventually, pair};

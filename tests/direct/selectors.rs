@@ -3,9 +3,9 @@
 
 use std::sync::LazyLock;
 
+use demo::{self, Pod, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, RunningUpstream};
-use kube_fanout::verify::Promise;
+use verify::Promise;
 
 use crate::direct::{self, Event, History, PODS, Protocol, assert_alike, assert_same, straight};
 use crate::process::metric;

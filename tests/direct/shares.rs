@@ -1,12 +1,12 @@
 //! Limits count by user: many tokens of one account, and many spellings of one token, have one share together.
 
+use demo::{self, RunningUpstream};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http::{Method, Response};
 use hyper::body::Incoming;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::config::Serve;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, App, PODS, Plan};
 

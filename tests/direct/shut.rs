@@ -1,8 +1,8 @@
 //! Clients whose HTTP/2 windows stay shut, and objects that they ask for.
 
 use bytes::Bytes;
+use demo::{self, RunningUpstream};
 use http::Request;
-use kube_fanout::demo::{self, RunningUpstream};
 use tokio::net::TcpStream;
 
 use crate::direct::{self, Client, within};

@@ -8,7 +8,6 @@ use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::app::StartError;
-use kube_fanout::demo;
 use tokio::sync::Semaphore;
 
 use crate::direct::{self, ALLOWANCE, Ended, Event, PATIENCE, PODS, Protocol, Stub, in_time, stub};

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Method, Request, request};
 use http_body_util::BodyExt as _;
-use kube_fanout::demo;
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo;
-use kube_fanout::verify::Promise;
 use tokio::io::AsyncWriteExt as _;
+use verify::Promise;
 
 use crate::direct::{self, ALLOWANCE, Ended, History, PODS, Protocol, Watch};
 

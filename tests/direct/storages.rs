@@ -1,9 +1,9 @@
 //! A server of two storages, whose versions have nothing to do with each other (L5).
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Request;
 use hyper::body::Incoming;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, Behind, CONFIGMAPS, PODS, Stub, configmap};
 

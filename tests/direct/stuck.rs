@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use demo::{self, RunningUpstream};
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::serve::Unread;
 use tokio::net::TcpStream;
 use tokio::time::Instant;

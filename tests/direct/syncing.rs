@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use base::now_ns;
+use demo::{self, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
-use kube_fanout::verify::Promise;
 use tokio::time::Instant;
+use verify::Promise;
 
 use crate::direct::{self, App, History, PODS, Protocol, assert_alike, straight};
 

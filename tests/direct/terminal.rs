@@ -1,4 +1,4 @@
-//! `kube-fanout fanout top` on a terminal: keys in, a screen out, and the terminal as it was when it ends.
+//! `fanoutctl fanout top` on a terminal: keys in, a screen out, and the terminal as it was when it ends.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kube_fanout::demo;
 use kube_fanout::net::Address;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};

@@ -1,7 +1,7 @@
 //! A proxy whose upstream is a proxy: what reaches its clients, and what the apiserver sees of it (F5, W10).
 
+use demo::{self, ReceivedRequest, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 
 use crate::clock::bookmarks_cross;
 use crate::direct::{self, App, History, PODS, Protocol};

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use http::Method;
-use kube_fanout::demo;
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, PeerAddress, Tls};
 
 use crate::direct::{self, Dir, Listening, PODS, Protocol, Trust, eventually, pair, within};

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kube_fanout::demo::{self, RunningUpstream};
+use demo::{self, RunningUpstream};
 
 use crate::direct::{self, App, Ended, PODS, Watch, eventually, followed, within};
 

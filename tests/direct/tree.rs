@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use demo::{self, ReceivedRequest, RunningUpstream};
 use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::{self, ReceivedRequest, RunningUpstream};
 use serde_json::json;
 
 use crate::direct::{self, App, Client, History, PODS, Plan, Protocol, Watch, assert_same, eventually, straight};

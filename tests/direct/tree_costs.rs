@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use kube_fanout::demo;
 use serde_json::json;
 
 use crate::direct::{FRESH_MAX, eventually};

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, SystemTime};
 
-use kube_fanout::demo;
-
 use crate::direct::{self, Front, PODS, Pair, Signer, eventually};
 use crate::process::metric;
 

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use demo::RunningUpstream;
 use futures_util::stream;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::RunningUpstream;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpSocket;
 use tokio::sync::watch;

@@ -3,7 +3,6 @@
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::direct::{self, Behind, Dir, PODS, Stub, stub, within};

@@ -4,9 +4,9 @@
 use std::io::Read;
 use std::time::Duration;
 
+use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Method;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, Answer, App, History, PODS, Protocol, Watch, assert_alike, assert_same, straight};
 

@@ -11,7 +11,6 @@ use http::Request;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use kube_fanout::demo;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 

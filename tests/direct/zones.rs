@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kube_fanout::demo::{self, RunningUpstream};
+use demo::{self, RunningUpstream};
 use serde_json::json;
 
 use crate::direct::{self, App, History, PODS, Watch, eventually, in_time};

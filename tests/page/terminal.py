@@ -3,7 +3,7 @@
 python3 tests/page/terminal.py [--size 120x32] [--keys SECONDS:KEYS]... [--html FILE] -- COMMAND...
 
 Keys are pressed so many seconds after the start; the screen is written at the end, when --seconds have passed. It obeys
-what `kube-fanout fanout top` writes, and is no terminal for anything else.
+what `fanoutctl fanout top` writes, and is no terminal for anything else.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo::{CountPerResource, RequestCounts};
-use kube_fanout::verify::Record;
+use demo::{CountPerResource, RequestCounts};
+use verify::Record;
 
 use crate::excuses;
 use crate::failpoints::Delays;

@@ -1,6 +1,6 @@
 //! What a run may show that is no violation, because docs/DIFFERENCES.md says so.
 
-use kube_fanout::verify::{EventKind, Promise, Record, RunVerdict, TruthRecord, Violation};
+use verify::{EventKind, Promise, Record, RunVerdict, TruthRecord, Violation};
 
 /// Kinds of faults behind which upstream has another window.
 const FORGET: [&str; 3] = ["Restart", "ForgetWindow", "Compact"];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use kube_fanout::base::{draw_delays, now_ns};
+use base::{draw_delays, now_ns};
 
 /// Every failpoint, and what lies between the two moments that it draws apart.
 pub const FAILPOINTS: [(&str, &str); 8] = [

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo::{RequestKind, RunningUpstream};
+use demo::{RequestKind, RunningUpstream};
 
 use crate::network::Network;
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use kube_fanout::verify::{RecordedEncoding, Transport, VerifiedResource};
+use verify::{RecordedEncoding, Transport, VerifiedResource};
 
 use crate::faults::{Fault, FaultKind};
 

@@ -4,18 +4,18 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::now_ns;
+use demo::{self, RequestCounts, RunningUpstream, StoreChanges};
 use kube_fanout::app::{Bound, Inherited, TaskLost};
-use kube_fanout::base::now_ns;
 use kube_fanout::config::Serve;
-use kube_fanout::demo::{self, RequestCounts, RunningUpstream, StoreChanges};
 use kube_fanout::net::{Address, Listener};
 use kube_fanout::upstream::{CredentialSource, MemoryUpstream};
-use kube_fanout::verify::{
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+use verify::{
     Clientele, ClienteleOrder, CompactedRecord, EventKind, FaultRecord, History, Record, Requirements, RunVerdict,
     WindowRecord,
 };
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
 
 use crate::failpoints::{Delays, Hits, Panics};
 use crate::faults::{Broken, FaultKind, PANIC};
@@ -61,7 +61,7 @@ pub fn run(seed: u64) -> Ran {
 pub fn run_plan(plan: Plan, delays: &Delays) -> Ran {
     let seed = plan.seed;
     fastrand::seed(seed);
-    kube_fanout::base::random::seed(seed);
+    base::random::seed(seed);
     // The clock of all records begins before the first run's own does.
     now_ns();
     let panics = delays.panics();

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use kube_fanout::verify::excerpt;
+use verify::excerpt;
 
 use crate::excuses;
 use crate::failpoints::DRAWN;

@@ -6,7 +6,7 @@ use crate::files;
 /// Kinds of blocks that a reader copies.
 const KINDS: [&str; 2] = ["sh", "yaml"];
 
-/// A block that a reader copies, and the paragraph behind it.
+/// A block that a reader copies, and the HTML comment after it.
 struct Block<'a> {
     first_line: &'a str,
     behind: &'a str,
@@ -18,7 +18,8 @@ fn blocks(text: &str) -> Vec<Block<'_>> {
     let pairs = parts.get(1..).unwrap_or_default().chunks(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?)));
     let copied = pairs.filter_map(|(block, behind)| {
         let (kind, inside) = block.split_once('\n')?;
-        let behind = behind.trim_start().split("\n\n").next().unwrap_or_default().trim_end();
+        let behind =
+            behind.trim_start().strip_prefix("<!-- ").and_then(|rest| rest.split(" -->").next()).unwrap_or_default();
         KINDS.contains(&kind).then(|| Block { first_line: inside.lines().next().unwrap_or_default(), behind })
     });
     copied.collect()
@@ -64,9 +65,10 @@ fn every_block_of_commands_is_run_or_says_why_not() {
 
 #[test]
 fn a_block_that_nobody_runs_is_found() {
-    let text = "a\n\n```sh\nls\n```\n\nRun by `tests/a.rs::b`.\n\n```text\nc\n```\n\n```yaml\nd: 1\n```\n\nNext.\n";
+    let text =
+        "a\n\n```sh\nls\n```\n\n<!-- Run by `tests/a.rs::b`. -->\n\n```text\nc\n```\n\n```yaml\nd: 1\n```\n\nNext.\n";
     let behind: Vec<_> = blocks(text).iter().map(|block| (block.first_line, block.behind)).collect();
-    assert_eq!(behind, [("ls", "Run by `tests/a.rs::b`."), ("d: 1", "Next.")]);
+    assert_eq!(behind, [("ls", "Run by `tests/a.rs::b`."), ("d: 1", "")]);
     let takes = |_: &str| "fn b() { let [a] = blocks(\"a.md\", \"b\"); }".to_owned();
     let judged = |document: &str, behind: &str| problem(document, behind, takes);
     assert_eq!(judged("a.md", "Run by `tests/a.rs::b`."), None);
@@ -76,7 +78,7 @@ fn a_block_that_nobody_runs_is_found() {
         ("b.md", "Run by `tests/a.rs::b`."),
         ("a.md", "Run by `tests/a.rs::b` and `tests/a.rs::c`."),
         ("b.md", "Run by `tests/b.py`."),
-        ("a.md", "Next."),
+        ("a.md", ""),
         ("a.md", "Not run by a test."),
     ] {
         assert!(judged(document, behind).is_some(), "{document}: {behind}");

@@ -14,9 +14,16 @@ const KNOTS: [&[&str]; 1] = [&["wire"]];
 /// The names that a face hands on, each with the file below it that has the name.
 type Faces = BTreeMap<String, BTreeMap<String, String>>;
 
-/// A file's path as a module: `serve/session.rs` is `serve/session`.
+/// A file's path as a module: `src/serve/session.rs` is `serve/session`, `crates/demo/src/store.rs` is
+/// `crates/demo/store`.
 fn module(file: &File) -> Option<String> {
-    Some(file.name.strip_prefix("src/")?.strip_suffix(".rs")?.to_owned())
+    let (folder, path) = file.module()?;
+    let name = path.strip_suffix(".rs")?;
+    Some(match (folder, name) {
+        ("", name) => name.to_owned(),
+        (folder, "lib" | "main") => folder.to_owned(),
+        (folder, name) => format!("{folder}/{name}"),
+    })
 }
 
 /// What each face hands on: `pub use lane::{Lane, Step as LaneStep};`.
@@ -47,7 +54,7 @@ fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, fa
         let is_climbing = at >= 2 && source.reads(at - 2, &[":", ":"]);
         let (mut base, mut next) = match tokens[at].text.as_str() {
             "super" if !is_climbing => (parent(module), at + 3),
-            "crate" => (String::new(), at + 3),
+            "crate" => (root(module), at + 3),
             _ => continue,
         };
         while source.reads(next, &["super", ":", ":"]) {
@@ -77,6 +84,12 @@ fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, fa
         other != module && !module.starts_with(&above) && !other.starts_with(&below) && !other.is_empty()
     };
     found.into_iter().filter(is_of_one_house).collect()
+}
+
+/// The root of the crate that a module is of.
+fn root(module: &str) -> String {
+    let Some(rest) = module.strip_prefix("crates/") else { return String::new() };
+    format!("crates/{}", rest.split('/').next().unwrap_or_default())
 }
 
 fn parent(module: &str) -> String {
@@ -144,6 +157,12 @@ fn a_circle_is_found_however_it_is_written() {
         ];
         assert_eq!(circles(&files).len(), 1, "{what}: {:?}", circles(&files));
     }
+    let files = [
+        file("crates/x/src/lib.rs", "mod a; mod b; pub use a::A;"),
+        file("crates/x/src/a.rs", "use crate::b::B;"),
+        file("crates/x/src/b.rs", "use crate::A;"),
+    ];
+    assert_eq!(circles(&files), ["crates/x/a <-> crates/x/b"]);
     let fine = [
         file("src/serve.rs", "mod a; mod b; pub use a::A; use b::B;"),
         file("src/serve/a.rs", "use super::b::B; use super::Mode; mod own; use self::own::Own;"),

@@ -74,10 +74,10 @@ fn labels(file: &str, of: &str) -> Names {
 
 #[test]
 fn every_flag_is_documented() {
-    let shared = "src/config/credentials.rs";
+    let shared = "crates/fanoutctl/src/arguments/credentials.rs";
     flags_are_documented(&["src/config/serve_arguments.rs"], "docs/CONFIG.md");
-    flags_are_documented(&["src/config/bench.rs", shared], "docs/BENCH.md");
-    flags_are_documented(&["src/config/verify.rs", shared], "docs/VERIFY.md");
+    flags_are_documented(&["crates/fanoutctl/src/arguments/bench.rs", shared], "docs/BENCH.md");
+    flags_are_documented(&["crates/fanoutctl/src/arguments/verify.rs", shared], "docs/VERIFY.md");
 }
 
 fn flags_are_documented(of_command: &[&str], document_name: &str) {
@@ -230,7 +230,7 @@ fn every_mutant_has_a_place_and_a_test() {
     assert!(rows.len() > 20, "the mutants were not found");
     let untested = rows.iter().filter(|(_, rest)| !rest.contains(".rs::")).map(|(number, _)| number.clone());
     assert_none("mutants that no test is to catch", &untested.collect::<Vec<_>>());
-    let promises = files::text("src/verify/promise.rs");
+    let promises = files::text("crates/verify/src/promise.rs");
     let unjudged = rows.iter().filter(|(_, rest)| !names_its_judge(rest, &promises)).map(|(number, _)| number.clone());
     assert_none("mutants without a judge that a test from outside has", &unjudged.collect::<Vec<_>>());
     let mut switched = Names::new();
@@ -281,9 +281,9 @@ fn the_specs_that_are_compared_are_listed() {
     assert_same("in tests/e2e/specs.txt", &compared, "in docs/CLIENTS.md", &listed);
 }
 
-/// Rust files of the crate itself.
+/// Rust files of the crates.
 fn shipped() -> Vec<File> {
-    files::rust().into_iter().filter(|file| file.name.starts_with("src/")).collect()
+    files::rust().into_iter().filter(File::is_source).collect()
 }
 
 /// What stands between backticks, outside of fenced blocks.

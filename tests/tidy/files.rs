@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders that are made, not written.
+/// Entries that are made, not written. In a linked worktree `.git` is a file.
 const MADE: [&str; 4] = ["target", ".git", "node_modules", "__pycache__"];
 
 /// A file and its text.
@@ -12,6 +12,22 @@ pub(crate) struct File {
     /// Relative to the repository, with slashes.
     pub(crate) name: String,
     pub(crate) text: String,
+}
+
+impl File {
+    /// Whether it is part of a crate's sources, its unit tests among them.
+    pub(crate) fn is_source(&self) -> bool {
+        self.module().is_some()
+    }
+
+    /// The crate's folder and the path below its `src`: `("", "serve/route.rs")`, `("crates/demo", "store.rs")`.
+    pub(crate) fn module(&self) -> Option<(&str, &str)> {
+        if let Some(path) = self.name.strip_prefix("src/") {
+            return Some(("", path));
+        }
+        let (folder, path) = self.name.split_once("/src/")?;
+        folder.starts_with("crates/").then_some((folder, path))
+    }
 }
 
 pub(crate) fn root() -> PathBuf {
@@ -44,10 +60,12 @@ pub(crate) fn text(name: &str) -> String {
 fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder of the checkout is readable").flatten() {
         let (path, name) = (entry.path(), entry.file_name());
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder && !MADE.iter().any(|made| name == *made) {
+        if MADE.iter().any(|made| name == *made) {
+            continue;
+        }
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             collect(&path, found);
-        } else if !is_folder {
+        } else {
             found.push(path);
         }
     }

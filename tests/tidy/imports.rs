@@ -1,10 +1,12 @@
-//! Modules import only those that the layers of ARCHITECTURE.md allow.
+//! Rooms of the daemon import only those that the layers of ARCHITECTURE.md allow, and crates depend on each other the
+//! same way.
 
+use crate::assert_none;
+use crate::files;
 use crate::source::{Kind, Source, is};
 
-/// From the floor up. A module may import those of lower layers, itself, and nothing else.
+/// The rooms of the daemon, from the bottom up. A room may import those of lower layers, itself, and nothing else.
 const LAYERS: [&[&str]; 9] = [
-    &["base", "kube"],
     &["net", "wire"],
     &["cache", "upstream"],
     &["feeds", "preflight"],
@@ -13,20 +15,20 @@ const LAYERS: [&[&str]; 9] = [
     &["admin", "serve"],
     &["config"],
     &["app"],
+    &["cli"],
 ];
 
-/// Beside the layers, with what each may import.
-const BESIDE: [(&str, &[&str]); 7] = [
-    // It shares no logic with what it is served through: it could not judge it.
-    ("demo", &["base", "kube", "net", "wire"]),
-    // Nor does the instrument share any with what it measures.
-    ("bench", &["base", "kube", "net", "probe", "wire"]),
+/// The crates, with those that each may depend on outside of its tests. What measures and judges shares no logic with
+/// what it measures and judges, so no tool but `fanoutctl`, which starts the daemon, depends on it.
+const CRATES: [(&str, &[&str]); 8] = [
+    ("base", &[]),
+    ("kubeapi", &[]),
     ("probe", &["base"]),
-    ("inspect", &["base", "net", "probe"]),
-    ("trial", &["base", "net", "probe"]),
-    // And what verifies shares less still: not even how requests, frames and objects are read.
-    ("verify", &["base", "net", "probe"]),
-    ("main", &["app", "config"]),
+    ("demo", &["base", "kubeapi"]),
+    ("bench", &["base", "kubeapi", "probe"]),
+    ("verify", &["base", "probe"]),
+    ("kube-fanout", &["base", "kubeapi"]),
+    ("fanoutctl", &["base", "bench", "demo", "kube-fanout", "kubeapi", "probe", "verify"]),
 ];
 
 /// Lower, and still not to be seen: who may not know of whom, and why.
@@ -40,7 +42,33 @@ const NEVER: [(&str, &str, &str); 2] = [
 struct Import {
     line: usize,
     module: String,
-    test: bool,
+}
+
+/// The crates of this repository that a manifest names as dependencies, outside of its tests.
+fn dependencies(manifest: &str) -> Vec<&str> {
+    let sections = manifest.split("\n[").filter(|section| section.starts_with("dependencies]"));
+    let names = sections.flat_map(str::lines).filter_map(|line| line.split(['.', ' ', '=']).next());
+    names.filter(|name| CRATES.iter().any(|(own, _)| own == name)).collect()
+}
+
+#[test]
+fn crates_depend_on_each_other_in_one_direction() {
+    let mut found = Vec::new();
+    for (name, allowed) in CRATES {
+        let file = if name == "kube-fanout" { "Cargo.toml".to_owned() } else { format!("crates/{name}/Cargo.toml") };
+        let manifest = files::text(&file);
+        let dependencies = dependencies(&manifest);
+        assert!(allowed.is_empty() || !dependencies.is_empty(), "{file} has no dependencies that are read");
+        let wrong = dependencies.iter().filter(|name| !allowed.contains(name));
+        found.extend(wrong.map(|dependency| format!("{file}: {dependency}")));
+    }
+    for file in files::all().iter().filter(|file| file.name.starts_with("crates/") && file.name.ends_with("Cargo.toml"))
+    {
+        if !CRATES.iter().any(|(name, _)| file.name == format!("crates/{name}/Cargo.toml")) {
+            found.push(format!("{}: the crate is in no row of CRATES", file.name));
+        }
+    }
+    assert_none("dependencies that the crates may not have", &found);
 }
 
 /// What is wrong with the imports of one file, `file` being its path below `src`.
@@ -49,28 +77,23 @@ pub(crate) fn violations(file: &str, text: &str) -> Vec<String> {
     let from = path[0];
     let source = Source::parse(file, text);
     let imports = imports(&source, if from == "lib" || from == "main" { 0 } else { path.len() });
-    let wrong = |import: &Import| match allowed(from, &import.module, import.test) {
+    let wrong = |import: &Import| match allowed(from, &import.module) {
         Ok(()) => None,
         Err(why) => Some(format!("src/{file}:{}: {from} must not import {}: {why}", import.line, import.module)),
     };
     imports.iter().filter_map(wrong).collect()
 }
 
-fn allowed(from: &str, to: &str, test: bool) -> Result<(), &'static str> {
+fn allowed(from: &str, to: &str) -> Result<(), &'static str> {
     let layer = |module: &str| LAYERS.iter().position(|modules| modules.contains(&module));
-    if from == to || from == "lib" {
+    if from == to || from == "lib" || from == "main" {
         return Ok(());
-    }
-    if let Some((_, may)) = BESIDE.iter().find(|(module, _)| *module == from) {
-        return if may.contains(&to) { Ok(()) } else { Err("it stands beside the layers") };
     }
     if let Some((.., why)) = NEVER.iter().find(|(a, b, _)| *a == from && *b == to) {
         return Err(why);
     }
     match (layer(from), layer(to)) {
         (None, _) => Err("the importing module is in no layer (tests/tidy/imports.rs)"),
-        (Some(_), None) if to == "demo" && (from == "app" || test) => Ok(()),
-        (Some(_), None) if matches!(to, "bench" | "inspect" | "probe" | "trial" | "verify") && from == "app" => Ok(()),
         (Some(_), None) => Err("it is no module of a layer"),
         (Some(from), Some(to)) if to < from => Ok(()),
         (Some(from), Some(to)) if to == from => Err("both are of one layer"),
@@ -110,7 +133,7 @@ fn imports(source: &Source, depth: usize) -> Vec<Import> {
 /// The first words of the path, or of each path of the group, at `at`.
 fn names(source: &Source, at: usize) -> impl Iterator<Item = Import> {
     let words = source.imported(at).into_iter().map(|at| &source.tokens[at]);
-    words.map(|token| Import { line: token.line, module: token.text.clone(), test: token.test })
+    words.map(|token| Import { line: token.line, module: token.text.clone() })
 }
 
 #[test]
@@ -118,22 +141,13 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
     let planted = [
         ("wire/reader.rs", "use crate::cache::Event;"),
         ("wire.rs", "use crate::net::Address;"),
-        ("cache/lane.rs", "use crate::{kube::Key, serve::{Door, route}, base};"),
+        ("cache/lane.rs", "use crate::{wire::Key, serve::{Door, route}, net};"),
         ("cache/lane.rs", "fn f() { let x = crate::reflect::Supervisor::new(); }"),
         ("cache/lane.rs", "use super::super::serve::Door;"),
         ("cache.rs", "use super::upstream::Client;"),
         ("cache.rs", "mod tests { use super::super::upstream::Client; }"),
-        ("demo/store.rs", "use crate::feeds::Feeds;"),
-        ("demo/view.rs", "use crate::bench::Fleet;"),
-        ("bench/lane.rs", "use crate::demo::upstream;"),
-        ("probe/link.rs", "use crate::upstream::Client;"),
-        ("verify/history.rs", "use crate::wire::Object;"),
-        ("verify/history.rs", "use crate::cache::Event;"),
-        ("serve/frontend.rs", "use crate::verify::Record;"),
         ("serve/frontend.rs", "use crate::reflect;"),
-        ("serve/frontend.rs", "use crate::demo::upstream;"),
-        ("main.rs", "use kube_fanout::serve::Door;"),
-        ("novel.rs", "use crate::base::Tasks;"),
+        ("novel.rs", "use crate::net::Address;"),
         ("cache/lane.rs", "use crate::novel::Thing;"),
     ];
     for (file, text) in planted {
@@ -144,20 +158,13 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
 #[test]
 fn what_is_allowed_or_only_looks_like_an_import_is_not_found() {
     let fine = [
-        ("serve/frontend.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, kube, serve::route};"),
+        ("serve/frontend.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, net, serve::route};"),
         ("serve/frontend.rs", "pub(crate) fn f() {} // crate::reflect::Supervisor"),
         ("serve/frontend.rs", "const TEXT: &str = \"crate::reflect\"; /* crate::reflect */ const C: char = '\"';"),
         ("serve/door/page.rs", "use super::super::route; mod tests { use super::*; use super::super::feed; }"),
         ("auth.rs", "mod tests { use super::*; }"),
-        ("reflect/tests.rs", "use crate::demo::upstream;"),
-        ("reflect.rs", "#[cfg(test)] mod tests { use crate::demo::upstream; }"),
-        (
-            "app/demo.rs",
-            "use crate::bench::Fleet; use crate::demo::upstream; use crate::config::Serve; use super::Bound;",
-        ),
-        ("app/verify.rs", "use crate::verify::Record;"),
         ("main.rs", "use kube_fanout::app::{self, Bound}; use kube_fanout::config::Arguments;"),
-        ("lib.rs", "pub mod demo;"),
+        ("lib.rs", "pub mod net;"),
     ];
     for (file, text) in fine {
         assert_eq!(violations(file, text), Vec::<String>::new(), "{file}: {text}");

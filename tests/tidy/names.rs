@@ -44,7 +44,7 @@ fn shared(types: BTreeMap<String, Vec<String>>) -> Vec<String> {
 #[test]
 fn a_public_name_stands_for_one_thing() {
     let files = files::rust();
-    let types = public_types(files.iter().filter(|file| file.name.starts_with("src/")));
+    let types = public_types(files.iter().filter(|file| file.is_source()));
     assert!(types.len() > 300, "the types were not found: {}", types.len());
     assert_none("names of several types (CONTRIBUTING.md, \"Names\")", &shared(types));
 }

@@ -1,12 +1,12 @@
-//! Only `serve` and `admin`, which answer clients, make Statuses and status codes, with the words from `kube`. The
+//! Only `serve` and `admin`, which answer clients, make Statuses and status codes, with the words from `kubeapi`. The
 //! layers below return errors as values.
 
 use crate::assert_none;
 use crate::files;
 use crate::source::{Kind, Source, is};
 
-/// Who answers clients; whose words those are; and what stands beside the proxy.
-const ANSWERING: [&str; 9] = ["serve", "admin", "kube", "demo", "bench", "inspect", "probe", "trial", "verify"];
+/// Rooms of the daemon that answer clients.
+const ANSWERING: [&str; 2] = ["serve", "admin"];
 /// Who reads what upstream answered.
 const READING: [&str; 2] = ["upstream", "reflect"];
 /// How it is read. Of a code only one that came: a number that is written down is an answer of our own.
@@ -62,7 +62,7 @@ fn statuses_are_made_where_clients_are_answered() {
 fn a_status_that_is_made_below_is_found() {
     for (file, text, count) in [
         ("src/auth/gate.rs", "fn f() -> Status { why.status() }", 1),
-        ("src/auth.rs", "use crate::kube::{Access, Status};", 1),
+        ("src/auth.rs", "use kubeapi::{Access, Status};", 1),
         ("src/net/serve.rs", "fn f() { StatusCode::FORBIDDEN }", 1),
         ("src/net/serve.rs", "fn f() { http::StatusCode::from_u16(code) }", 1),
         ("src/listing/page.rs", "fn f() { *response.status_mut() = code; }", 1),
@@ -74,9 +74,8 @@ fn a_status_that_is_made_below_is_found() {
         ("src/upstream/client.rs", "fn f(body: &[u8]) -> Status { Status::from_json(body) }", 0),
         ("src/upstream/discovery/definitions.rs", "struct Status { names: Names } impl Status { fn f() {} }", 0),
         ("src/net/serve.rs", "use http::StatusCode; fn f() { answer.status() != StatusCode::SWITCHING_PROTOCOLS }", 0),
-        ("src/auth/gate.rs", "// Status\nfn f() { \"Status\" } #[cfg(test)] mod tests { use crate::kube::Status; }", 0),
+        ("src/auth/gate.rs", "// Status\nfn f() { \"Status\" } #[cfg(test)] mod tests { use kubeapi::Status; }", 0),
         ("src/serve/refusals.rs", "fn f() { Status::forbidden(why) }", 0),
-        ("src/kube/status/constructors.rs", "fn f() { Status::from_code(403, why) }", 0),
     ] {
         assert_eq!(violations(file, text).len(), count, "{file}: {text}");
     }

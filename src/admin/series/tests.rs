@@ -3,8 +3,8 @@ use std::time::Duration;
 use super::*;
 use crate::cache::{CacheConfig, FeedEnd};
 use crate::feeds::{Demand, FeedSpec, Scope};
-use crate::kube::Gvr;
 use crate::wire::Encoding;
+use kubeapi::Gvr;
 
 fn spec(namespace: &str) -> FeedSpec {
     FeedSpec::like_pods(FeedKey {

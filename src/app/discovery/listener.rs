@@ -9,10 +9,10 @@ use super::SOON;
 use crate::app::rights::Rights;
 use crate::cache::{CacheReader, Cursor, FeedState, Pull, View};
 use crate::feeds::{FeedHandle, Scope};
-use crate::kube::{ObjectKey, ResourceVersion};
 use crate::serve::feed_spec;
 use crate::upstream::{Declaration, DeclaringResource};
 use crate::wire::{Encoding, Renderer, Representation};
+use kubeapi::{ObjectKey, ResourceVersion};
 
 /// Follows a resource whose objects say what is served, and tells the catalog what they say. It reads an ordinary feed,
 /// which it shares with clients that watch the resource.

@@ -3,7 +3,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::SOON;
-use crate::base::random;
+use base::random;
 
 /// Decides when to ask upstream next what it serves.
 ///

@@ -4,7 +4,7 @@ use super::super::NotGranted;
 use super::super::access_reviewer::{AccessPurpose, AccessReviewer};
 use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
-use crate::kube::{Access, AccessTarget, User};
+use kubeapi::{Access, AccessTarget, User};
 
 /// Why a requestor is not taken for somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::names::{Named, wrong_extra_key};
-use crate::kube::{Access, AccessTarget, ResourceTarget, User};
+use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// A way to be taken for somebody. All of its steps have to be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,7 +132,7 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
         } else if let Some(wrong) = wrong_extra_key(key) {
             Some(format!("impersonating an invalid key in extra is not allowed: {wrong}"))
         } else if *key != key.to_lowercase() {
-            let key = crate::kube::go_quote(key);
+            let key = kubeapi::go_quote(key);
             Some(format!("impersonating a non-lowercase key in extra is not allowed: {key}"))
         } else if values.iter().any(String::is_empty) {
             Some("impersonating the empty string value in extra is not allowed".to_owned())

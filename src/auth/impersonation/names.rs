@@ -50,7 +50,7 @@ const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9
 
 /// What is wrong with the key of an extra that should have a domain before its path, in upstream's words.
 pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
-    let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", crate::kube::go_quote(value));
+    let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", kubeapi::go_quote(value));
     let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {
         return Some(invalid(key, "must be a domain-prefixed path (such as \"acme.io/foo\")"));
     };

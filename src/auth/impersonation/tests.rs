@@ -2,7 +2,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use super::*;
-use crate::kube::{Access, AccessTarget, Query, RequestInfo, ResourceTarget};
+use kubeapi::{Access, AccessTarget, Query, RequestInfo, ResourceTarget};
 
 fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, NobodyNamed> {
     let mut headers = HeaderMap::new();

@@ -5,8 +5,8 @@ use tokio::time::{Instant, advance, sleep};
 use super::*;
 use crate::auth::AuthConfig;
 use crate::auth::stub::{Stub, gate};
-use crate::base::{Pending, Tasks};
-use crate::kube::Status;
+use base::{Pending, Tasks};
+use kubeapi::Status;
 
 /// Longer than any pause between two questions about a right.
 const RECHECKED: Duration = Duration::from_secs(31);

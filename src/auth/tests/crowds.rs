@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::access_reviewer::{AccessPurpose, AccessReviewer};
-use crate::kube::{Access, User};
+use kubeapi::{Access, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 /// A crowd's questions take so long that its places are full for as long as a test lasts.

@@ -5,7 +5,7 @@ use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 use super::*;
-use crate::kube::Access;
+use kubeapi::Access;
 
 fn pods(namespace: usize) -> String {
     format!("/api/v1/namespaces/t{namespace}/pods?watch=1")

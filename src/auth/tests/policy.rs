@@ -4,8 +4,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::Verdict;
-use crate::kube::{Access, User};
 use crate::upstream::{AccessVerdict, Cause};
+use kubeapi::{Access, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";

@@ -7,7 +7,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use tokio::time::sleep;
 
 use super::*;
-use crate::base::WallClock;
+use base::WallClock;
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 const HOUR: i64 = 3600;

@@ -2,7 +2,7 @@
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, Start, View};
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// What a watch from `after` is told, or why it cannot be opened.
 fn from(reader: &CacheReader, after: u64) -> Vec<String> {

@@ -7,8 +7,8 @@ use futures_util::FutureExt;
 
 use super::fixture::read_frame;
 use crate::cache::{CacheConfig, CacheWriter, Chunk, Snapshot};
-use crate::kube::ResourceVersion;
 use crate::wire::Object;
+use kubeapi::ResourceVersion;
 
 /// A pod whose body is about so many bytes.
 fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {

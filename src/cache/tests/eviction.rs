@@ -6,7 +6,7 @@ use tokio::time::advance;
 
 use super::fixture::{POD, Pod, added, deleted, listed, read_frame, ring, rv, short_lanes, snapshot, told, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Event, Start, View};
-use crate::kube::EventType::{Added, Deleted};
+use kubeapi::EventType::{Added, Deleted};
 
 fn changed(writer: &mut CacheWriter, version: u64) {
     writer.apply(added(&POD, version)).expect("in order");

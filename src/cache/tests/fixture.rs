@@ -11,8 +11,8 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, View};
-use crate::kube::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
 use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
+use kubeapi::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
 
 /// What selectors look at, and a note that no two revisions share: of it come the phase and the label `tier`. Empty
 /// texts are absent.

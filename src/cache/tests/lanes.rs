@@ -9,9 +9,9 @@ use super::want::{self, Want};
 use crate::cache::lane::Lane;
 use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneTerm};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Cursor, Start, View};
-use crate::kube::EventType::{Added, Deleted, Modified};
-use crate::kube::{FieldTable, Gvr, ObjectKey, Selector};
 use crate::wire::{Encoding, Envelope, JsonLayout};
+use kubeapi::EventType::{Added, Deleted, Modified};
+use kubeapi::{FieldTable, Gvr, ObjectKey, Selector};
 
 /// Places of `spec.nodeName` and `status.phase` in the table of pods.
 const NODE: usize = 0;
@@ -286,7 +286,7 @@ fn cluster_scoped_objects_have_lanes_by_name() {
     let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
     let fields = FieldTable::of_builtin(&gvr, false);
     let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false);
-    let by_name = crate::kube::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));
+    let by_name = kubeapi::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));
     let selector = Selector { fields: by_name.expect("a known field"), ..Selector::everything() };
     let mut one = open(&reader, 0, View::new(None, selector));
     let mut all = open(&reader, 0, View::everything());

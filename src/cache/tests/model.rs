@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::fixture::{Pod, Seen};
 use super::want::{Lane, Want};
-use crate::kube::EventType::{self, Added, Deleted, Modified};
+use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 /// Current objects by key, in the apiserver's order: bytewise by `namespace/name`. With each its version.
 pub(super) type State = BTreeMap<String, (Pod, u64)>;

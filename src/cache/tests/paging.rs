@@ -6,7 +6,7 @@ use tokio::time::advance;
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, short_lanes, shown, snapshot, view};
 use crate::cache::{CacheConfig, CacheReader, Snapshot, View};
-use crate::kube::ObjectKey;
+use kubeapi::ObjectKey;
 
 /// Namespaces whose names begin alike: `-` and `.` sort before `/` (R-LIST-4).
 fn crowd() -> Snapshot {

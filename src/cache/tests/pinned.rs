@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring};
-use crate::base::Cut;
 use crate::cache::{CacheReader, CacheWriter, FeedEnd, FeedState, Pin, PinTerms, Pins};
+use base::Cut;
 
 const OTHERS: [Pod; 3] = [Pod { name: "q", ..POD }, Pod { name: "r", ..POD }, Pod { name: "s", ..POD }];
 const FOREVER: PinTerms = PinTerms { until: None, idle_max: None };

@@ -7,7 +7,7 @@ use super::fixture::{POD, Pod, added, change, deleted, drawn_seed, listed, pull_
 use super::model::{Fact, Model, State};
 use super::want::Want;
 use crate::cache::{CacheReader, CacheWriter, Change, Prehistory, Start};
-use crate::kube::EventType::{self, Added, Deleted, Modified};
+use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const NAMESPACES: [&str; 2] = ["a", "b"];
 const NAMES: [&str; 3] = ["p", "q", "r"];

@@ -6,7 +6,7 @@ use super::fixture::Pod;
 use super::model::State;
 use super::want::Want;
 use super::world::World;
-use crate::kube::EventType::{self, Added, Deleted, Modified};
+use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 #[derive(Debug, Clone)]
 enum Op {

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
 use crate::cache::pinned::KeepsStates;
 use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, Start, View};
-use crate::kube::EventType;
 use crate::wire::Object;
+use kubeapi::EventType;
 
 /// As another release writes it: with one field more.
 fn otherwise(pod: &Pod, at: u64) -> Object {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::fixture::{POD, Pod, Seen, WakeCounter, added, deleted, listed, pull_all, ring, rv, seen, told, view};
 use crate::cache::{Applied, CacheReader, CacheWriter, Pull, REST_FOLLOWS_WITHIN, Settling, Snapshot, Start, View};
-use crate::kube::EventType::{Added, Deleted};
-use crate::kube::{Gvr, ResourceVersion};
+use kubeapi::EventType::{Added, Deleted};
+use kubeapi::{Gvr, ResourceVersion};
 
 const NAMES: [&str; 4] = ["p", "q", "r", "s"];
 

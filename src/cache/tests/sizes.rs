@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::fixture::{POD, added, listed, pull_all, read_frame, ring, rv, view};
 use crate::cache::{CacheReader, Cursor, Event, Start, View};
-use crate::kube::EventType::Added;
+use kubeapi::EventType::Added;
 
 /// What a watch costs here besides its connection, if others want to see the same.
 const CURSOR_BYTES: RangeInclusive<usize> = 48..=80;

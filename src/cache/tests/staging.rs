@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::fixture::{POD, listed, read_frame, ring, rv};
 use crate::cache::Snapshot;
-use crate::kube::EventType::Added;
 use crate::wire::Object;
+use kubeapi::EventType::Added;
 
 /// The pod with this number in its name, at a version.
 fn pod(number: usize, version: u64) -> Object {

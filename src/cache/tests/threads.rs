@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
 use super::want::Want;
 use crate::cache::{CacheReader, CacheWriter, OpenedWatch, Pull, Start};
-use crate::kube::EventType::{self, Added, Deleted, Modified};
+use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const EVENTS: u64 = 400;
 const NAMES: [&str; 4] = ["p", "q", "r", "s"];

@@ -7,7 +7,7 @@ use super::fixture::{
     POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, ring, rv, seen, told, view,
 };
 use crate::cache::{Applied, CacheReader, Change, Cursor, Start, View, seen_as};
-use crate::kube::EventType::{self, Added, Deleted, Modified};
+use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 #[test]
 fn a_change_is_seen_by_what_matched_before_and_what_matches_now() {

@@ -7,7 +7,7 @@ use super::fixture::{Pod, Seen, WakeCounter, change, pods, ring, rv, seen, snaps
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
 use crate::cache::{Applied, CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, Start};
-use crate::kube::EventType::{self, Added, Deleted, Modified};
+use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 pub(super) struct World {
     pub(super) model: Model,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::CacheWriter;
 use crate::cache::{Prehistory, Unexplained};
-use crate::kube::ResourceVersion;
 use crate::wire::Object;
+use kubeapi::ResourceVersion;
 
 impl CacheWriter {
     /// Lets the history begin earlier. Returns false if the events do not join it any more, or the ring has no room for

@@ -9,15 +9,15 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::advance;
 
-use crate::base::{Account, Cut};
 use crate::cache::tests::fixture::{POD, Pod, drawn_seed, rv, told, view};
 use crate::cache::{
     CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Event, FeedEnd, FeedState, Gone, MemoryKind,
     MemoryUse, PinTerms, PlainChunk, Snapshot, Start, View,
 };
 use crate::feeds::{Demand, Feed, FeedHandle, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
-use crate::kube::{EventType, Gvr};
 use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Representation, WatchItem};
+use base::{Account, Cut};
+use kubeapi::{EventType, Gvr};
 
 /// A feed and who fills it, charged as a reflector's are.
 struct Stage {

@@ -1,8 +1,8 @@
 //! What a feed asks upstream: the selector of its scope is in every question.
 
 use crate::feeds::{FeedKey, Scope};
-use crate::kube::{Gvr, ObjectKey};
 use crate::wire::Encoding;
+use kubeapi::{Gvr, ObjectKey};
 
 fn key(resource: &str, scope: Scope) -> FeedKey {
     FeedKey { gvr: Gvr::new("", "v1", resource), scope, encoding: Encoding::Json }

@@ -10,8 +10,8 @@ use tokio::time::advance;
 use crate::cache::tests::fixture::rv;
 use crate::cache::{CacheConfig, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{Demand, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
-use crate::kube::Gvr;
 use crate::wire::Encoding;
+use kubeapi::Gvr;
 
 fn spec(resource: &str, namespace: Option<&str>, encoding: Encoding) -> FeedSpec {
     let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.into()));

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use crate::cache::tests::fixture::{POD, added, listed, ring, rv};
 use crate::cache::{CacheReader, Start, View};
 use crate::feeds::{RenderingMode, RenderingRefusal, Renderings};
-use crate::kube::MetaVersion;
 use crate::wire::{Encoding, Renderer, Representation};
+use kubeapi::MetaVersion;
 
 const METADATA: Representation = Representation::Metadata(Encoding::Json, MetaVersion::V1);
 

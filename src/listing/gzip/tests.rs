@@ -6,7 +6,7 @@ use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::Member;
 use super::text::Text;
 use super::{is_asked_for, whole};
-use crate::base::random;
+use base::random;
 
 fn gunzipped(compressed: &[u8]) -> Vec<u8> {
     let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(compressed));

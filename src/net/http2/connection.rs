@@ -20,13 +20,13 @@ use super::input::{FrameReceiver, Heard, Input};
 use super::output::Output;
 use super::patience::{Beat, Heartbeat, LatelyReset, Patience};
 use super::windows::{ReceiveWindow, SendLimits};
-use crate::base::Cut;
 use crate::net::conversation::{Conversation, Failure};
 use crate::net::head_budget::ConnectionHeads;
 use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
 use crate::net::wake_set::{WakePart, WakeSet};
 use crate::net::{Connection, ConnectionLimits};
+use base::Cut;
 
 /// The server's end of a connection of HTTP/2, and all of its streams, as one task: an event that concerns a hundred
 /// streams wakes one task, and what they write goes out in a few large writes.

@@ -7,10 +7,10 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::windows::grow;
-use crate::base::Cut;
 use crate::net::head_budget::HeadCharge;
 use crate::net::request_body::Inbox;
 use crate::net::wake_set::StreamWaker;
+use base::Cut;
 
 /// A request and its answer. `F` is the future that answers, `B` the answer's body.
 pub(super) struct Exchange<F, B> {

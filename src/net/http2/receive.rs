@@ -17,11 +17,11 @@ use super::hpack::UnreadBlock;
 use super::input::Heard;
 use super::request_head::{NoRequest, RequestHead};
 use super::windows::{UPLOAD_BYTES_MAX, grow};
-use crate::base::Cut;
 use crate::net::head_budget::HeadCharge;
 use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::{Inbox, RequestBody, WrongLength};
 use crate::net::wake_set::StreamWaker;
+use base::Cut;
 
 /// The status of the one answer that is the codec's own (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;

@@ -19,9 +19,9 @@ use super::frame::{END_STREAM, FrameKind};
 use super::hpack;
 use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
 use super::windows::UPLOAD_BYTES_MAX;
-use crate::base::Cut;
 use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
+use base::Cut;
 
 /// How many bytes of an answer go out before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;

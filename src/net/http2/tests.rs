@@ -20,11 +20,11 @@ use super::connection::{Http2, Http2Limits, SENT_BYTES_MAX};
 use super::fault::Reason;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 use super::output::DIRECT_BYTES_MAX;
-use crate::base::Cut;
 use crate::net::conversation::{First, until};
 use crate::net::head_budget::HeadBudget;
 use crate::net::request_body::RequestBody;
 use crate::net::{Connection, caller_turns::CallerTurns, crowd::ConnectionSource};
+use base::Cut;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 

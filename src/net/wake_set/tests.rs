@@ -17,7 +17,7 @@ use super::super::conversation::Conversation;
 use super::super::head_budget::HeadBudget;
 use super::super::http2::{Http2, Http2Limits};
 use super::*;
-use crate::base::Cut;
+use base::Cut;
 
 /// Who waits for something: two streams and the reader.
 const PARTS: usize = 3;

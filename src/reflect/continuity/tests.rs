@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::cache::{Applied, CacheConfig, CacheReader, CacheWriter, Change};
-use crate::kube::Gvr;
 use crate::wire::{Encoding, Envelope, JsonLayout, ObjectReader};
+use kubeapi::Gvr;
 
 fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)

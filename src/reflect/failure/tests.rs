@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::kube::{EventType, ObjectKey, ResourceVersion, Status};
 use crate::upstream::Unsendable;
 use crate::wire::Encoding;
+use kubeapi::{EventType, ObjectKey, ResourceVersion, Status};
 
 fn refused(code: i32) -> Error {
     Error::Refused(Box::new(Status { code, ..Status::default() }))

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::super::metrics::SideRequest;
 use super::super::stream::Ended;
 use super::{PROOF_MAX, Prover, Running, STREAM_HEAD_START};
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 /// The timeout of a list of versions. Upstream responds at once if it has the version, and after seconds if it never
 /// gets it, which must not delay other versions.

@@ -6,9 +6,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::silence::Silence;
 use super::{LIVED, Reflector, State};
-use crate::base::{linger, mutant};
 use crate::cache::{CacheReader, FeedEnd, FeedState, Witness};
-use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Testimony, testimony};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
@@ -17,6 +15,8 @@ use crate::reflect::side_findings::{Divergence, Explanation, Found, Proof, Renew
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
+use base::{linger, mutant};
+use kubeapi::ResourceVersion;
 
 /// A clean end that comes sooner, without an item, was no watch in earnest.
 const SHORT: Duration = Duration::from_secs(1);

@@ -3,9 +3,7 @@
 use tokio::time::Instant;
 
 use super::{Reflector, State, ended};
-use crate::base::linger;
 use crate::cache::{FeedState, Snapshot};
-use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::RelistPlan;
@@ -15,6 +13,8 @@ use crate::reflect::metrics::{Gap, SideRequest};
 use crate::reflect::session::BrokenStream;
 use crate::reflect::side_findings::Divergence;
 use crate::upstream::Error;
+use base::linger;
+use kubeapi::ResourceVersion;
 
 /// A feed of up to this size is listed again in one request, whose answer is read whole.
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;

@@ -5,12 +5,12 @@ use bytes::Bytes;
 use super::*;
 use crate::cache::{CacheConfig, Change};
 use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
-use crate::kube::{ObjectKey, Status};
 use crate::reflect::metrics::FeedMetrics;
 use crate::reflect::side_findings::{Divergence, Proof};
 use crate::reflect::tests::{seconds, spec};
 use crate::upstream::{Client, Error};
 use crate::wire::{ObjectReader, WatchItem};
+use kubeapi::{ObjectKey, Status};
 
 /// A reflector that follows no stream: what comes is put in its hands. Upstream cannot be reached.
 struct Hands {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::cache::Snapshot;
-use crate::kube::ObjectKey;
 use crate::reflect::versions::VersionPage;
 use crate::wire::Object;
+use kubeapi::ObjectKey;
 
 /// A part of a collection: the keys behind one, up to another.
 #[derive(Debug, Clone, Default)]
@@ -82,8 +82,8 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::kube::ResourceVersion;
     use crate::wire::{Encoding, JsonLayout, ObjectReader};
+    use kubeapi::ResourceVersion;
 
     fn object(name: &str, rv: u64, more: &str) -> Object {
         let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());

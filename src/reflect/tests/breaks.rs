@@ -132,7 +132,7 @@ async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_ane
 async fn a_torn_frame_is_read_again_whole() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
-    let orders: [fn(&crate::demo::Faults); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
+    let orders: [fn(&demo::Faults); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
     for order in orders {
         order(&scene.up.faults());
         next_is_told(&scene).await;

@@ -1,7 +1,7 @@
 //! Upstream has forgotten what follows: what is read back, what is not made up, and what that costs.
 
 use super::*;
-use crate::base::random;
+use base::random;
 
 /// An apiserver that restarts: nobody can reach it for so long, and it has forgotten its window.
 async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&RunningUpstream)) {
@@ -44,7 +44,7 @@ async fn what_cannot_be_read_back_for_a_moment_is_read_back_then() {
         let history = scene.feed.reader.history();
         restarts(&scene, seconds(20), |up| {
             up.create_pod("t1", "new");
-            up.faults().answer(crate::demo::RequestKind::Selection, 2, code, Some(1));
+            up.faults().answer(demo::RequestKind::Selection, 2, code, Some(1));
         })
         .await;
         assert!(scene.is_true(), "{code}");
@@ -173,7 +173,7 @@ async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_bu
             faults.release_lists();
         }
         Outage::DuringMend => {
-            faults.answer(crate::demo::RequestKind::Selection, 1, 503, Some(1));
+            faults.answer(demo::RequestKind::Selection, 1, 503, Some(1));
             restart(1).await;
             sleep(seconds(2)).await;
             restart(2).await;
@@ -209,7 +209,7 @@ async fn no_sequence_of_outages_ends_a_watch() {
 #[tokio::test(start_paused = true)]
 async fn lists_in_vain_are_paced() {
     let scene = Scene::of(upstream().pods(3)).await;
-    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 410, None);
+    scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 410, None);
     scene.up.faults().end_watches();
     sleep(seconds(300)).await;
     let lists = scene.said("relist");

@@ -1,7 +1,7 @@
 //! How a feed is proven to be current, what that costs upstream, and what proves nothing.
 
 use super::*;
-use crate::kube::ObjectKey;
+use kubeapi::ObjectKey;
 
 /// More than are listed whenever somebody asks.
 const MANY: usize = 600;
@@ -198,7 +198,7 @@ async fn an_answer_below_what_the_feed_holds_proves_nothing_and_is_looked_into()
 #[tokio::test(start_paused = true)]
 async fn questions_that_are_not_answered_are_asked_ever_more_rarely() {
     let scene = Scene::of(upstream().pods(3)).await;
-    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(30)).await);
     let asked = scene.said("position");
     // 0.2, 0.4 … 5 s, each between half and one and a half of that.
@@ -208,7 +208,7 @@ async fn questions_that_are_not_answered_are_asked_ever_more_rarely() {
 #[tokio::test(start_paused = true)]
 async fn who_has_gone_is_not_asked_for() {
     let scene = Scene::of(upstream().pods(3)).await;
-    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(2)).await);
     sleep(seconds(10)).await;
     let asked = scene.said("position");
@@ -250,7 +250,7 @@ async fn a_version_of_the_future_is_given_up_and_hides_no_other() {
 async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_somebody_waits() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
-    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     let written = scene.elsewhere(1);
     for _ in 0..60 {
         scene.feed.freshness.want_version(ResourceVersion(written));
@@ -268,7 +268,7 @@ async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_
 async fn ever_lower_versions_that_cannot_be_asked_for_are_asked_for_as_rarely_as_one() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
-    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     for below in 0..1_200 {
         scene.feed.freshness.want_version(ResourceVersion((1 << 40) - below));
         sleep(seconds(60) / 1_200).await;

@@ -1,7 +1,7 @@
 //! What upstream does not grant, does not have, or does not do in this way.
 
 use super::*;
-use crate::demo::RequestKind;
+use demo::RequestKind;
 
 async fn ended(scene: &Scene) -> (FeedEnd, Duration) {
     let took = scene.until_state("over", |state| matches!(state, FeedState::Ended(_))).await;

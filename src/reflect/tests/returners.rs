@@ -5,10 +5,10 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::*;
-use crate::base::random;
 use crate::cache::{CacheReader, Start, View};
-use crate::demo::{Faults, RequestKind};
-use crate::kube::{LabelSelector, Selector};
+use base::random;
+use demo::{Faults, RequestKind};
+use kubeapi::{LabelSelector, Selector};
 
 /// Nobody is held for longer than a client is, if upstream does not answer.
 const TURNED_AWAY: Duration = Duration::from_secs(6);

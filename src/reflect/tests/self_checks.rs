@@ -160,7 +160,7 @@ async fn a_feed_that_is_followed_never_differs() {
                 }
                 _ => {
                     let node = format!("node-{}", n % 3);
-                    scene.up.put_pod(&crate::demo::Pod::new("t1", &format!("p{}", n % 71)).node(&node));
+                    scene.up.put_pod(&demo::Pod::new("t1", &format!("p{}", n % 71)).node(&node));
                 }
             }
             sleep(Duration::from_millis(7_919)).await;
@@ -179,7 +179,7 @@ async fn a_selection_is_compared_with_the_current_state() {
     for (what, mistake) in &MISTAKES[..3] {
         let scene = Scene::checked(upstream().pods(10)).await;
         let ours = scene.of_a_node("node-1");
-        let put = |name: &str| scene.up.put_pod(&crate::demo::Pod::new("t1", name).node("node-1"));
+        let put = |name: &str| scene.up.put_pod(&demo::Pod::new("t1", name).node("node-1"));
         put("kept");
         sleep(seconds(1)).await;
         let history = ours.reader.history();
@@ -223,7 +223,7 @@ async fn what_comes_late_is_no_difference() {
 async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again() {
     let scene = Scene::checked(upstream().pods(3)).await;
     written(&scene, "one").await;
-    scene.up.faults().answer(crate::demo::RequestKind::List, 1_000_000, 410, None);
+    scene.up.faults().answer(demo::RequestKind::List, 1_000_000, 410, None);
     for (n, skipped) in (1..=3).zip(1..) {
         sleep(48 * HOUR).await;
         assert_eq!(scene.said("skipped"), skipped, "once for each state");
@@ -234,7 +234,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
         let scene = Scene::checked(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
         written(&scene, "one").await;
-        scene.up.faults().answer(crate::demo::RequestKind::List, 1_000_000, code, retry_after);
+        scene.up.faults().answer(demo::RequestKind::List, 1_000_000, code, retry_after);
         sleep(48 * HOUR).await;
         // After 0.5, 1, 2, 4 … 32 hours, half of it more or less.
         assert!((4..=9).contains(&scene.said("skipped")), "{code}: {} rounds", scene.said("skipped"));

@@ -1,7 +1,7 @@
 //! When the version of an event is taken to be whole: soon if somebody waits for that, and else by the way (W17).
 
 use super::*;
-use crate::demo::RequestKind;
+use demo::RequestKind;
 
 const MS: Duration = Duration::from_millis(1);
 /// A timer of tokio's fires up to so much later than it is set for.

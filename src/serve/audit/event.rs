@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
-use crate::kube::{RequestInfo, Status, StatusDetails, User};
+use kubeapi::{RequestInfo, Status, StatusDetails, User};
 
 /// An `audit.k8s.io/v1` event. Members are in the order in which the apiserver writes them, and left out as it does.
 #[derive(Debug, Serialize)]

@@ -9,9 +9,9 @@ use super::Audit;
 use super::event::{AuditEvent, AuditOutcome, AuditUser, Reference, Stage};
 use super::queue::{Full, Queue};
 use crate::auth::Caller;
-use crate::kube::{RequestInfo, Status, User};
 use crate::net::{Peer, PeerAddress};
 use crate::serve::coverage::Sensitive;
+use kubeapi::{RequestInfo, Status, User};
 
 /// The record of one request. It records the end of a watch when its last clone is dropped.
 pub(in crate::serve) struct AuditRecord {
@@ -198,7 +198,7 @@ pub fn without_tokens(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let hidden = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
-        let is_token = crate::kube::Query::parse(name)
+        let is_token = kubeapi::Query::parse(name)
             .pairs()
             .first()
             .is_some_and(|(name, _)| name.to_ascii_lowercase().contains("token"));

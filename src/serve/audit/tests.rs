@@ -8,9 +8,9 @@ use super::queue::{Full, Queue};
 use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
 use super::{Audit, AuditRecord, Decision, Destination, Ours};
 use crate::auth::Caller;
-use crate::base::Cut;
-use crate::kube::{Query, RequestInfo, Status};
 use crate::net::{Connection, Peer, PeerAddress};
+use base::Cut;
+use kubeapi::{Query, RequestInfo, Status};
 
 fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()

@@ -1,10 +1,10 @@
 //! What a client is told when upstream gave no answer: every failure has its row.
 
 use super::*;
-use crate::kube::EventType;
 use crate::serve::admission::AdmissionLimits;
 use crate::upstream::Unsendable;
 use crate::wire::WireError;
+use kubeapi::EventType;
 
 /// Code, reason, when to try again, and the words.
 fn told(status: &Status) -> (i32, &str, Option<u32>, &str) {

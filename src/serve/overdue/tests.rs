@@ -2,8 +2,8 @@ use futures_util::FutureExt;
 
 use super::*;
 use crate::auth::{Caller, Gate, Permit};
-use crate::base::DrainTrigger;
-use crate::kube::{Query, RequestInfo};
+use base::DrainTrigger;
+use kubeapi::{Query, RequestInfo};
 
 fn grant() -> GrantStatus {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");

@@ -4,13 +4,13 @@ use tokio::time::Instant;
 
 use super::{Answered, Reader};
 use crate::auth::Permit;
-use crate::kube::Status;
 use crate::serve::metrics;
 use crate::serve::read_request::ReadRequest;
 use crate::serve::response_context::put_served;
 use crate::serve::route::{ForwardReason, GetRead};
 use crate::serve::sources::{Sources, Unready};
 use crate::upstream::Resource;
+use kubeapi::Status;
 
 impl Reader {
     /// When this GET of the most recent state should ask for a proof, if it is worth one.

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::base::{mutant, random};
-use crate::kube::WatchTimeout;
+use base::{mutant, random};
+use kubeapi::WatchTimeout;
 
 /// The moments that a watch waits for besides events.
 pub(super) struct Clock {

@@ -11,7 +11,7 @@ use super::super::watch_end::WatchEnd;
 use super::{Phase, WatchSession};
 use crate::cache::{Pull, Settling};
 use crate::feeds::FeedHandle;
-use crate::kube::{ResourceVersion, Status};
+use kubeapi::{ResourceVersion, Status};
 
 /// How long the end of a watch waits for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);

@@ -6,12 +6,12 @@ use bytes::Bytes;
 use super::portion::Portion;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
-use crate::kube::EventType;
 use crate::listing::ChunkWriter;
 use crate::listing::PageChunks;
 use crate::listing::Rest;
 use crate::listing::cost;
 use crate::wire::Refused;
+use kubeapi::EventType;
 
 /// The state that a watch begins with, as ADDED events.
 #[derive(Debug)]

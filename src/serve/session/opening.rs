@@ -4,7 +4,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::auth::Permit;
-use crate::base::{Cut, DrainWatch};
 use crate::cache::{Chunk, OpenedWatch};
 use crate::feeds::FeedHandle;
 use crate::listing::Looks;
@@ -12,6 +11,7 @@ use crate::serve::admission::AdmissionPlace;
 use crate::serve::metrics::WatchMetrics;
 use crate::serve::overdue::Overdue;
 use crate::wire::{Object, Renderer};
+use base::{Cut, DrainWatch};
 
 /// Everything that a watch is made of.
 pub(in super::super) struct Opening {

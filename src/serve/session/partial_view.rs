@@ -14,9 +14,9 @@ use bytes::Bytes;
 use super::portion::Portion;
 use crate::auth::{Readable, Verdict, VerdictChanges};
 use crate::cache::{CacheReader, Cursor, Event, Mark, OpenedWatch, Pin as Pinned, Pull, Sifted, Snapshot, View};
-use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::listing::cost;
 use crate::wire::{Object, Refused};
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The namespaces that a watch shows, and those that come or go.
 pub(super) struct PartialView {

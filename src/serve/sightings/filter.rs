@@ -1,7 +1,7 @@
 use super::open_watch::SeenWatch;
 use super::order::SortBy;
 use super::recent::RecentRow;
-use crate::kube::Query;
+use kubeapi::Query;
 
 /// What of a page is asked for: `user`, `agent` and `resource` hold a part of the text, and `text` one of any of them,
 /// in small or capital letters; `limit` says how much, and of watches `sort` and `order` say which come first.

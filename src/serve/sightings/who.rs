@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
-use crate::kube::Payer;
+use kubeapi::Payer;
 
 /// Who has sent a request, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

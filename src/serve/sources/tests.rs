@@ -4,10 +4,10 @@ use futures_util::FutureExt;
 
 use super::*;
 use crate::auth::{Caller, Gate};
-use crate::base::DrainTrigger;
 use crate::cache::{CacheConfig, Snapshot};
 use crate::feeds::{Demand, Feeds};
-use crate::kube::{Gvr, PageStore, Query, RequestInfo};
+use base::DrainTrigger;
+use kubeapi::{Gvr, PageStore, Query, RequestInfo};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 

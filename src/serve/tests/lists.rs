@@ -13,13 +13,8 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 
 use crate::auth::{Caller, Gate, Permit};
-use crate::base::Cut;
 use crate::cache::{CacheConfig, Chunk, Snapshot, View};
 use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
-use crate::kube::{
-    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
-    ResourceVersion, Selector, VersionMatch,
-};
 use crate::listing::GzipList;
 use crate::listing::ListRead;
 use crate::listing::ScanPace;
@@ -31,6 +26,11 @@ use crate::serve::bounded_body::{List, ListEncoding};
 use crate::serve::feed_spec;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
+use base::Cut;
+use kubeapi::{
+    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
+    ResourceVersion, Selector, VersionMatch,
+};
 
 const REPRESENTATIONS: [Representation; 3] = [
     Representation::Object(Encoding::Json),

@@ -2,7 +2,7 @@
 
 use super::definitions::{CustomResourceDefinition, Definition};
 use super::documents::{ApiService, ServedApi};
-use crate::kube::Gvr;
+use kubeapi::Gvr;
 
 /// The resources whose objects say what upstream serves besides its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::kube::Gvr;
+use kubeapi::Gvr;
 
 /// What upstream serves under one version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::base::Waits;
+use base::Waits;
 
 /// How often a document is asked for that our identity may not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use http::HeaderValue;
 use super::definitions::Definition;
 use super::documents::{ResourceEntry, ServedApi, VersionList};
 use super::{Documents, Resource, ResourceOrigin};
-use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::{Encoding, is_of_kubernetes};
+use kubeapi::{FieldTable, Gvr, PageStore};
 
 /// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
 const BUILT_IN_GROUPS: [&str; 21] = [

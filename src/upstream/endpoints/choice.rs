@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::base::Waits;
+use base::Waits;
 
 /// How soon servers are looked at, and how long one stays the one that is used.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::choice::EndpointDecision;
 use super::*;
-use crate::base::Waits;
+use base::Waits;
 
 const SECOND: Duration = Duration::from_secs(1);
 

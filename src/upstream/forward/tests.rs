@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::identity_headers::{is_asserted, is_impersonation, put_ours};
 use super::super::{CredentialId, inspect};
 use super::*;
-use crate::kube::{Payer, User};
+use kubeapi::{Payer, User};
 
 #[test]
 fn what_connection_lists_does_not_cross() {

@@ -1,8 +1,8 @@
 use super::envelope::pods;
 use super::fixtures::{FEEDS, bytes, entry, event, number, reader, text, unknown};
 use super::reader::bookmark;
-use crate::kube::ResourceVersion;
 use crate::wire::{BookmarkTemplate, Encoding, Envelope, JsonLayout, WatchItem, WireError};
+use kubeapi::ResourceVersion;
 
 #[test]
 fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {

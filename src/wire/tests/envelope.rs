@@ -2,8 +2,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::fixtures::{FEEDS, Pod, bytes, number, reader, text, unknown};
 use super::reader::{change, page_of};
-use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Encoding, Envelope, JsonLayout, ListMeta, WatchItem, websocket_payload};
+use kubeapi::{EventType, ResourceVersion};
 
 #[test]
 fn frames_are_reproduced_from_bodies() {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::kube::{FieldKind, FieldRule, FieldTable};
 use crate::wire::{Encoding, JsonLayout, ListPage, ObjectReader, WatchItem};
+use kubeapi::{FieldKind, FieldRule, FieldTable};
 
 /// Every encoding and shape that a feed can have.
 pub(super) const FEEDS: [(Encoding, JsonLayout); 3] = [

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::fixtures::{FEEDS, Pod, bytes, entry, event, length_prefixed, reader, text, unknown};
 use super::reader::page_of;
-use crate::kube::ResourceVersion;
 use crate::wire::{BookmarkTemplate, Encoding, FrameSplitter, JsonLayout, WatchItem, WireError};
+use kubeapi::ResourceVersion;
 
 type Check = fn(&WireError) -> bool;
 

@@ -1,6 +1,6 @@
 use super::fixtures::{FEEDS, Pod};
 use super::reader::change;
-use crate::kube::ResourceVersion;
+use kubeapi::ResourceVersion;
 
 #[test]
 fn restamping_equals_writing_the_object_with_that_version() {

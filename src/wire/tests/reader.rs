@@ -1,8 +1,8 @@
 use bytes::Bytes;
 
 use super::fixtures::{FEEDS, Pod, bytes, event, fields_of, keys, number, reader, text, unknown};
-use crate::kube::{EventType, FieldTable, ResourceVersion};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, WatchItem, WireError};
+use kubeapi::{EventType, FieldTable, ResourceVersion};
 
 #[test]
 fn a_change_gives_key_version_labels_and_fields() {
@@ -183,7 +183,7 @@ fn an_empty_list_may_be_null() {
 
 #[test]
 fn the_fields_of_custom_resources_may_be_of_any_scalar_type() {
-    use crate::kube::{FieldKind, FieldRule};
+    use kubeapi::{FieldKind, FieldRule};
     let field = |key: &str| FieldRule {
         key: format!("spec.{key}"),
         json: vec![vec!["spec".to_owned(), key.to_owned()]],

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::kube::{EventType, FieldTable, ResourceVersion};
 use crate::wire::{
     BookmarkTemplate, Columns, Encoding, Envelope, Include, JsonLayout, MetadataRenderer, Object, ObjectReader,
     Renderer, Representation, WatchItem, WireError, same_rows,
 };
+use kubeapi::{EventType, FieldTable, ResourceVersion};
 
 const COLUMNS: &str = r#"[{"name":"Name","type":"string","format":"name","description":"a \"b\"","priority":0}]"#;
 

@@ -15,8 +15,8 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use kube_fanout::kube::FieldTable;
 use kube_fanout::wire::{Encoding, Envelope, FrameSplitter, JsonLayout, ListMeta, ObjectReader, WatchItem};
+use kubeapi::FieldTable;
 use tokio::net::TcpListener;
 
 use super::http::{Ask, Http, Protocol};

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kube_fanout::base::now_ns;
-use kube_fanout::verify::{AskedServer, FaultRecord, Record, WindowRecord};
+use base::now_ns;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
+use verify::{AskedServer, FaultRecord, Record, WindowRecord};
 
 use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
 

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use base::now_ns;
 use base64::Engine as _;
 use fastrand::Rng;
 use futures_util::future::join;
 use http::Method;
-use kube_fanout::base::now_ns;
-use kube_fanout::verify::FaultRecord;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
+use verify::FaultRecord;
 
 use super::lag::Lag;
 use super::{Background, Scene, Stage};

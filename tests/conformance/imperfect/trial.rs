@@ -1,11 +1,11 @@
-//! Clients, writers and judges of `kube-fanout verify` on one server.
+//! Clients, writers and judges of `fanoutctl verify` on one server.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kube_fanout::probe::ProgressLine;
-use kube_fanout::verify::{Counts, EtcdOrder, FaultRecord, Promise, Requirements, VerifyOrder};
+use probe::ProgressLine;
 use tokio_util::sync::CancellationToken;
+use verify::{Counts, EtcdOrder, FaultRecord, Promise, Requirements, VerifyOrder};
 
 use crate::bed::{Plane, Target, say};
 use crate::faults;
@@ -68,7 +68,7 @@ impl Trial {
             patience: ON_TIME,
             ..faults::order(plane, &self.subject, self.resource, &out)
         };
-        let ran = kube_fanout::verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
+        let ran = verify::run(&order, &ProgressLine::silent(), &CancellationToken::new()).await;
         let notes = ran.unwrap_or_else(|error| panic!("{}: {error}", self.resource)).notes;
         Recorded { path: out.join("records.jsonl"), notes }
     }

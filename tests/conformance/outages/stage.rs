@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::now_ns;
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::verify::Promise;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use verify::Promise;
 
 use super::drawn::{Begins, Outage, Victim};
 use super::stored;

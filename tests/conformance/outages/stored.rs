@@ -3,8 +3,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
-use kube_fanout::verify::EventKind;
 use serde_json::{Value, json};
+use verify::EventKind;
 
 use crate::bed::{Ask, Frame, Http, Identity, Plane, Protocol, Target};
 

@@ -1,4 +1,4 @@
-//! `kube-fanout bench` as a client of the proxy.
+//! `fanoutctl bench` as a client of the proxy.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ impl Bench {
         command.args(["--seconds", &seconds.to_string(), "--json"]).arg(&figures);
         let create = |path: &Path| File::create(path).expect("a file");
         command.stdout(create(&file("out"))).stderr(create(&said));
-        let process = Process::start("kube-fanout bench", &mut command);
+        let process = Process::start("fanoutctl bench", &mut command);
         Self { process, figures, said, patience: PATIENCE + Duration::from_secs(seconds) }
     }
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use base::Waits;
+use demo::RunningUpstream;
 use kube_fanout::app::{Bound, StartError};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::base::Waits;
 use kube_fanout::config::{Serve, TlsSource};
-use kube_fanout::demo::RunningUpstream;
 use kube_fanout::net::Address;
 use kube_fanout::serve::Consistency;
 use kube_fanout::upstream::CredentialSource;

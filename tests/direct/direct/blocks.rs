@@ -7,8 +7,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The blocks of a document that name this test as the one that runs them, in their order. The names that are looked
-/// for stand below each block (tests/tidy/blocks.rs).
+/// The blocks of a document that this test runs, in their order. A comment after each block names its test
+/// (tests/tidy/blocks.rs).
 pub fn blocks<const N: usize>(document: &str, test: &str) -> [String; N] {
     let text = fs::read_to_string(repository().join(document)).expect("the document is there");
     let mut found = Vec::new();
@@ -26,10 +26,10 @@ pub fn blocks<const N: usize>(document: &str, test: &str) -> [String; N] {
     found.try_into().unwrap_or_else(|_| panic!("{count} blocks of {document} are run by {test}"))
 }
 
-/// The sentence that stands first behind a block, of which the names of files are no end.
-fn first_sentence(behind: &str) -> &str {
-    let behind = behind.trim_start();
-    let ends = ["\n\n", ". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
+/// The first sentence of the HTML comment after a block. A dot in a file's name does not end it.
+fn first_sentence(after: &str) -> &str {
+    let Some(behind) = after.trim_start().strip_prefix("<!-- ") else { return "" };
+    let ends = [" -->", "\n\n", ". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
     &behind[..ends.min().unwrap_or(behind.len())]
 }
 
@@ -73,10 +73,12 @@ impl Shell {
         Self { home, variables: Vec::new() }
     }
 
-    /// A shell with the binary under test in its `PATH`, and the folders of a checkout where it is.
+    /// A shell with the binaries under test in its `PATH`, and the folders of a checkout where it is.
     pub fn in_checkout(home: PathBuf) -> Self {
         let shell = Self::new(home);
-        shell.link("bin/kube-fanout", Path::new(env!("CARGO_BIN_EXE_kube-fanout")));
+        let daemon = Path::new(env!("CARGO_BIN_EXE_kube-fanout"));
+        shell.link("bin/kube-fanout", daemon);
+        shell.link("bin/fanoutctl", &daemon.with_file_name("fanoutctl"));
         for folder in ["deploy", "config"] {
             shell.link(folder, &repository().join(folder));
         }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use base::now_ns;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
@@ -11,7 +12,6 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kube_fanout::base::now_ns;
 use serde_json::Value;
 
 use super::io::{Io, Place, Trust};

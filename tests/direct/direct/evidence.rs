@@ -1,18 +1,18 @@
-//! What a test wrote, asked and was told, as the records of `kube-fanout verify`: the same judges say what is wrong.
+//! What a test wrote, asked and was told, as the records of `fanoutctl verify`: the same judges say what is wrong.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use base::now_ns;
 use bytes::Bytes;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
-use kube_fanout::kube::Query;
-use kube_fanout::verify::{
+use demo::{ReceivedRequest, RunningUpstream};
+use kubeapi::Query;
+use serde_json::Value;
+use verify::{
     AskedRecord, AskedServer, CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
     History as Judges, KnownRecord, Op, Promise, ReadVerb, Record, RecordedEncoding, RecordedStatus, ReturnRecord,
     RunRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
 };
-use serde_json::Value;
 
 use super::client::Answer;
 use super::event::{Ended, Event};

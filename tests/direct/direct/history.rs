@@ -1,16 +1,16 @@
 //! Upstream's own history of a resource, and the events that a watch must make of it.
 //!
 //! The history is read from upstream without the proxy, with a watch that sees everything. What others must be told of
-//! it, with selectors and without, is for the judges of `kube-fanout verify` to say.
+//! it, with selectors and without, is for the judges of `fanoutctl verify` to say.
 
 use std::collections::BTreeMap;
 
+use base::now_ns;
 use bytes::Bytes;
+use demo::RunningUpstream;
 use futures_util::future::join_all;
-use kube_fanout::base::now_ns;
-use kube_fanout::demo::RunningUpstream;
-use kube_fanout::verify::Promise;
 use tokio::time::timeout;
+use verify::Promise;
 
 use super::client::Client;
 use super::event::Event;

@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use base::{DrainTrigger, Tasks};
 use bytes::Bytes;
 use futures_util::stream::poll_fn;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
-use kube_fanout::base::{DrainTrigger, Tasks};
 use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;

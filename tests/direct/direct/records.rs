@@ -1,12 +1,12 @@
-//! Objects as the records of `kube-fanout verify`, and what its judges say. Tests on a real control plane use it too.
+//! Objects as the records of `fanoutctl verify`, and what its judges say. Tests on a real control plane use it too.
 
 use std::collections::BTreeMap;
 
-use kube_fanout::verify::{
+use serde_json::Value;
+use verify::{
     Digest, EventKind, EventRecord, History, Op, Promise, Record, RecordedItem, RecordedStatus, TruthRecord,
     TruthSource,
 };
-use serde_json::Value;
 
 /// Fields that tests select by, besides name and namespace.
 const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"];

@@ -5,16 +5,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::now_ns;
 use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
-use kube_fanout::base::now_ns;
-use kube_fanout::verify::CallRecord;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{Error as SocketError, http::HeaderValue};
+use verify::CallRecord;
 
 use super::client::{Answer, Client, Protocol};
 use super::event::{Ended, Event};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kube_fanout::demo::{self, RunningUpstream};
+use demo::{self, RunningUpstream};
 
 use super::relay::{Flood, Manners};
 use crate::direct::{self, Front, PODS, Signer, eventually};

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt};
 use tokio::task::JoinSet;
 

@@ -160,7 +160,7 @@ async fn the_table_of_answers_is_as_large_as_the_client_says() {
 /// Over TLS it is the same server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_the_same_behind_tls() {
-    let upstream = kube_fanout::demo::upstream().run().await;
+    let upstream = demo::upstream().run().await;
     let app = direct::app(&upstream).tls().run().await;
     let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
     wire.send(&[hello(), get(1, direct::PODS), ping(1)].concat()).await;

@@ -1,7 +1,7 @@
 //! The first requests of a connection, before anybody is known on it.
 
+use demo::{self, RunningUpstream};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::demo::{self, RunningUpstream};
 
 use super::frames::{REFUSED_STREAM, head, hello, request, window};
 use super::wire::{Heard, Wire};

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo;
-
 use super::frames::{
     CANCEL, GOAWAY, INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, NO_ERROR, REFUSED_STREAM, data, frame, get, head,
     hello, hello_with, last_data, post, request, reset,

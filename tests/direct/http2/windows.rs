@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 

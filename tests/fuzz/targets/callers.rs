@@ -11,10 +11,10 @@ use kube_fanout::auth::{
     Affected, Authorities, BEARER_PROTOCOL, Policy, PolicyChange, PolicyKind, Subjects, Token, asserted, named_in,
     token_of,
 };
-use kube_fanout::kube::User;
 use kube_fanout::net::PeerAddress;
 use kube_fanout::serve::{source_ips, websocket};
 use kube_fanout::upstream::{AccessVerdict, TokenVerdict};
+use kubeapi::User;
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base::{DrainTrigger, Tasks};
 use bytes::Bytes;
 use http::header::{TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt as _, Full, Limited};
-use kube_fanout::base::{DrainTrigger, Tasks};
 use kube_fanout::net::RequestBody;
 use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer};
 use kube_fanout::serve::websocket;

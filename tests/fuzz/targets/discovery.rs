@@ -1,8 +1,8 @@
 //! What upstream says that it is and serves.
 
-use kube_fanout::kube::FieldSelector;
 use kube_fanout::upstream::{Build, DeclaringResource, DiscoveryDocuments, ResourceOrigin};
 use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
+use kubeapi::FieldSelector;
 
 use super::choice;
 

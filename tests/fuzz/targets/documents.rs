@@ -7,8 +7,8 @@ use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
 use kube_fanout::auth::Authorities;
 use kube_fanout::config::{Arguments, Command, ConfigCommand, ServeArguments};
-use kube_fanout::kube::{ContinueToken, PageStore, Status};
 use kube_fanout::upstream::read_status;
+use kubeapi::{ContinueToken, PageStore, Status};
 
 use super::text;
 

@@ -1,9 +1,9 @@
 //! Requests, as clients send them.
 
-#[path = "../../../src/kube/labels/tests/one_by_one.rs"]
+#[path = "../../../crates/kubeapi/src/labels/tests/one_by_one.rs"]
 mod one_by_one;
 
-use kube_fanout::kube::{
+use kubeapi::{
     Attributes, FieldSelector, FieldTable, GetOptions, Gvr, LabelSelector, ListOptions, ObjectKey, Offers, Operator,
     Query, RequestInfo, Requirement, asks_for, check_timeout, negotiate, pretty, reaches_inside, router_accepts,
 };

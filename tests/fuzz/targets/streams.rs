@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kube_fanout::kube::{FieldTable, Gvr, MetaVersion, ResourceVersion};
 use kube_fanout::wire::{
     BookmarkTemplate, Encoding, Envelope, FrameSplitter, JsonLayout, Lengths, ListMeta, Object, ObjectReader, Renderer,
     Representation, WatchItem, WireError, same_items, same_rows, websocket_payload,
 };
+use kubeapi::{FieldTable, Gvr, MetaVersion, ResourceVersion};
 
 use super::choice;
 

@@ -1,9 +1,9 @@
 //! Which encoding answers, and which representations are upstream's to make (R-ACCEPT-1, R-ACCEPT-4, R-CLIENT-5).
 
 use super::fixture::get;
-use crate::kube::MetaVersion;
 use crate::serve::route::{ForwardReason, Route};
 use crate::wire::{Encoding, Include, Representation};
+use kubeapi::MetaVersion;
 
 const POD: &str = "/api/v1/namespaces/a/pods/p?resourceVersion=0";
 const PODS: &str = "/api/v1/pods?resourceVersion=0";

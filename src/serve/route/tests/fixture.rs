@@ -6,13 +6,13 @@ use std::sync::Arc;
 use http::Method;
 
 use crate::cache::View;
-use crate::kube::{
-    FieldSelector, FieldTable, Gvr, LabelSelector, PageStore, Query, RequestInfo, Selector, VersionMatch, WatchStart,
-};
 use crate::serve::Coverage;
 use crate::serve::route::{ForwardReason, Route, RouteInput, route};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, Representation};
+use kubeapi::{
+    FieldSelector, FieldTable, Gvr, LabelSelector, PageStore, Query, RequestInfo, Selector, VersionMatch, WatchStart,
+};
 
 /// A request, by default a GET without headers.
 #[derive(Debug, Clone)]

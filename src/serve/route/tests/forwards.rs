@@ -1,9 +1,9 @@
 //! What is passed through, and why: every reason that the request alone can give.
 
 use super::fixture::{Ask, get};
-use crate::kube::{ContinueAt, ContinueToken, PageStore, SELECTOR_BYTES_MAX};
 use crate::serve::route::ForwardReason;
 use crate::serve::{Coverage, Sensitive};
+use kubeapi::{ContinueAt, ContinueToken, PageStore, SELECTOR_BYTES_MAX};
 
 fn assert_reason(reason: ForwardReason, asks: impl IntoIterator<Item = Ask>) {
     for ask in asks {

@@ -1,8 +1,8 @@
 //! GET and LIST that are answered here: whose, in which version, how much of it (R-GET-1, R-LIST-1).
 
 use super::fixture::{assert_said, get, pods_view};
-use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 use crate::serve::route::Route;
+use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
 #[test]
 fn a_get_names_one_object_and_how_fresh_it_must_be() {

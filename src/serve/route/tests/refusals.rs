@@ -1,8 +1,8 @@
 //! What is refused here exactly as upstream would refuse it: code, reason and words (R-OPTIONS-1, R-QUERY-4).
 
 use super::fixture::{Ask, assert_said, get};
-use crate::kube::{Status, StatusCause};
 use crate::serve::route::Route;
+use kubeapi::{Status, StatusCause};
 
 fn refused(ask: &Ask) -> Status {
     match ask.route() {

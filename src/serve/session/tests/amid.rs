@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::fixture::{Stage, TERMS, added, deleted, lasting, pass, pass_ms};
 use crate::cache::tests::fixture::rv;
 use crate::cache::{CacheConfig, View};
-use crate::kube::Selector;
 use crate::serve::session::WatchTerms;
+use kubeapi::Selector;
 
 const NOTHING: [String; 0] = [];
 

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::fixture::{Stage, TERMS, WATCH_LIST, app_x, lasting, pass, pass_ms};
 use crate::cache::{CacheConfig, FeedState, Start, View};
-use crate::kube::ResourceVersion;
 use crate::serve::session::WatchTerms;
+use kubeapi::ResourceVersion;
 
 const NOTHING: [String; 0] = [];
 

@@ -7,9 +7,9 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, added, lasting, pass, pass_ms};
 use crate::cache::{CacheConfig, FeedEnd, Snapshot, View};
-use crate::kube::{ResourceVersion, Status};
 use crate::serve::session::WatchTerms;
 use crate::serve::watch_end::WatchEnd;
+use kubeapi::{ResourceVersion, Status};
 
 const NOTHING: [String; 0] = [];
 

@@ -13,14 +13,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::auth::{Caller, Gate, Permit, Readable};
-use crate::base::{Cut, DrainTrigger, DrainWatch};
 use crate::cache::{
     CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, Start, View,
 };
 use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
-use crate::kube::{
-    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
-};
 use crate::listing::Looks;
 use crate::listing::{Slice, Slices};
 use crate::serve::admission::{Admission, AdmissionLimits, AdmissionPlace};
@@ -31,6 +27,10 @@ use crate::serve::session::{Opening, WatchSession, WatchTerms};
 use crate::serve::watch_transport::WatchTransport;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
+use base::{Cut, DrainTrigger, DrainWatch};
+use kubeapi::{
+    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
+};
 
 /// Everything behind the watches: a feed that is live from version 10 on.
 pub(super) struct Stage {

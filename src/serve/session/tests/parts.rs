@@ -6,8 +6,8 @@ use std::task::Poll;
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
 use crate::auth::{Readable, Verdict};
 use crate::cache::{CacheConfig, Start, View};
-use crate::kube::ResourceVersion;
 use crate::listing::cost;
+use kubeapi::ResourceVersion;
 
 const NOTHING: [String; 0] = [];
 

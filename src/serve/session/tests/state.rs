@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
 use crate::cache::{CacheConfig, Start, View};
-use crate::kube::{LabelSelector, ResourceVersion, Selector};
 use crate::serve::session::WatchTerms;
+use kubeapi::{LabelSelector, ResourceVersion, Selector};
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
 

@@ -96,7 +96,7 @@ async fn a_drain_cuts_who_does_not_read_and_leaves_the_others_their_moment() {
 async fn who_does_not_take_the_end_is_cut_too() {
     let stage = kept();
     let mut client = stage.watch_after(10, TERMS);
-    client.session.end_with(&crate::kube::Status::too_old(1, 10), crate::serve::session::WatchEnd::Expired);
+    client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::session::WatchEnd::Expired);
     seconds(4).await;
     assert_eq!(client.cut.why(), None);
     seconds(3).await;

@@ -7,14 +7,14 @@ use std::io::Read as _;
 use bytes::Bytes;
 
 use super::{PageStore, REPRESENTATIONS, feed, pace, permit, pod, renderer};
-use crate::base::random;
 use crate::cache::{Change, Chunk, View};
 use crate::feeds::FeedHandle;
-use crate::kube::{EventType, ListPlan, VersionMatch};
 use crate::listing::GzipList;
 use crate::listing::ListRead;
 use crate::listing::page::page;
 use crate::wire::Object;
+use base::random;
+use kubeapi::{EventType, ListPlan, VersionMatch};
 
 /// A pod whose bytes are of 36 characters and repeat nothing: what is compressed of it is long enough to be recognised.
 fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {

@@ -1,0 +1,56 @@
+//! The tools that every layer may use: tasks, drain, limits. It has no domain words and no sockets.
+
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
+)]
+
+mod account;
+mod backoff;
+mod clock;
+mod cores;
+mod cut;
+mod deadlines;
+mod descriptors;
+mod drain;
+mod failpoint;
+mod hash_keys;
+mod log_limit;
+mod metrics;
+mod mutant;
+mod page;
+mod pulse;
+pub mod random;
+mod ready;
+mod reloaded;
+mod shares;
+mod tasks;
+mod tunable;
+mod turn_queue;
+mod wake_flag;
+pub mod watch;
+
+pub use account::{Account, Charge};
+pub use backoff::{Backoff, Waits};
+pub use clock::{WallClock, now_ns, ns_at, until};
+pub use cores::{Bell, CorePlace, Cores, PerCore, home_runtime};
+pub use cut::Cut;
+pub use deadlines::{Deadline, Deadlines};
+pub use descriptors::{DESCRIPTOR_TRIES, descriptor_wanted, lacks_descriptor, want_descriptor};
+pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
+#[cfg(debug_assertions)]
+pub use failpoint::draw_delays;
+pub use failpoint::{linger, linger_before};
+pub use hash_keys::{HashKeys, Map};
+pub use log_limit::LogLimit;
+pub use metrics::describe;
+pub use mutant::mutant;
+pub use page::PagePlace;
+pub use pulse::Pulse;
+pub use ready::{NotReady, Pending, Ready};
+pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
+pub use shares::Shares;
+pub use tasks::Tasks;
+pub use tunable::Tunable;
+pub use turn_queue::{Turn, TurnQueue, TurnWait, half_of_the_cores};
+pub use wake_flag::WakeFlag;

@@ -1,0 +1,196 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use tokio::time::{Instant, sleep};
+
+use super::lane::{LoadConnection, companion};
+use super::plan::{ObjectGroup, Plan};
+use super::shared::FleetState;
+use super::tally::{SeenByWatch, WatchCounts};
+use super::watcher::{Watcher, WatcherRole};
+use base::{Tasks, now_ns};
+use probe::Target;
+
+/// Between two looks at counts that tell nobody when they change.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Many watches of one server, in the background, and what has happened to them.
+pub struct Fleet {
+    shared: Arc<FleetState>,
+    watches: usize,
+    lanes: usize,
+    tasks: Tasks,
+}
+
+impl Fleet {
+    /// Connects the watches of a plan. Nothing is asked before [`set_out`](Self::set_out).
+    pub fn start(plan: &Plan, target: &Target) -> Self {
+        Self::start_at(plan, target, None)
+    }
+
+    /// The same, with the version where watches begin that begin now, so that it is not asked for once for each.
+    pub(super) fn start_at(plan: &Plan, target: &Target, version: Option<u64>) -> Self {
+        let (tasks, shared) = (Tasks::new(), FleetState::new(plan, target, version));
+        let kinds = shared.kinds.iter().enumerate();
+        let all: Vec<_> = kinds.flat_map(|(kind, of)| (0..of.kind.watches).map(move |nth| (kind, nth))).collect();
+        let lanes = plan.connection_count().max(1);
+        let role = |lane| role(lane, plan);
+        let mut watchers: Vec<Vec<Watcher>> = (0..lanes).map(|_| Vec::new()).collect();
+        for (index, place) in all.iter().enumerate() {
+            let lane = index % lanes;
+            watchers[lane].push(Watcher::new(&shared, index, *place, lane, role(lane)));
+        }
+        for (lane, watchers) in watchers.into_iter().enumerate().filter(|(_, watchers)| !watchers.is_empty()) {
+            tasks.spawn("bench connection", LoadConnection::new(&shared, watchers, role(lane)).run());
+        }
+        let every = (plan.companion_reconnect_ms > 0).then(|| Duration::from_millis(plan.companion_reconnect_ms));
+        for _ in 0..plan.companions {
+            let (shared, reads) = (shared.clone(), plan.companion_reads);
+            tasks.spawn("bench companion", companion(shared, every, reads));
+        }
+        let (watches, lanes) = (all.len(), lanes.min(all.len()));
+        Self { shared, watches, lanes, tasks }
+    }
+
+    /// Waits until every connection is there.
+    pub(super) async fn connected(&self, patience: Duration) -> bool {
+        let lanes = self.lanes as u64;
+        self.until(patience, |counts| counts.connected >= lanes).await
+    }
+
+    /// Lets the watches ask; the time until they are synced counts from here.
+    pub fn set_out(&self) {
+        self.shared.begin_storm();
+        self.shared.open_gate();
+    }
+
+    /// Cuts every connection. The watches go on from where they were.
+    pub(super) fn cut(&self) {
+        self.shared.begin_storm();
+        self.shared.cut.send_replace(());
+    }
+
+    /// Starts to time what is written until it arrives.
+    pub fn open_window(&self) {
+        self.shared.tally.window.open(now_ns());
+    }
+
+    /// What is written from here on is not timed any more.
+    pub(super) fn close_window(&self) {
+        self.shared.tally.window.close(now_ns());
+    }
+
+    pub fn counts(&self) -> WatchCounts {
+        self.shared.tally.counts()
+    }
+
+    /// Waits until every watch has been synced in every storm; says how long it took, or `None` when it did not happen.
+    pub async fn synced(&self, patience: Duration) -> Option<Duration> {
+        let wanted = self.shared.storm().0 * self.watches as u64;
+        let began = Instant::now();
+        self.until(patience, |counts| counts.synced >= wanted).await.then(|| began.elapsed())
+    }
+
+    /// From write to arrival, in microseconds, of what was written in the window: by this process, for it is one clock
+    /// that is read twice.
+    pub fn latency(&self) -> Histogram<u64> {
+        self.shared.tally.latency()
+    }
+
+    /// From the beginning of a storm until a watch was synced, in microseconds.
+    pub(super) fn time_to_sync(&self) -> Histogram<u64> {
+        self.shared.tally.synced()
+    }
+
+    /// The cipher suite of the connections, over TLS.
+    pub(super) fn cipher(&self) -> Option<&'static str> {
+        self.shared.cipher.get().copied()
+    }
+
+    /// Events that watches lack, if each was to have had so many since it was synced. Those that do not read all the
+    /// time, or had to begin anew, are not asked.
+    pub fn missed(&self, events: u64) -> u64 {
+        self.balance(|_, _| events, |seen| &seen.events).0
+    }
+
+    /// Events that watches had of a version that they had been past.
+    pub fn repeated(&self) -> u64 {
+        self.shared.tally.seen.iter().map(|seen| seen.repeated.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The first thing that went wrong.
+    pub fn complaint(&self) -> Option<String> {
+        self.shared.complaint()
+    }
+
+    /// Events that watches lack of what was expected of the n-th of a kind, and that they had beyond.
+    pub(super) fn balance(
+        &self,
+        expected: impl Fn(&ObjectGroup, usize) -> u64,
+        had: fn(&SeenByWatch) -> &AtomicU64,
+    ) -> (u64, u64) {
+        let (mut missed, mut unexpected) = (0, 0);
+        let kinds = self.shared.kinds.iter().map(|watched| &watched.kind);
+        let places = kinds.flat_map(|kind| (0..kind.watches).map(move |nth| (kind, nth)));
+        for ((kind, nth), seen) in places.zip(&self.shared.tally.seen) {
+            if seen.lags.load(Ordering::Relaxed) || seen.broken.load(Ordering::Relaxed) {
+                continue;
+            }
+            let expected = expected(kind, nth);
+            let repeated = seen.repeated.load(Ordering::Relaxed).min(expected);
+            let had = had(seen).load(Ordering::Relaxed).saturating_sub(repeated);
+            missed += expected.saturating_sub(had);
+            unexpected += had.saturating_sub(expected);
+        }
+        (missed, unexpected)
+    }
+
+    /// Waits until the counts are as wanted; says whether they came to be.
+    pub async fn until(&self, patience: Duration, wanted: impl Fn(&WatchCounts) -> bool) -> bool {
+        let deadline = Instant::now() + patience;
+        while !wanted(&self.counts()) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+        true
+    }
+
+    /// Ends all watches.
+    pub async fn stop(self) {
+        self.tasks.join().await;
+    }
+}
+
+/// Spreads the stuck and the slow evenly among the connections.
+fn role(lane: usize, plan: &Plan) -> WatcherRole {
+    let (stuck, odd) = (plan.stuck as usize, (plan.stuck + plan.slow) as usize);
+    let (before, after) = (lane * odd / 100, (lane + 1) * odd / 100);
+    if after == before {
+        WatcherRole::Reads
+    } else if (before + 1) * stuck / odd > before * stuck / odd {
+        WatcherRole::Stuck
+    } else {
+        WatcherRole::Slow(plan.slow_kib_per_s << 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stuck_and_the_slow_are_as_many_as_was_said() {
+        let plan = Plan { stuck: 30, slow: 10, ..Plan::default() };
+        let roles: Vec<_> = (0..1000).map(|lane| role(lane, &plan)).collect();
+        let count = |wanted: WatcherRole| roles.iter().filter(|role| **role == wanted).count();
+        assert_eq!(
+            (count(WatcherRole::Stuck), count(WatcherRole::Slow(64 << 10)), count(WatcherRole::Reads)),
+            (300, 100, 600)
+        );
+        assert!((0..1000).all(|lane| role(lane, &Plan::default()) == WatcherRole::Reads));
+    }
+}

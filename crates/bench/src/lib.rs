@@ -1,0 +1,78 @@
+//! The bench: a load generator for whatever answers like an apiserver. Many watches, writers that say when they wrote,
+//! storms, and what all of that cost the server.
+//!
+//! ```text
+//! Scenario + flags ─► Plan ─► Session ─► Fleet ─► Lane (a connection) ─► Watcher (a stream) ─► Tally
+//!                               │                                                               │
+//!                               └─► Writing ─► the apiserver       Costs of the server ─► Outcome ─► Results
+//! ```
+//!
+//! [`Fleet`] can be had alone, by whoever needs the watches and not the rest.
+//!
+//! **Invariants.** It imports neither `cache` nor `serve` nor anything else of what it measures. A delivery costs no
+//! allocation and no lock of its own. What it cannot measure it leaves out, and says so when it was itself the limit.
+
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
+)]
+
+mod bench_order;
+mod compare;
+mod fleet;
+mod lane;
+mod objects;
+mod order;
+mod outcome;
+mod plan;
+mod population;
+mod process;
+mod recognise;
+mod report;
+mod scenario;
+mod session;
+mod shared;
+mod storm;
+mod stream_outcome;
+mod tally;
+mod text;
+mod watcher;
+mod words;
+mod writer;
+
+pub use bench_order::{BenchOrder, Side};
+pub use compare::{Cell, Ratio, Results};
+pub use fleet::Fleet;
+pub use order::run;
+pub use outcome::{Figures, RunOutcome};
+pub use plan::{Group, Plan, PlanProblems};
+pub use process::Machine;
+pub use report::html;
+pub use scenario::{SCENARIOS, Scenario, Variant};
+pub use tally::WatchCounts;
+pub use text::render;
+pub use words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WriteWith};
+
+use probe::LinkError;
+pub use probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProtocol};
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error(transparent)]
+    Server(#[from] TargetError),
+    #[error("the target: {0}")]
+    Target(String),
+    #[error("writing: {0}")]
+    Write(String),
+    #[error("{0}")]
+    Prepare(String),
+    #[error("{0}")]
+    Open(String),
+}
+
+impl BenchError {
+    fn write(error: &LinkError) -> Self {
+        Self::Write(error.to_string())
+    }
+}

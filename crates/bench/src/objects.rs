@@ -1,0 +1,215 @@
+use std::fmt::Write as _;
+
+use super::plan::{ObjectGroup, Plan};
+use super::words::{ObjectShape, Select};
+use kubeapi::WRITTEN_AT;
+
+/// The label that is spread over the objects, and the annotation that makes them as large as they are to be.
+const SLOT: &str = "kube-fanout.io/slot";
+const PADDING: &str = "kube-fanout.io/padding";
+
+/// The objects that are written: which there are, where, and what they look like. All of it follows from an index.
+#[derive(Clone, Debug)]
+pub(super) struct WorkloadObjects {
+    pub(super) shape: ObjectShape,
+    pub(super) count: usize,
+    namespace: String,
+    namespaces: usize,
+    spread: usize,
+}
+
+impl WorkloadObjects {
+    /// Objects of another size or another spread are others, in namespaces of their own.
+    pub(super) fn of(plan: &Plan) -> Self {
+        let Plan { namespace, shape, objects, object_bytes, namespaces, spread, .. } = plan;
+        let kind = shape.collection();
+        Self {
+            shape: *shape,
+            count: *objects,
+            namespace: format!("{namespace}-{kind}-{objects}-{object_bytes}-{namespaces}-{spread}"),
+            namespaces: *namespaces,
+            spread: *spread,
+        }
+    }
+
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = String> {
+        (0..self.namespaces).map(|n| self.nth_namespace(n))
+    }
+
+    fn nth_namespace(&self, n: usize) -> String {
+        format!("{}-{n}", self.namespace)
+    }
+
+    fn name(n: usize) -> String {
+        format!("bench-{n:06}")
+    }
+
+    fn node(n: usize) -> String {
+        format!("bench-node-{n}")
+    }
+
+    fn slot(n: usize) -> String {
+        format!("slot-{n}")
+    }
+
+    /// Where the objects of a namespace are.
+    pub(super) fn collection(&self, namespace: &str) -> String {
+        format!("/api/v1/namespaces/{namespace}/{}", self.shape.collection())
+    }
+
+    /// Where the objects of the namespace of the `n`-th object are.
+    pub(super) fn collection_of(&self, n: usize) -> String {
+        self.collection(&self.nth_namespace(n % self.namespaces))
+    }
+
+    /// Where the `n`-th object is.
+    pub(super) fn path(&self, n: usize) -> String {
+        format!("{}/{}", self.collection_of(n), Self::name(n))
+    }
+
+    /// The `n`-th object as it is created, with so many bytes of padding.
+    pub(super) fn document(&self, n: usize, padding: usize) -> String {
+        let (name, slot, node) = (Self::name(n), Self::slot(n % self.spread), Self::node(n % self.spread));
+        let padding = "x".repeat(padding);
+        let annotations = format!(r#"{{"{WRITTEN_AT}":"0","{PADDING}":"{padding}"}}"#);
+        let labels = format!(r#"{{"app":"bench","{SLOT}":"{slot}"}}"#);
+        let meta = format!(r#""metadata":{{"name":"{name}","labels":{labels},"annotations":{annotations}}}"#);
+        match self.shape {
+            ObjectShape::Configmap => {
+                format!(r#"{{"apiVersion":"v1","kind":"ConfigMap",{meta},"data":{{"slot":"{slot}"}}}}"#)
+            }
+            ObjectShape::Pod => {
+                let container = r#"{"name":"main","image":"registry.example/bench:1","args":["serve"]}"#;
+                let spec = format!(
+                    r#"{{"nodeName":"{node}","automountServiceAccountToken":false,"containers":[{container}]}}"#
+                );
+                format!(r#"{{"apiVersion":"v1","kind":"Pod",{meta},"spec":{spec}}}"#)
+            }
+        }
+    }
+
+    /// What the `n`-th watch of a kind asks for, with the query that selects it.
+    pub(super) fn question(&self, kind: &ObjectGroup, n: usize) -> String {
+        let path = kind.path.replace("{i}", &n.to_string());
+        let value = |value: fn(usize) -> String, of: usize| {
+            if kind.non_matching { format!("nobody-{n}") } else { value(n % of) }
+        };
+        match kind.select {
+            Select::All => path,
+            Select::Namespace => within(&path, &self.watched_namespace(kind, n)),
+            Select::Node => with(&path, &format!("fieldSelector=spec.nodeName%3D{}", value(Self::node, self.spread))),
+            Select::Label => {
+                let slot = SLOT.replace('/', "%2F");
+                with(&path, &format!("labelSelector={slot}%3D{}", value(Self::slot, self.spread)))
+            }
+            Select::Name => {
+                let namespace = self.nth_namespace(n % self.count % self.namespaces);
+                let name = value(Self::name, self.count);
+                with(&within(&path, &namespace), &format!("fieldSelector=metadata.name%3D{name}"))
+            }
+        }
+    }
+
+    fn watched_namespace(&self, kind: &ObjectGroup, n: usize) -> String {
+        if kind.non_matching { format!("nobody-{n}") } else { self.nth_namespace(n % self.namespaces) }
+    }
+}
+
+/// The collection of one namespace instead of all.
+fn within(path: &str, namespace: &str) -> String {
+    let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+    let mut out = String::with_capacity(path.len() + namespace.len() + 16);
+    match path.rsplit_once('/') {
+        Some((before, collection)) if !path.contains("/namespaces/") => {
+            let _ = write!(out, "{before}/namespaces/{namespace}/{collection}");
+        }
+        _ => out.push_str(path),
+    }
+    if let Some(query) = query {
+        let _ = write!(out, "?{query}");
+    }
+    out
+}
+
+/// One more parameter.
+pub(super) fn with(path: &str, parameter: &str) -> String {
+    let joint = if path.contains('?') { '&' } else { '?' };
+    format!("{path}{joint}{parameter}")
+}
+
+/// How often objects were written, by what watches select.
+#[derive(Debug)]
+pub(super) struct WriteCounts<'a> {
+    objects: &'a WorkloadObjects,
+    by_object: Vec<u64>,
+    by_namespace: Vec<u64>,
+    by_slot: Vec<u64>,
+    total: u64,
+}
+
+impl<'a> WriteCounts<'a> {
+    pub(super) fn new(objects: &'a WorkloadObjects, by_object: Vec<u64>) -> Self {
+        let (mut by_namespace, mut by_slot) = (vec![0; objects.namespaces], vec![0; objects.spread]);
+        for (n, writes) in by_object.iter().enumerate() {
+            by_namespace[n % objects.namespaces] += writes;
+            by_slot[n % objects.spread] += writes;
+        }
+        let total = by_object.iter().sum();
+        Self { objects, by_object, by_namespace, by_slot, total }
+    }
+
+    /// Events that the `n`-th watch of a kind is to see.
+    pub(super) fn expected(&self, kind: &ObjectGroup, n: usize) -> u64 {
+        match kind.select {
+            _ if kind.non_matching || !kind.hears_writes => 0,
+            Select::All => self.total,
+            Select::Namespace => self.by_namespace[n % self.objects.namespaces],
+            Select::Node | Select::Label => self.by_slot[n % self.objects.spread],
+            Select::Name => self.by_object[n % self.objects.count],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn plan(more: &serde_json::Value) -> Plan {
+        Plan::of_layers([more.as_object().unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn a_watch_is_expected_to_see_what_it_asks_for() {
+        let objects = WorkloadObjects::of(&plan(&json!({"objects": 6, "namespaces": 2, "spread": 3})));
+        let written = WriteCounts::new(&objects, vec![1, 2, 3, 4, 5, 6]);
+        let rows = [
+            ("all", "/api/v1/pods", 21),
+            ("namespace", "/api/v1/namespaces/kube-fanout-bench-pods-6-2500-2-3-1/pods", 12),
+            ("node", "/api/v1/pods?fieldSelector=spec.nodeName%3Dbench-node-1", 7),
+            ("label", "/api/v1/pods?labelSelector=kube-fanout.io%2Fslot%3Dslot-1", 7),
+        ];
+        for (select, path, expected) in rows {
+            let kind = &plan(&json!({"select": select})).kinds()[0];
+            assert_eq!((objects.question(kind, 1).as_str(), written.expected(kind, 1)), (path, expected), "{select}");
+            let nobody = &plan(&json!({"select": select, "non-matching": true})).kinds()[0];
+            assert_eq!(written.expected(nobody, 1), 0);
+            assert_eq!(objects.question(nobody, 7).contains("nobody-7"), select != "all");
+        }
+        let kind = &plan(&json!({"select": "name"})).kinds()[0];
+        let named =
+            "/api/v1/namespaces/kube-fanout-bench-pods-6-2500-2-3-1/pods?fieldSelector=metadata.name%3Dbench-000001";
+        assert_eq!((objects.question(kind, 7).as_str(), written.expected(kind, 7)), (named, 2));
+    }
+
+    #[test]
+    fn documents_are_json() {
+        for shape in ["pod", "configmap"] {
+            let objects = WorkloadObjects::of(&plan(&json!({"shape": shape})));
+            let document: serde_json::Value = serde_json::from_str(&objects.document(3, 10)).unwrap();
+            assert_eq!(document["metadata"]["annotations"][PADDING], "xxxxxxxxxx");
+            assert_eq!(document["metadata"]["annotations"][WRITTEN_AT], "0");
+        }
+    }
+}

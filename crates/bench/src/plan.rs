@@ -1,0 +1,338 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchBeginning, WriteWith};
+use probe::{WatchProtocol, Windows};
+
+/// What is done to a server: everything but which server.
+///
+/// The keys of scenario files and the names of the flags are those of the fields, in kebab case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
+pub struct Plan {
+    /// One line for people.
+    pub about: String,
+    pub watches: usize,
+    /// 0 is one for each watch.
+    pub connections: usize,
+    pub protocol: WatchProtocol,
+    pub encoding: ObjectEncoding,
+    /// `{i}` in it is the watch's number. `None` is the collection of what is written.
+    pub path: Option<String>,
+    pub select: Select,
+    pub non_matching: bool,
+    pub watch_list: bool,
+    /// Several kinds of watches instead of one.
+    pub groups: Vec<Group>,
+    /// Connections and watches that are being opened at the same time.
+    pub opening: usize,
+    pub stream_window_kib: u32,
+    pub connection_window_kib: u32,
+    /// HTTP/2 windows are given back as Go's client does it: with two updates for every 4 KiB that were read.
+    pub go_windows: bool,
+    /// Per cent of the connections whose watches are opened and never read.
+    pub stuck: u32,
+    /// Per cent of the connections that are read slowly.
+    pub slow: u32,
+    pub slow_kib_per_s: u32,
+    /// Watches beside, on connections of their own, whose deliveries are not counted.
+    pub companions: usize,
+    /// 0 is never.
+    pub companion_reconnect_ms: u64,
+    pub companion_reads: bool,
+    pub rate: Rate,
+    pub writers: usize,
+    pub write_with: WriteWith,
+    pub objects: usize,
+    pub object_bytes: usize,
+    pub shape: ObjectShape,
+    pub namespace: String,
+    pub namespaces: usize,
+    /// Different nodes and label values among the objects.
+    pub spread: usize,
+    pub warmup: f64,
+    pub seconds: f64,
+    /// Seconds that the last deliveries, or an opening, may take.
+    pub patience: f64,
+    pub storm: Option<Storm>,
+    /// How many requests a storm of LISTs or GETs has in all; 0 is as many as the time allows.
+    pub requests: usize,
+    /// Requests under way on each connection at the same time.
+    pub in_flight: usize,
+}
+
+/// Watches of one kind among several. What is not said is as in the plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct Group {
+    pub name: String,
+    pub watches: usize,
+    pub path: Option<String>,
+    pub select: Option<Select>,
+    pub non_matching: bool,
+    pub encoding: Option<ObjectEncoding>,
+}
+
+/// A group with nothing left to look up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ObjectGroup {
+    pub(super) watches: usize,
+    pub(super) path: String,
+    pub(super) select: Select,
+    pub(super) non_matching: bool,
+    pub(super) encoding: ObjectEncoding,
+    /// Whether what is written can be among what is watched.
+    pub(super) hears_writes: bool,
+}
+
+/// Everything that is wrong with a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanProblems(pub Vec<String>);
+
+const WATCHES_MAX: usize = 200_000;
+const OBJECTS_MAX: usize = 1_000_000;
+const OBJECT_BYTES_MAX: usize = 1 << 20;
+const RATE_MAX: f64 = 1e6;
+/// Go's windows: 4 MiB and 1 GiB. The codec here counts what it gave back later than the server does, so the first is
+/// larger than anything that a socket holds.
+const GO_WINDOWS: (u32, u32) = (64 << 20, 1 << 30);
+const SECONDS_MAX: f64 = 86_400.0;
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            about: String::new(),
+            watches: 100,
+            connections: 0,
+            protocol: WatchProtocol::H2,
+            encoding: ObjectEncoding::Json,
+            path: None,
+            select: Select::All,
+            non_matching: false,
+            watch_list: false,
+            groups: Vec::new(),
+            opening: 64,
+            stream_window_kib: 1024,
+            connection_window_kib: 16 * 1024,
+            go_windows: false,
+            stuck: 0,
+            slow: 0,
+            slow_kib_per_s: 64,
+            companions: 0,
+            companion_reconnect_ms: 0,
+            companion_reads: false,
+            rate: Rate::PerSecond(50.0),
+            writers: 4,
+            write_with: WriteWith::Patch,
+            objects: 100,
+            object_bytes: 2500,
+            shape: ObjectShape::Pod,
+            namespace: "kube-fanout-bench".to_owned(),
+            namespaces: 1,
+            spread: 100,
+            warmup: 2.0,
+            seconds: 10.0,
+            patience: 60.0,
+            storm: None,
+            requests: 0,
+            in_flight: 1,
+        }
+    }
+}
+
+impl Plan {
+    /// A plan of layers of keys, later ones over earlier ones.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once: unknown keys, values of the wrong kind, and what cannot be done.
+    pub fn of_layers<'a>(layers: impl IntoIterator<Item = &'a Map<String, Value>>) -> Result<Self, PlanProblems> {
+        let mut merged = Map::new();
+        layers.into_iter().for_each(|layer| merged.extend(layer.clone()));
+        // One key at a time, for serde stops at the first problem.
+        let alone = |(key, value): (&String, &Value)| {
+            let one = Map::from_iter([(key.clone(), value.clone())]);
+            serde_json::from_value::<Self>(Value::Object(one)).err().map(|error| format!("{key}: {error}"))
+        };
+        let problems: Vec<_> = merged.iter().filter_map(alone).collect();
+        if !problems.is_empty() {
+            return Err(PlanProblems(problems));
+        }
+        let plan: Self =
+            serde_json::from_value(Value::Object(merged)).map_err(|error| PlanProblems(vec![error.to_string()]))?;
+        plan.check()?;
+        Ok(plan)
+    }
+
+    /// # Errors
+    /// Everything that cannot be done, a sentence each.
+    pub fn check(&self) -> Result<(), PlanProblems> {
+        let mut problems = Vec::new();
+        self.check_bounds(&mut problems);
+        let mut refuse = |wrong: bool, why: &str| problems.extend(wrong.then(|| why.to_owned()));
+        refuse(
+            self.stuck + self.slow > 100,
+            "stuck and slow are per cent of the same connections: at most 100 together",
+        );
+        refuse(self.stuck + self.slow == 100 && self.storm.is_none(), "stuck and slow leave nobody to measure");
+        let one_each = !self.protocol.shares_connections();
+        refuse(
+            one_each && self.connections != 0 && self.connections != self.watch_count() && !self.is_of_requests(),
+            "connections: over HTTP/1.1 and WebSocket each watch has its own",
+        );
+        refuse(self.connections > WATCHES_MAX, "connections: too many");
+        refuse(
+            self.protocol == WatchProtocol::Ws && self.is_of_requests(),
+            "protocol: WebSocket carries watches, not LISTs and GETs",
+        );
+        refuse(
+            self.storm == Some(Storm::Join) && self.protocol == WatchProtocol::Ws && !self.watch_list,
+            "protocol: an informer over WebSocket joins by watch-list only",
+        );
+        refuse(self.is_of_requests() && !self.groups.is_empty(), "groups: a storm of requests has one kind");
+        refuse(self.storm == Some(Storm::List) && self.requests == 0, "requests: a storm of LISTs needs their number");
+        let of_pods = self.kinds().iter().any(|kind| kind.select == Select::Node && !kind.path.ends_with("/pods"));
+        refuse(of_pods, "select: only pods are on nodes");
+        refuse(self.namespace.is_empty(), "namespace: it needs a name");
+        if problems.is_empty() { Ok(()) } else { Err(PlanProblems(problems)) }
+    }
+
+    fn check_bounds(&self, problems: &mut Vec<String>) {
+        let counts = [
+            ("watches", self.watch_count(), 0, WATCHES_MAX),
+            ("opening", self.opening, 1, WATCHES_MAX),
+            ("companions", self.companions, 0, 1_000),
+            ("writers", self.writers, 1, 1_000),
+            ("objects", self.objects, 1, OBJECTS_MAX),
+            ("object-bytes", self.object_bytes, 0, OBJECT_BYTES_MAX),
+            ("namespaces", self.namespaces, 1, 1_000),
+            ("spread", self.spread, 1, OBJECTS_MAX),
+            ("in-flight", self.in_flight, 1, 1_000),
+            ("stream-window-kib", self.stream_window_kib as usize, 1, 1 << 20),
+            ("connection-window-kib", self.connection_window_kib as usize, 64, 1 << 20),
+            ("slow-kib-per-s", self.slow_kib_per_s as usize, 1, 1 << 20),
+        ];
+        let out = counts.into_iter().filter(|(_, value, min, max)| !(min..=max).contains(&value));
+        problems.extend(out.map(|(name, value, min, max)| format!("{name} is {value}; it may be {min} to {max}")));
+        let times = [("warmup", self.warmup, 0.0), ("seconds", self.seconds, 0.1), ("patience", self.patience, 0.1)];
+        let out = times.into_iter().filter(|(_, value, min)| !(*min..=SECONDS_MAX).contains(value));
+        problems.extend(out.map(|(name, value, min)| format!("{name} is {value}; it may be {min} to {SECONDS_MAX}")));
+        if let Rate::PerSecond(rate) = self.rate
+            && !(0.0..=RATE_MAX).contains(&rate)
+        {
+            problems.push(format!("rate is {rate}; it may be 0 to {RATE_MAX} a second, or max"));
+        }
+    }
+
+    /// Whether it is LISTs or GETs that are sent, instead of watches that are held.
+    pub(super) fn is_of_requests(&self) -> bool {
+        matches!(self.storm, Some(Storm::List | Storm::Get))
+    }
+
+    /// How a watch begins.
+    pub(super) fn start(&self) -> WatchBeginning {
+        match (self.watch_list, self.storm) {
+            (true, _) => WatchBeginning::WatchList,
+            (false, Some(Storm::Join)) => WatchBeginning::List,
+            (false, _) => WatchBeginning::Now,
+        }
+    }
+
+    /// The limits of whoever reads as fast as it can.
+    pub(super) fn windows(&self) -> Windows {
+        let said = (self.stream_window_kib << 10, self.connection_window_kib << 10);
+        let (stream, connection) = if self.go_windows { GO_WINDOWS } else { said };
+        Windows { stream, connection, socket: None, as_go: self.go_windows }
+    }
+
+    /// Watches that are counted, of all groups.
+    pub fn watch_count(&self) -> usize {
+        if self.groups.is_empty() { self.watches } else { self.groups.iter().map(|group| group.watches).sum() }
+    }
+
+    /// Connections that the counted watches are spread over.
+    pub(super) fn connection_count(&self) -> usize {
+        let wanted = if self.is_of_requests() { self.connections.max(1) } else { self.watch_count() };
+        match self.connections {
+            0 => wanted,
+            _ if !self.protocol.shares_connections() && !self.is_of_requests() => wanted,
+            some => some.min(wanted.max(1)),
+        }
+    }
+
+    /// The groups, or the plan's own as the only one.
+    pub(super) fn kinds(&self) -> Vec<ObjectGroup> {
+        let only = Group { watches: self.watches, non_matching: self.non_matching, ..Group::default() };
+        let groups = if self.groups.is_empty() { std::slice::from_ref(&only) } else { &self.groups };
+        groups.iter().map(|group| self.kind(group)).collect()
+    }
+
+    fn kind(&self, group: &Group) -> ObjectGroup {
+        let written = self.shape.collection();
+        let path = group.path.clone().or_else(|| self.path.clone()).unwrap_or_else(|| format!("/api/v1/{written}"));
+        let collection = path.split('?').next().unwrap_or_default();
+        ObjectGroup {
+            watches: group.watches,
+            select: group.select.unwrap_or(self.select),
+            non_matching: group.non_matching,
+            encoding: group.encoding.unwrap_or(self.encoding),
+            hears_writes: collection.ends_with(&format!("/{written}")),
+            path,
+        }
+    }
+}
+
+impl fmt::Display for PlanProblems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for PlanProblems {}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(value: &Value) -> Result<Plan, PlanProblems> {
+        Plan::of_layers([value.as_object().unwrap()])
+    }
+
+    #[test]
+    fn nothing_said_is_a_plan() {
+        assert_eq!(of(&json!({})).unwrap(), Plan::default());
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let wrong = of(&json!({"watches": "many", "colour": "red", "protocol": "h3"})).unwrap_err();
+        assert_eq!(wrong.0.len(), 3, "{wrong}");
+        let wrong = of(&json!({"opening": 0, "stuck": 60, "slow": 50, "rate": -1, "storm": "list"})).unwrap_err();
+        for word in ["opening is 0", "stuck and slow", "rate is -1", "requests"] {
+            assert!(wrong.0.iter().any(|problem| problem.contains(word)), "{word}: {wrong}");
+        }
+        assert_eq!(wrong.0.len(), 4, "{wrong}");
+    }
+
+    #[test]
+    fn later_layers_win() {
+        let (file, flags) = (json!({"watches": 5, "rate": "max"}), json!({"watches": 7}));
+        let plan = Plan::of_layers([&file, &flags].map(|layer| layer.as_object().unwrap())).unwrap();
+        assert_eq!((plan.watches, plan.rate), (7, Rate::Max));
+    }
+
+    #[test]
+    fn groups_inherit_what_they_do_not_say() {
+        let groups = json!([{"watches": 2, "select": "node"}, {"watches": 3, "path": "/api/v1/services"}]);
+        let plan = of(&json!({"groups": groups, "encoding": "protobuf", "select": "label"})).unwrap();
+        let kinds = plan.kinds();
+        assert_eq!((plan.watch_count(), kinds.len()), (5, 2));
+        assert_eq!((kinds[0].path.as_str(), kinds[0].select), ("/api/v1/pods", Select::Node));
+        assert_eq!((kinds[1].encoding, kinds[1].select), (ObjectEncoding::Protobuf, Select::Label));
+        assert!(kinds[0].hears_writes && !kinds[1].hears_writes);
+    }
+}

@@ -1,0 +1,79 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use http::{Method, StatusCode};
+
+use super::BenchError;
+use super::objects::{WorkloadObjects, with};
+use probe::{ProgressLine, ShortClient};
+
+/// Objects that are being created at the same time.
+const CREATING: usize = 24;
+const JSON: &str = "application/json";
+
+/// Makes sure that the namespaces and objects are there. What is there already is taken as it is.
+pub(super) async fn create(
+    caller: &ShortClient,
+    objects: &WorkloadObjects,
+    object_bytes: usize,
+    progress: &ProgressLine,
+) -> Result<(), BenchError> {
+    for namespace in objects.namespaces() {
+        let labels = r#"{"kube-fanout.io/bench":"true"}"#;
+        let document = format!(
+            r#"{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"{namespace}","labels":{labels}}}}}"#
+        );
+        put_if_absent(caller, "/api/v1/namespaces", document, &namespace).await?;
+    }
+    let padding = measure(caller, objects, object_bytes).await?;
+    let next = AtomicUsize::new(0);
+    let creator = || async {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= objects.count {
+                return Ok::<_, BenchError>(());
+            }
+            put_if_absent(caller, &objects.collection_of(n), objects.document(n, padding), &objects.path(n)).await?;
+            progress.created(n, objects.count);
+        }
+    };
+    try_join_all((0..CREATING.min(objects.count)).map(|_| creator())).await?;
+    Ok(())
+}
+
+async fn put_if_absent(caller: &ShortClient, path: &str, document: String, what: &str) -> Result<(), BenchError> {
+    let reply =
+        caller.send(Method::POST, path, JSON, document.into()).await.map_err(|error| BenchError::write(&error))?;
+    let is_there = reply.status == StatusCode::CONFLICT;
+    if !is_there {
+        reply.success(&format!("create {what}")).map_err(BenchError::Prepare)?;
+    }
+    Ok(())
+}
+
+/// How much padding makes an object as large as wanted. What the server adds is found out by a dry run.
+async fn measure(caller: &ShortClient, objects: &WorkloadObjects, object_bytes: usize) -> Result<usize, BenchError> {
+    let path = with(&objects.collection_of(0), "dryRun=All");
+    let reply = caller.send(Method::POST, &path, JSON, objects.document(0, 0).into()).await;
+    let reply = reply.map_err(|error| BenchError::write(&error))?;
+    if reply.status == StatusCode::CONFLICT {
+        return Ok(0);
+    }
+    let reply = reply.success("create an object by dry run").map_err(BenchError::Prepare)?;
+    Ok(object_bytes.saturating_sub(reply.body.len()))
+}
+
+/// Deletes the objects. The namespaces stay: an empty one is used again, one that is being deleted cannot be.
+pub(super) async fn delete(caller: &ShortClient, objects: &WorkloadObjects) -> Result<(), BenchError> {
+    let options = r#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}"#;
+    for namespace in objects.namespaces() {
+        let path = objects.collection(&namespace);
+        let reply = caller
+            .send(Method::DELETE, &path, JSON, Bytes::from(options))
+            .await
+            .map_err(|error| BenchError::write(&error))?;
+        reply.success(&format!("delete what is in {namespace}")).map_err(BenchError::Prepare)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod portable;
+
+use std::time::Duration;
+
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(not(target_os = "linux"))]
+use portable as system;
+use rustix::time::{ClockId, clock_gettime};
+
+use base::Tasks;
+use probe::{ShortClient, Target, WatchProtocol};
+
+/// Where a server's costs are read.
+pub(super) enum Costs {
+    Process(u32),
+    Metrics(Box<ShortClient>, String),
+    Unknown,
+}
+
+/// What a server has cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    pub(super) cpu: Option<Duration>,
+    pub(super) resident_bytes: Option<u64>,
+    /// The memory of the process; of memory that is shared with others, only its share.
+    pub(super) proportional_bytes: Option<u64>,
+    pub(super) peak_bytes: Option<u64>,
+}
+
+impl Costs {
+    /// By the process, or by the metrics at a URL.
+    pub(super) fn of(pid: Option<u32>, metrics: Option<(&Target, &str)>, tasks: &Tasks) -> Self {
+        match (pid, metrics) {
+            (Some(pid), _) => Self::Process(pid),
+            (None, Some((target, path))) => {
+                Self::Metrics(Box::new(ShortClient::new(target, WatchProtocol::H1, tasks)), path.to_owned())
+            }
+            (None, None) => Self::Unknown,
+        }
+    }
+
+    /// Forgets the peak so far. Not everybody may; the peak is then unknown.
+    pub(super) fn reset_peak(&self) -> bool {
+        match self {
+            Self::Process(pid) => system::reset_peak(*pid),
+            Self::Metrics(..) | Self::Unknown => false,
+        }
+    }
+
+    /// Its CPU time alone, which is read without disturbing it.
+    pub(super) async fn cpu(&self) -> Option<Duration> {
+        match self {
+            Self::Process(pid) => system::cpu(*pid),
+            Self::Metrics(..) | Self::Unknown => self.sample().await.cpu,
+        }
+    }
+
+    pub(super) async fn sample(&self) -> Sample {
+        match self {
+            Self::Process(pid) => system::sample(*pid),
+            Self::Metrics(caller, path) => match caller.get(path, "text/plain").await {
+                Ok(reply) => of_metrics(&String::from_utf8_lossy(&reply.body)),
+                Err(_) => Sample::default(),
+            },
+            Self::Unknown => Sample::default(),
+        }
+    }
+}
+
+/// The generator's own CPU time.
+pub(super) fn own_cpu() -> Duration {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(spent.tv_sec).unwrap_or(0), u32::try_from(spent.tv_nsec).unwrap_or(0))
+}
+
+/// Cores that are there to be shared.
+pub(super) fn cores() -> f64 {
+    std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64)
+}
+
+/// What the numbers were measured on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Machine {
+    pub cores: usize,
+    pub processor: String,
+    pub memory_mib: u64,
+    pub kernel: String,
+}
+
+impl Machine {
+    pub fn this() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        system::machine(cores)
+    }
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { cores, processor, memory_mib, kernel } = self;
+        write!(f, "{cores} cores")?;
+        if !processor.is_empty() {
+            write!(f, " of {processor}")?;
+        }
+        if *memory_mib > 0 {
+            write!(f, ", {memory_mib} MiB")?;
+        }
+        write!(f, ", {} {kernel}", system::NAME)
+    }
+}
+
+fn of_metrics(text: &str) -> Sample {
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        line.split_ascii_whitespace().next()?.parse::<f64>().ok().filter(|value| *value >= 0.0)
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
+    let resident_bytes = value("process_resident_memory_bytes").map(|bytes| bytes as u64);
+    let cpu = value("process_cpu_seconds_total").map(Duration::from_secs_f64);
+    Sample { cpu, resident_bytes, ..Sample::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_knows_what_it_spends() {
+        assert!(own_cpu() > Duration::ZERO);
+    }
+
+    #[test]
+    fn what_metrics_say_is_read() {
+        let text = "# HELP x\nprocess_cpu_seconds_total 1.5\nprocess_resident_memory_bytes 1.048576e+06\n";
+        let sample = of_metrics(text);
+        assert_eq!((sample.cpu, sample.resident_bytes), (Some(Duration::from_millis(1500)), Some(1 << 20)));
+        assert_eq!(of_metrics(""), Sample::default());
+    }
+}

@@ -1,0 +1,149 @@
+use std::future::pending;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+
+use super::objects::{WorkloadObjects, with};
+use super::plan::{ObjectGroup, Plan};
+use super::recognise::Recogniser;
+use super::stream_outcome::StreamOutcome;
+use super::tally::Tally;
+use super::words::WatchBeginning;
+use base::now_ns;
+use probe::{Ask, Frames, Framing, Sender, Target, WatchProtocol, Windows};
+
+const LIST_BYTES_MAX: usize = 1024;
+
+/// What all watches of a fleet know.
+pub(super) struct FleetState {
+    pub(super) target: Target,
+    pub(super) protocol: WatchProtocol,
+    pub(super) windows: Windows,
+    pub(super) start: WatchBeginning,
+    /// Where the watches begin that begin now; `None` leaves each to find out.
+    pub(super) version: Option<u64>,
+    /// What was written before is none of this run's writes.
+    pub(super) began_ns: u64,
+    pub(super) objects: WorkloadObjects,
+    pub(super) kinds: Vec<Watched>,
+    pub(super) tally: Tally,
+    /// Permits for connecting and opening.
+    pub(super) opening: Semaphore,
+    /// Nobody asks anything before it is true.
+    gate: watch::Sender<bool>,
+    pub(super) cut: watch::Sender<()>,
+    /// How many storms there were, the opening being the first, and when the last one began.
+    storm: AtomicU64,
+    storm_began_ns: AtomicU64,
+    /// The cipher suite of its connections.
+    pub(super) cipher: OnceLock<&'static str>,
+    complaint: Mutex<Option<String>>,
+    has_complained: AtomicBool,
+}
+
+/// One kind of watch, with what finds things in its frames.
+pub(super) struct Watched {
+    pub(super) kind: ObjectGroup,
+    pub(super) recogniser: Recogniser,
+}
+
+impl FleetState {
+    pub(super) fn new(plan: &Plan, target: &Target, version: Option<u64>) -> Arc<Self> {
+        let watched = |kind: ObjectGroup| Watched { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
+        let all_at_once = plan.storm.is_some();
+        Arc::new(Self {
+            target: target.clone(),
+            protocol: plan.protocol,
+            windows: plan.windows(),
+            start: plan.start(),
+            version,
+            began_ns: now_ns(),
+            objects: WorkloadObjects::of(plan),
+            kinds: plan.kinds().into_iter().map(watched).collect(),
+            tally: Tally::new(plan.watch_count()),
+            opening: Semaphore::new(if all_at_once { Semaphore::MAX_PERMITS } else { plan.opening }),
+            gate: watch::Sender::new(false),
+            cut: watch::Sender::new(()),
+            storm: AtomicU64::new(0),
+            storm_began_ns: AtomicU64::new(0),
+            cipher: OnceLock::new(),
+            complaint: Mutex::new(None),
+            has_complained: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) async fn gate_open(&self) {
+        if !*self.gate.borrow() {
+            // The sender lives as long as this.
+            let _ = self.gate.subscribe().wait_for(|open| *open).await;
+        }
+    }
+
+    /// Lets the watches ask.
+    pub(super) fn open_gate(&self) {
+        self.gate.send_replace(true);
+    }
+
+    pub(super) fn begin_storm(&self) {
+        self.storm_began_ns.store(now_ns(), Ordering::Relaxed);
+        self.storm.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many storms there were, and when the last one began.
+    pub(super) fn storm(&self) -> (u64, u64) {
+        (self.storm.load(Ordering::Relaxed), self.storm_began_ns.load(Ordering::Relaxed))
+    }
+
+    /// Keeps the first thing that went wrong: it explains the others.
+    pub(super) fn complain(&self, why: &str) {
+        if !self.has_complained.swap(true, Ordering::Relaxed) {
+            *self.complaint.lock() = Some(why.to_owned());
+        }
+    }
+
+    pub(super) fn complaint(&self) -> Option<String> {
+        self.complaint.lock().clone()
+    }
+
+    /// The version of the collection at this moment.
+    pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, StreamOutcome> {
+        let path = with(path, "limit=1");
+        let mut answer = sender.get(&self.target, &Ask::get(&path, "application/json")).await?;
+        let (head, _) = answer.body.read(LIST_BYTES_MAX).await?;
+        if !answer.status.is_success() {
+            return Err(StreamOutcome::Refused(answer.status));
+        }
+        let version = Recogniser::new(false).list_version(&head);
+        version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))
+    }
+
+    /// One stream of a companion: followed, or opened and left unread.
+    pub(super) async fn read_aside(&self, sender: &Sender, version: &mut u64, reads: bool) {
+        let Some(Watched { kind, recogniser }) = self.kinds.first() else { return };
+        let path = with(&kind.path, &format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
+        let Ok(mut answer) = sender.get(&self.target, &Ask::get(&path, kind.encoding.of_watch())).await else { return };
+        if !answer.status.is_success() {
+            self.complain(&format!("a companion was refused: {}", answer.status));
+            *version = self.version_now(sender, &kind.path).await.unwrap_or(*version);
+            return;
+        }
+        if !reads {
+            let _unread = answer;
+            return pending().await;
+        }
+        let framing = match (answer.body.is_of_messages(), kind.encoding.is_protobuf()) {
+            (true, _) => Framing::Messages,
+            (false, true) => Framing::Lengths,
+            (false, false) => Framing::Lines,
+        };
+        let mut frames = Frames::new(framing);
+        while let Some(Ok(chunk)) = answer.body.chunk().await {
+            let fed = frames.feed(&chunk, |frame| *version = recogniser.version(frame).unwrap_or(*version));
+            if fed.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::{Instant, sleep};
+
+use super::objects::with;
+use super::recognise::RecognisedFrame;
+use super::shared::FleetState;
+use super::stream_outcome::StreamOutcome;
+use super::tally::Shard;
+use super::words::WatchBeginning;
+use base::{now_ns, random};
+use probe::{AnswerBody, Ask, Frames, Framing, PendingAnswer, Sender};
+
+/// How much of a LIST is searched for its version.
+const LIST_HEAD_BYTES: usize = 1024;
+/// Longer than any run, so that no server ends a watch on its own account.
+const TIMEOUT_SECONDS: u64 = 3600;
+/// A stream that ends sooner than this, with nothing in it, did not work: to go on at once would be to hammer.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// How what arrives is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WatcherRole {
+    Reads,
+    /// At so many bytes a second.
+    Slow(u32),
+    Stuck,
+}
+
+/// One watch, from its first stream to the end of the fleet.
+pub(super) struct Watcher {
+    shared: Arc<FleetState>,
+    /// Among all, among those of its kind, and of which kind it is.
+    pub(super) index: usize,
+    nth: usize,
+    kind: usize,
+    /// Which recorder it writes to.
+    lane: usize,
+    role: WatcherRole,
+    /// The last version seen; `None` is to begin anew.
+    version: Option<u64>,
+    /// Whether the initial objects are complete.
+    live: bool,
+    /// The storm that it was last synced in.
+    synced_in: u64,
+    was_opened: bool,
+    events: u64,
+    ours: u64,
+    repeated: u64,
+}
+
+impl Watcher {
+    pub(super) fn new(
+        shared: &Arc<FleetState>,
+        index: usize,
+        (kind, nth): (usize, usize),
+        lane: usize,
+        role: WatcherRole,
+    ) -> Self {
+        let seen = &shared.tally.seen[index];
+        seen.lags.store(role != WatcherRole::Reads, Ordering::Relaxed);
+        Self {
+            shared: shared.clone(),
+            index,
+            nth,
+            kind,
+            lane,
+            role,
+            version: None,
+            live: false,
+            synced_in: 0,
+            was_opened: false,
+            events: 0,
+            ours: 0,
+            repeated: 0,
+        }
+    }
+
+    /// Opens streams one after the other and reads them. Over HTTP/2 it never returns: its connection ends first.
+    pub(super) async fn follow(&mut self, sender: &Sender) {
+        loop {
+            let ended = self.stream(sender).await;
+            let pause = self.note(&ended);
+            if let Some(pause) = pause {
+                sleep(pause.mul_f64(0.5 + random::f64())).await;
+            }
+            if !matches!(sender, Sender::H2(_)) {
+                return;
+            }
+        }
+    }
+
+    /// Counts an end, and says how long to wait before the next stream.
+    fn note(&mut self, ended: &StreamOutcome) -> Option<Duration> {
+        let counts = &mut self.shared.tally.shard(self.lane).counts;
+        match ended {
+            StreamOutcome::Cleanly => {
+                counts.resumed += 1;
+                None
+            }
+            StreamOutcome::Expired => {
+                counts.relisted += 1;
+                self.version = None;
+                self.shared.tally.seen[self.index].broken.store(true, Ordering::Relaxed);
+                None
+            }
+            StreamOutcome::Refused(status) => {
+                counts.refused += 1;
+                self.shared.complain(&format!("a watch was refused: {status}"));
+                Some(Duration::from_millis(500))
+            }
+            StreamOutcome::Broken(why) => {
+                counts.broken += 1;
+                self.shared.complain(why);
+                Some(Duration::from_millis(200))
+            }
+        }
+    }
+
+    async fn stream(&mut self, sender: &Sender) -> StreamOutcome {
+        match self.open(sender).await {
+            Ok(answer) => {
+                let open = OpenWatchGuard::new(&self.shared.clone(), self.lane);
+                let ended = self.read(answer.body).await;
+                drop(open);
+                ended
+            }
+            Err(ended) => ended,
+        }
+    }
+
+    /// Opens one stream; its body is still to be read.
+    pub(super) async fn open(&mut self, sender: &Sender) -> Result<PendingAnswer, StreamOutcome> {
+        let shared = self.shared.clone();
+        shared.gate_open().await;
+        let _permit = shared.opening.acquire().await;
+        let (target, kind) = (&shared.target, &shared.kinds[self.kind]);
+        let question = shared.objects.question(&kind.kind, self.nth);
+        let fresh = self.version.is_none();
+        match (self.version, shared.start) {
+            (None, WatchBeginning::List) => self.list(sender, &question).await?,
+            // What it had is gone, or nobody has found out where to begin.
+            (None, WatchBeginning::Now) => {
+                let known = shared.version.filter(|_| !self.was_opened);
+                self.version = match known {
+                    Some(version) => Some(version),
+                    None => Some(shared.version_now(sender, &kind.kind.path).await?),
+                };
+            }
+            (Some(_), _) | (None, WatchBeginning::WatchList) => {}
+        }
+        let path = request(&question, self.version);
+        let answer = sender.get(target, &Ask::get(&path, kind.kind.encoding.of_watch())).await?;
+        match answer.status {
+            status if status.is_success() => {}
+            StatusCode::GONE => return Err(StreamOutcome::Expired),
+            status => return Err(StreamOutcome::Refused(status)),
+        }
+        self.was_opened = true;
+        self.live = !(fresh && shared.start == WatchBeginning::WatchList);
+        if self.live {
+            let mut shard = shared.tally.shard(self.lane);
+            self.note_synced(&mut shard, now_ns());
+        }
+        Ok(answer)
+    }
+
+    /// The LIST of an informer: read whole, and begun from.
+    async fn list(&mut self, sender: &Sender, question: &str) -> Result<(), StreamOutcome> {
+        let kind = &self.shared.kinds[self.kind];
+        // As client-go's reflectors ask for it: whatever the server has at hand.
+        let path = with(question, "resourceVersion=0");
+        let mut answer = sender.get(&self.shared.target, &Ask::get(&path, kind.kind.encoding.of_list())).await?;
+        if !answer.status.is_success() {
+            return Err(StreamOutcome::Refused(answer.status));
+        }
+        let (head, bytes) = answer.body.read(LIST_HEAD_BYTES).await?;
+        self.shared.tally.shard(self.lane).counts.bytes += bytes;
+        let version = kind.recogniser.list_version(&head);
+        self.version = Some(version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))?);
+        Ok(())
+    }
+
+    async fn read(&mut self, mut body: AnswerBody) -> StreamOutcome {
+        if self.role == WatcherRole::Stuck {
+            let _unread = body;
+            return pending().await;
+        }
+        let shared = self.shared.clone();
+        let is_protobuf = shared.kinds[self.kind].kind.encoding.is_protobuf();
+        let framing = match (body.is_of_messages(), is_protobuf) {
+            (true, _) => Framing::Messages,
+            (false, true) => Framing::Lengths,
+            (false, false) => Framing::Lines,
+        };
+        let (began, mut is_empty, mut frames) = (Instant::now(), true, Frames::new(framing));
+        while let Some(chunk) = body.chunk().await {
+            let chunk = match chunk {
+                Ok(chunk) => chunk,
+                Err(error) => return error.into(),
+            };
+            is_empty &= chunk.is_empty();
+            if let Some(ended) = self.take(&shared, &mut frames, &chunk) {
+                return ended;
+            }
+            if let WatcherRole::Slow(bytes_per_s) = self.role {
+                sleep(Duration::from_secs_f64(chunk.len() as f64 / f64::from(bytes_per_s))).await;
+            }
+        }
+        if !self.live {
+            // Half an initial set is none: what was seen so far is no place to resume from.
+            self.version = None;
+        }
+        if is_empty && began.elapsed() < SHORT {
+            return StreamOutcome::Broken("a stream that ended at once, with nothing in it".to_owned());
+        }
+        StreamOutcome::Cleanly
+    }
+
+    /// Everything that one read of the connection brought.
+    fn take(&mut self, shared: &FleetState, frames: &mut Frames, chunk: &[u8]) -> Option<StreamOutcome> {
+        let arrived_ns = now_ns();
+        let window = shared.tally.window.read();
+        let mut ended = None;
+        let mut shard = shared.tally.shard(self.lane);
+        shard.counts.bytes += chunk.len() as u64;
+        let fed = frames.feed(chunk, |frame| {
+            let end = self.frame(shared, frame, arrived_ns, &window, &mut shard);
+            ended = ended.take().or(end);
+        });
+        drop(shard);
+        let seen = &shared.tally.seen[self.index];
+        seen.events.store(self.events, Ordering::Relaxed);
+        seen.ours.store(self.ours, Ordering::Relaxed);
+        seen.repeated.store(self.repeated, Ordering::Relaxed);
+        if fed.is_err() { Some(StreamOutcome::Broken("a frame that is too long".to_owned())) } else { ended }
+    }
+
+    fn frame(
+        &mut self,
+        shared: &FleetState,
+        frame: &[u8],
+        arrived_ns: u64,
+        window: &std::ops::Range<u64>,
+        shard: &mut Shard,
+    ) -> Option<StreamOutcome> {
+        let recogniser = &shared.kinds[self.kind].recogniser;
+        let found = recogniser.classify(frame);
+        match found {
+            RecognisedFrame::Written | RecognisedFrame::Deleted if self.live => {
+                shard.counts.deliveries += 1;
+                self.events += 1;
+                if found == RecognisedFrame::Written
+                    && let Some(written_ns) = recogniser.written_at_ns(frame).filter(|at| *at >= shared.began_ns)
+                {
+                    self.ours += 1;
+                    if window.contains(&written_ns) {
+                        shard.latency.saturating_record(arrived_ns.saturating_sub(written_ns) / 1000);
+                    }
+                }
+            }
+            RecognisedFrame::Written | RecognisedFrame::Deleted => shard.counts.initial += 1,
+            RecognisedFrame::Bookmark { initial_end } => {
+                shard.counts.bookmarks += 1;
+                self.live |= initial_end;
+                if initial_end {
+                    self.note_synced(shard, arrived_ns);
+                }
+            }
+            RecognisedFrame::Expired => return Some(StreamOutcome::Expired),
+            RecognisedFrame::Error => return Some(StreamOutcome::Broken("an ERROR event".to_owned())),
+            RecognisedFrame::Unknown => {
+                return Some(StreamOutcome::Broken("a frame that is no watch event".to_owned()));
+            }
+        }
+        // Objects of an initial set come in the order of their names: only its end says where to resume.
+        if self.live
+            && let Some(version) = recogniser.version(frame)
+        {
+            let is_event = matches!(found, RecognisedFrame::Written | RecognisedFrame::Deleted);
+            let is_repeated = is_event && self.version.is_some_and(|last| version <= last);
+            self.repeated += u64::from(is_repeated);
+            self.version = Some(version.max(self.version.unwrap_or(0)));
+        }
+        None
+    }
+
+    /// Once for each storm, the first of which is the opening.
+    fn note_synced(&mut self, shard: &mut Shard, at_ns: u64) {
+        let (storm, began_ns) = self.shared.storm();
+        if self.synced_in < storm {
+            self.synced_in = storm;
+            shard.counts.synced += 1;
+            shard.synced.saturating_record(at_ns.saturating_sub(began_ns) / 1000);
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<FleetState> {
+        &self.shared
+    }
+
+    pub(super) fn lane(&self) -> usize {
+        self.lane
+    }
+}
+
+/// The request of a watch.
+fn request(question: &str, version: Option<u64>) -> String {
+    let common = with(question, &format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={TIMEOUT_SECONDS}"));
+    match version {
+        Some(version) => format!("{common}&resourceVersion={version}"),
+        None => format!("{common}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"),
+    }
+}
+
+/// Counts a stream as open until it is dropped.
+pub(super) struct OpenWatchGuard {
+    shared: Arc<FleetState>,
+    lane: usize,
+}
+
+impl OpenWatchGuard {
+    pub(super) fn new(shared: &Arc<FleetState>, lane: usize) -> Self {
+        shared.tally.shard(lane).counts.opened += 1;
+        Self { shared: shared.clone(), lane }
+    }
+}
+
+impl Drop for OpenWatchGuard {
+    fn drop(&mut self) {
+        self.shared.tally.shard(self.lane).counts.closed += 1;
+    }
+}

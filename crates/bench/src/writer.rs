@@ -1,0 +1,249 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use http::Method;
+use memchr::memmem;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::BenchError;
+use super::objects::WorkloadObjects;
+use super::plan::Plan;
+use super::tally::histogram;
+use super::words::{Rate, WriteWith};
+use base::{Tasks, now_ns};
+use kubeapi::WRITTEN_AT;
+use probe::{ShortClient, Target, WatchProtocol};
+
+/// Writers that share a connection: below what a server allows of streams.
+const WRITERS_PER_CONNECTION: usize = 50;
+/// A write that starts this much later than it was meant to is late because of the timer, not of the load: its time is
+/// that of its start. Beyond, it is the time it was meant to have (coordinated omission).
+const TIMER_NS: u64 = 2_000_000;
+/// After a write that failed.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// Changes objects at a rate, or as fast as it goes, until it is told to stop.
+pub(super) struct Writing {
+    objects: WorkloadObjects,
+    rate: Rate,
+    with: WriteWith,
+    writers: usize,
+    callers: Vec<ShortClient>,
+    /// Writes that were accepted, by object.
+    accepted: Box<[AtomicU64]>,
+    /// The next write's place in the schedule, and when the schedule begins.
+    ticket: AtomicU64,
+    began_ns: AtomicU64,
+    record: Mutex<WriterReport>,
+    stop: CancellationToken,
+}
+
+/// What the writers met with.
+#[derive(Clone, Debug)]
+pub(super) struct WriterReport {
+    pub(super) failed: u64,
+    pub(super) last_failure: Option<String>,
+    /// From sending a write to its answer.
+    pub(super) took: Histogram<u64>,
+    /// From when a write was meant to be sent to when it was.
+    pub(super) lag: Histogram<u64>,
+}
+
+impl Writing {
+    pub(super) fn new(plan: &Plan, objects: &WorkloadObjects, target: &Target, tasks: &Tasks) -> Arc<Self> {
+        let writers = plan.writers.min(objects.count);
+        let callers = (0..writers.div_ceil(WRITERS_PER_CONNECTION))
+            .map(|_| ShortClient::new(target, WatchProtocol::H2, tasks))
+            .collect();
+        let record = WriterReport { failed: 0, last_failure: None, took: histogram(), lag: histogram() };
+        Arc::new(Self {
+            objects: objects.clone(),
+            rate: plan.rate,
+            with: plan.write_with,
+            writers,
+            callers,
+            accepted: (0..objects.count).map(|_| AtomicU64::new(0)).collect(),
+            ticket: AtomicU64::new(0),
+            began_ns: AtomicU64::new(0),
+            record: Mutex::new(record),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    /// Begins; the writers run until [`stop`](Self::stop).
+    pub(super) fn start(self: &Arc<Self>, tasks: &Tasks) {
+        if self.rate == Rate::PerSecond(0.0) {
+            return;
+        }
+        self.began_ns.store(now_ns(), Ordering::Relaxed);
+        for n in 0..self.writers {
+            let writing = self.clone();
+            tasks.spawn("bench writer", async move { writing.write(n).await });
+        }
+    }
+
+    /// Writes that are under way are finished, so that it is known what was written.
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    pub(super) fn accepted(&self) -> Vec<u64> {
+        self.accepted.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
+    pub(super) fn record(&self) -> WriterReport {
+        self.record.lock().clone()
+    }
+
+    /// Forgets what was met with so far, but not what was written.
+    pub(super) fn reset_record(&self) {
+        let mut record = self.record.lock();
+        record.took.reset();
+        record.lag.reset();
+    }
+
+    /// One writer's share of the objects, in turn: an object has one writer, so its versions are in order.
+    async fn write(&self, writer: usize) {
+        let caller = &self.callers[writer % self.callers.len()];
+        let mut bodies = Bodies::new(self.with);
+        for n in (writer..self.objects.count).step_by(self.writers).cycle() {
+            let Some(meant_ns) = self.next().await else { return };
+            if let Err(error) = self.write_one(caller, &mut bodies, n, meant_ns).await {
+                {
+                    let mut record = self.record.lock();
+                    record.failed += 1;
+                    record.last_failure = Some(error.to_string());
+                }
+                sleep(BREATH).await;
+            }
+        }
+    }
+
+    async fn write_one(
+        &self,
+        caller: &ShortClient,
+        bodies: &mut Bodies,
+        n: usize,
+        meant_ns: u64,
+    ) -> Result<(), BenchError> {
+        let path = self.objects.path(n);
+        let template = bodies.of(caller, &path, n).await?;
+        let sent_ns = now_ns();
+        let lag_ns = sent_ns.saturating_sub(meant_ns);
+        let written_ns = if lag_ns < TIMER_NS { sent_ns } else { meant_ns };
+        let body = template.at(written_ns);
+        let reply = match self.with {
+            WriteWith::Patch => caller.send(Method::PATCH, &path, "application/merge-patch+json", body).await,
+            WriteWith::Put => caller.send(Method::PUT, &path, "application/json", body).await,
+        };
+        reply.map_err(|error| BenchError::write(&error))?.success(&path).map_err(BenchError::Prepare)?;
+        self.accepted[n].fetch_add(1, Ordering::Relaxed);
+        let mut record = self.record.lock();
+        record.took.saturating_record((now_ns() - sent_ns) / 1000);
+        record.lag.saturating_record(lag_ns / 1000);
+        Ok(())
+    }
+
+    /// Waits for the next place in the schedule, and says when it was; `None` is the end.
+    async fn next(&self) -> Option<u64> {
+        if self.stop.is_cancelled() {
+            return None;
+        }
+        let rate = match self.rate {
+            Rate::Max => return Some(now_ns()),
+            Rate::PerSecond(rate) => rate,
+        };
+        let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a run is shorter than centuries")]
+        let offset_ns = (ticket as f64 * 1e9 / rate) as u64;
+        let meant_ns = self.began_ns.load(Ordering::Relaxed) + offset_ns;
+        let early_ns = meant_ns.saturating_sub(now_ns());
+        if early_ns > 0 {
+            tokio::select! {
+                () = sleep(Duration::from_nanos(early_ns)) => {}
+                () = self.stop.cancelled() => return None,
+            }
+        }
+        Some(meant_ns)
+    }
+}
+
+/// What is sent to write an object: bytes with a place for the time.
+struct Bodies {
+    with: WriteWith,
+    patch: Template,
+    /// The objects for PUTs, each read once.
+    whole: HashMap<usize, Template>,
+}
+
+#[derive(Clone)]
+struct Template {
+    before: Bytes,
+    after: Bytes,
+}
+
+impl Template {
+    fn at(&self, written_ns: u64) -> Bytes {
+        let digits = written_ns.to_string();
+        [&self.before[..], digits.as_bytes(), &self.after[..]].concat().into()
+    }
+
+    /// The object as the server gave it, without its version, so that it may be put whatever the version is by then.
+    fn of(body: &[u8]) -> Result<Self, BenchError> {
+        let broken = || BenchError::Prepare("an object without the annotation of the time".to_owned());
+        let mut object: serde_json::Value = serde_json::from_slice(body).map_err(|_| broken())?;
+        if let Some(meta) = object["metadata"].as_object_mut() {
+            meta.remove("resourceVersion");
+            meta.remove("managedFields");
+        }
+        let text = object.to_string();
+        let key = format!("\"{WRITTEN_AT}\":\"");
+        let at = memmem::find(text.as_bytes(), key.as_bytes()).ok_or_else(broken)? + key.len();
+        let end = at + text[at..].find('"').ok_or_else(broken)?;
+        Ok(Self { before: text.as_bytes()[..at].to_vec().into(), after: text.as_bytes()[end..].to_vec().into() })
+    }
+}
+
+impl Bodies {
+    fn new(with: WriteWith) -> Self {
+        let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITTEN_AT}":""#).into();
+        let patch = Template { before, after: Bytes::from_static(br#""}}}"#) };
+        Self { with, patch, whole: HashMap::new() }
+    }
+
+    async fn of(&mut self, caller: &ShortClient, path: &str, n: usize) -> Result<Template, BenchError> {
+        if self.with == WriteWith::Patch {
+            return Ok(self.patch.clone());
+        }
+        if let Some(known) = self.whole.get(&n) {
+            return Ok(known.clone());
+        }
+        let reply = caller.get(path, "application/json").await.map_err(|error| BenchError::write(&error))?;
+        let template = Template::of(&reply.success(path).map_err(BenchError::Prepare)?.body)?;
+        self.whole.insert(n, template.clone());
+        Ok(template)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_put_is_the_object_at_another_time() {
+        let body =
+            br#"{"metadata":{"resourceVersion":"7","annotations":{"kube-fanout.io/written-at-ns":"0","b":"c"}}}"#;
+        let text = String::from_utf8(Template::of(body).unwrap().at(42).to_vec()).unwrap();
+        assert!(text.contains(r#""kube-fanout.io/written-at-ns":"42""#) && text.contains(r#""b":"c""#), "{text}");
+        assert!(!text.contains("resourceVersion"));
+        assert!(Template::of(b"{}").is_err());
+        let patch = Bodies::new(WriteWith::Patch).patch.at(7);
+        assert_eq!(&patch[..], br#"{"metadata":{"annotations":{"kube-fanout.io/written-at-ns":"7"}}}"#);
+    }
+}

@@ -1,0 +1,65 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::store::{ObjectStore, StoreEvent};
+use base::watch;
+
+/// What happens to a resource in the store itself, from the moment on at which it was asked for: no fault touches it.
+#[derive(Debug)]
+pub struct StoreChanges {
+    store: Arc<ObjectStore>,
+    kind: usize,
+    position: u64,
+    changed: watch::Receiver<u64>,
+}
+
+/// A change of one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredChange {
+    pub revision: u64,
+    /// `namespace/name`, or `name`.
+    pub key: String,
+    /// The object behind the change, as a GET has it; none of one that was deleted.
+    pub object: Option<Bytes>,
+    /// Whether there was no such object before.
+    pub is_new: bool,
+}
+
+impl StoreChanges {
+    pub(crate) fn of(store: &Arc<ObjectStore>, kind: usize) -> Self {
+        let (_, _, position) = store.now(kind);
+        Self { store: store.clone(), kind, position, changed: store.subscribe(kind) }
+    }
+
+    /// What has happened since the last call, in order.
+    ///
+    /// # Panics
+    /// If history was forgotten that has not been taken: a mistake of the caller.
+    pub fn take(&mut self) -> Vec<StoredChange> {
+        self.changed.mark_unchanged();
+        let pulled = self.store.pull(self.kind, self.position, usize::MAX).expect("nothing was forgotten");
+        self.position = pulled.next;
+        pulled.events.iter().filter_map(|event| StoredChange::of(event)).collect()
+    }
+
+    /// Completes when something has happened since the last [`take`](Self::take); never, once the store is gone.
+    pub async fn ready(&mut self) {
+        if self.changed.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self.changed.mark_changed();
+    }
+}
+
+impl StoredChange {
+    fn of(event: &StoreEvent) -> Option<Self> {
+        let subject = event.current.as_ref().or(event.previous.as_ref())?;
+        Some(Self {
+            revision: event.rv,
+            key: subject.meta.key(),
+            object: event.current.as_ref().map(|object| object.body.clone()),
+            is_new: event.previous.is_none(),
+        })
+    }
+}

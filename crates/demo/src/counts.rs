@@ -1,0 +1,99 @@
+//! Counts the requests to the upstream, for tests and the view.
+
+use std::collections::BTreeMap;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::kinds::KINDS;
+use base::watch;
+
+/// A number for each resource, by its plural.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CountPerResource(BTreeMap<&'static str, u64>);
+
+impl CountPerResource {
+    pub fn of(&self, plural: &str) -> u64 {
+        self.0.get(plural).copied().unwrap_or(0)
+    }
+
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    fn up(&mut self, kind: usize) {
+        *self.0.entry(KINDS[kind].plural).or_default() += 1;
+    }
+
+    fn down(&mut self, kind: usize) {
+        if let Some(number) = self.0.get_mut(KINDS[kind].plural) {
+            *number = number.saturating_sub(1);
+        }
+    }
+}
+
+/// Requests since the start. Only `watches_open` also goes down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    pub gets: CountPerResource,
+    pub lists: CountPerResource,
+    /// Watches that begin with the initial objects, whether the client asked for them or the server's default did.
+    pub watch_lists: CountPerResource,
+    pub watches_open: CountPerResource,
+    pub watches_opened: CountPerResource,
+    pub writes: CountPerResource,
+    /// Requests of any kind, discovery and health included.
+    pub requests: u64,
+    pub connections: u64,
+}
+
+/// The live counts, shared by all connections.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counter(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    counts: Mutex<RequestCounts>,
+    changed: watch::Sender<()>,
+}
+
+impl Counter {
+    pub(crate) fn read(&self) -> RequestCounts {
+        self.0.counts.lock().clone()
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
+    }
+
+    pub(crate) fn note(&self, change: impl FnOnce(&mut RequestCounts)) {
+        change(&mut self.0.counts.lock());
+        self.0.changed.send_replace(());
+    }
+
+    pub(crate) fn add(&self, tally: fn(&mut RequestCounts) -> &mut CountPerResource, kind: usize) {
+        self.note(|counts| tally(counts).up(kind));
+    }
+
+    /// Counts a watch as open until the guard is dropped.
+    pub(crate) fn open_watch(&self, kind: usize) -> OpenWatch {
+        self.note(|counts| {
+            counts.watches_open.up(kind);
+            counts.watches_opened.up(kind);
+        });
+        OpenWatch { counter: self.clone(), kind }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct OpenWatch {
+    counter: Counter,
+    kind: usize,
+}
+
+impl Drop for OpenWatch {
+    fn drop(&mut self) {
+        self.counter.note(|counts| counts.watches_open.down(self.kind));
+    }
+}

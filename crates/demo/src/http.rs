@@ -1,0 +1,269 @@
+//! Answers one request: finds out what it names and whether a test ordered an answer, and calls what answers it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{CONTENT_TYPE, IF_NONE_MATCH};
+use http::request::Parts;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+
+use super::discovery;
+use super::form::Form;
+use super::kinds::{KINDS, ServedKind};
+use super::list;
+use super::object::StoredObject;
+use super::respond::{DemoReply, Style};
+use super::reviews::ReviewAnswers;
+use super::route::{DemoRoute, route, without_selectors};
+use super::selector::ObjectSelector;
+use super::shared::DemoState;
+use super::status::DemoStatus;
+use super::switches::RequestKind;
+use super::table::IncludeObject;
+use super::watch::{Watch, WatchOrigin, WatchPlan};
+use super::write::{self, WriteTarget};
+use kubeapi::{GetOptions, ListOptions, Query, ResourceVersion, VersionMatch, WatchStart, WatchTimeout};
+
+/// Bytes that the body of a request may have.
+const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
+/// How long a LIST waits at most for the writes that a test told it to wait for.
+const LIST_MAX: Duration = Duration::from_secs(60);
+/// The shortest life of a watch without a timeout of its own, in seconds. The longest is twice that.
+const WATCH_SECONDS: u64 = 1800;
+
+pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -> DemoReply {
+    let (head, body) = request.into_parts();
+    let number = shared.remember(&head.method, &head.uri, &head.headers);
+    let reply = reply(shared.clone(), head, body).await;
+    shared.answered(number, reply.status());
+    reply
+}
+
+async fn reply(shared: Arc<DemoState>, head: Parts, body: Incoming) -> DemoReply {
+    shared.counts.note(|counts| counts.requests += 1);
+    let query = Query::parse(head.uri.query().unwrap_or_default());
+    let style = Style::of(&head.headers, &query);
+    if head.method == Method::POST && ReviewAnswers::are_at(head.uri.path()) {
+        return review(&shared, &style, head.uri.path(), body).await.unwrap_or_else(|status| style.status(&status));
+    }
+    let call = Call { shared, style, query, method: head.method };
+    let route = match route(call.method.as_str(), head.uri.path(), &call.query) {
+        Ok(route) => route,
+        Err(error) => return call.style.unread(&error),
+    };
+    let answer = match route {
+        DemoRoute::Collection { kind, namespace, watch } if matches!(call.method, Method::GET | Method::HEAD) => {
+            call.read_collection(kind, &namespace, "", watch).await
+        }
+        DemoRoute::Object { kind, namespace, name, watch: true, .. } if call.method == Method::GET => {
+            call.read_collection(kind, &namespace, &name, true).await
+        }
+        DemoRoute::Object { kind, namespace, name, subresource, .. }
+            if matches!(call.method, Method::GET | Method::HEAD) =>
+        {
+            call.get(kind, &namespace, &name, &subresource).await
+        }
+        DemoRoute::Collection { kind, namespace, .. } => {
+            let target = WriteTarget { kind, namespace, name: String::new(), subresource: String::new() };
+            call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
+        }
+        DemoRoute::Object { kind, namespace, name, subresource, .. } => {
+            let target = WriteTarget { kind, namespace, name, subresource };
+            call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
+        }
+        DemoRoute::Discovery(what) => {
+            let known = head.headers.get(IF_NONE_MATCH);
+            call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style, known))
+        }
+        DemoRoute::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| {
+            let release = (path == "version").then(|| call.shared.faults.next_release()).flatten();
+            discovery::fixed(&path, &call.style, release)
+        }),
+        DemoRoute::NoResource => Err(DemoStatus::no_resource()),
+        DemoRoute::NoGroup => Ok(discovery::page_not_found(&call.style)),
+    };
+    answer.unwrap_or_else(|status| call.style.status(&status))
+}
+
+struct Call {
+    shared: Arc<DemoState>,
+    style: Style,
+    query: Query,
+    method: Method,
+}
+
+impl Call {
+    /// Returns the status that a test ordered for such a request, if there is one.
+    fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
+        match self.shared.faults.answer(on, kind) {
+            Some((code, retry_after)) => Err(DemoStatus::ordered(code, retry_after)),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses HEAD on built-in resources, as the apiserver does. On custom resources it reads like GET.
+    fn check_head(&self, kind: &ServedKind) -> Result<(), DemoStatus> {
+        if self.method == Method::HEAD && !kind.custom { Err(DemoStatus::method_not_allowed()) } else { Ok(()) }
+    }
+
+    /// Returns the first value of a parameter, or nothing.
+    fn text(&self, name: &str) -> &str {
+        self.query.first(name).unwrap_or_default()
+    }
+
+    /// Reads the options of a LIST or WATCH, without its selectors. A watch that only the `/watch/` form of the path
+    /// asks for is validated as a list.
+    fn options(&self) -> Result<ListOptions, DemoStatus> {
+        let options = ListOptions::decode(&without_selectors(&self.query))?.defaulted();
+        options.validate(options.watch)?;
+        Ok(options)
+    }
+
+    fn include(&self) -> Result<IncludeObject, DemoStatus> {
+        IncludeObject::parse(self.text("includeObject")).map_err(DemoStatus::bad_request)
+    }
+
+    /// Answers a LIST or WATCH. `name` is set for a watch of one object in the deprecated form.
+    async fn read_collection(
+        &self,
+        at: usize,
+        namespace: &str,
+        name: &str,
+        watch: bool,
+    ) -> Result<DemoReply, DemoStatus> {
+        let kind = &KINDS[at];
+        self.check_head(kind)?;
+        let is_page = !self.text("continue").is_empty();
+        let kind_of_request = match self.text("fieldSelector") {
+            _ if watch => RequestKind::Watch,
+            "" if is_page => RequestKind::Page,
+            "" => RequestKind::List,
+            _ => RequestKind::Selection,
+        };
+        self.ordered(kind_of_request, Some(at))?;
+        let form = self.style.form(kind, watch)?;
+        let options = self.options()?;
+        let fields = match (self.text("fieldSelector"), name) {
+            (given, "") => given.to_owned(),
+            ("", name) => format!("metadata.name={name}"),
+            (given, _) => given.to_owned(),
+        };
+        let selector = ObjectSelector::parse(kind, namespace, self.text("labelSelector"), &fields)?;
+        if !name.is_empty() && selector.name() != Some(name) {
+            return Err(DemoStatus::bad_request("fieldSelector metadata.name doesn't match requested name"));
+        }
+        if watch {
+            let start = start(&options)?;
+            let include = self.include()?;
+            if matches!(start, WatchOrigin::Initial { .. }) {
+                self.shared.counts.add(|counts| &mut counts.watch_lists, at);
+            }
+            let bookmarks = options.allow_watch_bookmarks;
+            let timeout = watch_timeout(options.timeout_seconds);
+            let plan = WatchPlan { kind: at, selector, form, include, bookmarks, start, timeout };
+            let watch = Watch::new(plan, self.shared.clone());
+            let events = stream::unfold(watch, |mut watch| async { watch.next().await.map(|chunk| (chunk, watch)) });
+            return Ok(self.style.events(events));
+        }
+        self.shared.counts.add(|counts| &mut counts.lists, at);
+        self.shared.faults.pass_gate().await;
+        let patience = self.shared.settings.future_wait;
+        let mut page = list::list(&self.shared.store, at, &options, &selector, patience).await?;
+        if is_page && self.shared.faults.pages_never_end.load(Ordering::Relaxed) {
+            page.leads_on();
+        }
+        let outlasted = self.shared.faults.writes_outlasted();
+        if outlasted > 0 && options.limit != 1 {
+            self.shared.store.reach(page.revision + outlasted, LIST_MAX).await?;
+        }
+        if form == (Form::Partial { list: false }) {
+            let text = format!(
+                "you requested PartialObjectMetadata, but the requested object is a list (*core.{})",
+                kind.list_name()
+            );
+            return Err(DemoStatus::not_acceptable(text, false));
+        }
+        Ok(self.style.chunks(page.into_chunks(kind, form, self.include()?)).await)
+    }
+
+    async fn get(&self, at: usize, namespace: &str, name: &str, subresource: &str) -> Result<DemoReply, DemoStatus> {
+        let kind = &KINDS[at];
+        self.check_head(kind)?;
+        self.ordered(RequestKind::Get, Some(at))?;
+        self.shared.counts.add(|counts| &mut counts.gets, at);
+        match (kind.plural, subresource) {
+            (_, "" | "status") => {}
+            ("pods", "log") => return Ok(self.style.text(StatusCode::OK, format!("{name} says hello\n"))),
+            _ => return Err(DemoStatus::no_resource()),
+        }
+        let form = self.style.form(kind, false)?;
+        let version = GetOptions::decode(&self.query)?.version_match()?;
+        self.shared.store.reach(list::least(version), self.shared.settings.future_wait).await?;
+        let key = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
+        let object = self.shared.store.get(at, &key).ok_or_else(|| DemoStatus::not_found(kind, name))?;
+        if form == (Form::Partial { list: true }) {
+            let text = format!(
+                "you requested PartialObjectMetadataList, but the requested object is not a list (*core.{})",
+                kind.name
+            );
+            return Err(DemoStatus::not_acceptable(text, false));
+        }
+        self.object(StatusCode::OK, kind, &object)
+    }
+
+    fn object(&self, code: StatusCode, kind: &ServedKind, object: &StoredObject) -> Result<DemoReply, DemoStatus> {
+        let form = self.style.form(kind, false)?;
+        Ok(self.style.json(code, list::single(kind, object, form, self.include()?)))
+    }
+
+    async fn write(&self, target: WriteTarget, media: Option<&str>, body: Incoming) -> Result<DemoReply, DemoStatus> {
+        let (at, kind) = (target.kind, &KINDS[target.kind]);
+        self.ordered(RequestKind::Write, Some(at))?;
+        self.shared.counts.add(|counts| &mut counts.writes, at);
+        let body = read_body(body).await?;
+        let media = media.unwrap_or("application/json");
+        let media = media.split(';').next().unwrap_or_default().trim();
+        let outcome = write::write(&self.shared.store, &self.method, &target, media, &body, &self.query)?;
+        match outcome {
+            write::WriteOutcome::Object { object, created } => {
+                self.object(if created { StatusCode::CREATED } else { StatusCode::OK }, kind, &object)
+            }
+            write::WriteOutcome::Deleted(text) => Ok(self.style.json(StatusCode::OK, format!("{text}\n").into_bytes())),
+        }
+    }
+}
+
+async fn review(shared: &DemoState, style: &Style, path: &str, body: Incoming) -> Result<DemoReply, DemoStatus> {
+    let (code, answer) = shared.reviews.answer(path, &read_body(body).await?)?;
+    Ok(style.json(code, answer))
+}
+
+async fn read_body(body: Incoming) -> Result<Bytes, DemoStatus> {
+    let collected = Limited::new(body, REQUEST_BYTES_MAX).collect().await;
+    let too_large = || DemoStatus::new(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728");
+    collected.map(http_body_util::Collected::to_bytes).map_err(|_| too_large())
+}
+
+fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
+    Ok(match options.watch_start()? {
+        WatchStart::State { at, end_bookmark } => {
+            WatchOrigin::Initial { rv: list::least(at), any: at == VersionMatch::Any, mark_end: end_bookmark }
+        }
+        WatchStart::FromCurrent | WatchStart::FromCached => WatchOrigin::Now,
+        WatchStart::After(ResourceVersion(rv)) => WatchOrigin::After(rv),
+    })
+}
+
+/// Returns how long a watch may last. If the client does not say, the server chooses.
+fn watch_timeout(seconds: Option<i64>) -> Duration {
+    match WatchTimeout::of(seconds) {
+        WatchTimeout::Over => Duration::ZERO,
+        WatchTimeout::Unset => Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS)),
+        WatchTimeout::Lasts(length) => length.min(Duration::from_secs(10 * WATCH_SECONDS)),
+    }
+}

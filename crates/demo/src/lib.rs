@@ -1,0 +1,81 @@
+//! The demo: an embedded upstream, and a live view of how its events are delivered.
+//!
+//! It has two parts that do not know of each other. [`upstream()`] starts a small apiserver-alike over an in-memory
+//! store; tests use it too, because it can be told to misbehave. [`LiveView`] shows numbers that it is given. The
+//! caller decides who watches, and through what.
+//!
+//! Invariant: nothing here imports the daemon. The store, watches, faults and selectors share no logic with the code
+//! that tests judge by them. The rest of a request is read by `kubeapi`, which is compared with the real control plane
+//! (`tests/conformance`).
+
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
+)]
+
+mod changes;
+mod churn;
+mod clock;
+mod counts;
+mod discovery;
+mod faults;
+mod form;
+mod freeze;
+mod http;
+mod json;
+mod kinds;
+mod list;
+mod listener;
+mod object;
+mod objects;
+mod options;
+mod pods;
+mod protobuf;
+mod respond;
+mod reviews;
+mod route;
+mod seed;
+mod selector;
+mod shared;
+mod status;
+mod store;
+mod switches;
+mod table;
+mod upstream;
+mod view;
+mod watch;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use changes::{StoreChanges, StoredChange};
+pub use churn::Churning;
+pub use counts::{CountPerResource, RequestCounts};
+pub use faults::{Backup, Faults};
+pub use options::Options;
+pub use pods::Pod;
+pub use reviews::{ReviewAnswers, ReviewCounts};
+pub use shared::ReceivedRequest;
+pub use switches::RequestKind;
+pub use upstream::{RunningUpstream, Upstream, upstream};
+pub use view::{LiveFigures, LiveView, Summary};
+
+/// Returns a random identifier in the form of a version 4 UUID.
+fn uid() -> String {
+    let (high, low) = (fastrand::u64(..), fastrand::u64(..));
+    format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xfff,
+        0x8000 | low >> 48 & 0x3fff,
+        low & 0xffff_ffff_ffff
+    )
+}
+
+/// Returns five random characters, which a generated name ends in.
+fn suffix() -> String {
+    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    (0..5).map(|_| char::from(LETTERS[fastrand::usize(..LETTERS.len())])).collect()
+}

@@ -1,0 +1,199 @@
+//! Answers GET and LIST: decides which revision answers, which page of it, and in which form.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+
+use super::form::Form;
+use super::kinds::ServedKind;
+use super::object::StoredObject;
+use super::selector::ObjectSelector;
+use super::status::DemoStatus;
+use super::store::{ObjectMap, ObjectStore};
+use super::table::{self, IncludeObject};
+use kubeapi::{ContinueAt, ContinueToken, ListOptions, ListPlan, PageStore, ResourceVersion, VersionMatch};
+
+/// The least length of a chunk of a list's body, except for the last one.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// A page of a LIST, before it is written.
+#[derive(Debug)]
+pub(crate) struct DemoPage {
+    pub(crate) objects: Vec<Arc<StoredObject>>,
+    pub(crate) revision: u64,
+    next: Option<String>,
+    remaining: Option<usize>,
+}
+
+/// Decides the revision as the apiserver does for these options, and takes the page from it.
+pub(crate) async fn list(
+    store: &ObjectStore,
+    kind: usize,
+    options: &ListOptions,
+    selector: &ObjectSelector,
+    patience: Duration,
+) -> Result<DemoPage, DemoStatus> {
+    let ListPlan { version, limit, start } = options.list_plan()?;
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+    if let Some(start) = start {
+        return continued(store, kind, version, &start, limit, selector);
+    }
+    let wanted = least(version);
+    store.reach(wanted, patience).await?;
+    if matches!(version, VersionMatch::Exact(_)) {
+        let objects = store.at(kind, wanted)?;
+        return Ok(page(&objects, wanted, "", limit, selector, true));
+    }
+    let (objects, revision, _) = store.now(kind);
+    Ok(page(&objects, revision, "", limit, selector, false))
+}
+
+/// Returns the version that an answer must have at least.
+pub(crate) fn least(version: VersionMatch) -> u64 {
+    match version {
+        VersionMatch::Unset | VersionMatch::Any => 0,
+        VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version) => version.0,
+    }
+}
+
+/// Returns the page that begins at the key `relative`, which is relative to the collection.
+fn continued(
+    store: &ObjectStore,
+    kind: usize,
+    version: VersionMatch,
+    relative: &str,
+    limit: Option<usize>,
+    selector: &ObjectSelector,
+) -> Result<DemoPage, DemoStatus> {
+    let namespace = &selector.namespace;
+    let start = if namespace.is_empty() { relative.to_owned() } else { format!("{namespace}/{relative}") };
+    let VersionMatch::Exact(ResourceVersion(rv)) = version else {
+        let (objects, revision, _) = store.now(kind);
+        return Ok(page(&objects, revision, &start, limit, selector, false));
+    };
+    match store.at(kind, rv) {
+        Ok(objects) => Ok(page(&objects, rv, &start, limit, selector, true)),
+        Err(status) if status.code == 410 => {
+            let latest = ContinueToken { at: ContinueAt::Latest, start: relative.to_owned() };
+            Err(DemoStatus::expired_continue(latest.encode(PageStore::FromStorage)))
+        }
+        Err(status) => Err(status),
+    }
+}
+
+/// Takes a page from the objects. `exact` means that the client asked for this very version.
+fn page(
+    objects: &ObjectMap,
+    revision: u64,
+    start: &str,
+    limit: Option<usize>,
+    selector: &ObjectSelector,
+    exact: bool,
+) -> DemoPage {
+    let skip = objects.partition_point(|object| object.meta.key().as_str() < start);
+    let mut rest = objects[skip..].iter();
+    let matching = rest.by_ref().filter(|object| selector.matches(object)).cloned();
+    let Some(limit) = limit else {
+        return DemoPage { objects: matching.collect(), revision, next: None, remaining: None };
+    };
+    let objects: Vec<_> = matching.take(limit).collect();
+    let remaining = rest.filter(|object| selector.would_scan(object, exact)).count();
+    let last = objects.last().filter(|_| objects.len() == limit && remaining > 0);
+    let next = last.map(|last| {
+        let key = if selector.namespace.is_empty() { last.meta.key() } else { last.meta.name.clone() };
+        let at = ContinueAt::Version(ResourceVersion(revision));
+        ContinueToken { at, start: format!("{key}\0") }.encode(PageStore::FromCache)
+    });
+    let remaining = (next.is_some() && !selector.is_selective()).then_some(remaining);
+    DemoPage { objects, revision, next, remaining }
+}
+
+impl DemoPage {
+    /// Makes it an empty page that names another one, as no apiserver does.
+    pub(crate) fn leads_on(&mut self) {
+        let at = ContinueAt::Version(ResourceVersion(self.revision));
+        let start = format!("nowhere/{:x}\0", fastrand::u64(..));
+        self.objects.clear();
+        self.next = Some(ContinueToken { at, start }.encode(PageStore::FromCache));
+    }
+
+    /// Returns the body, made piece by piece while it is sent.
+    pub(crate) fn into_chunks(
+        self,
+        kind: &'static ServedKind,
+        form: Form,
+        include: IncludeObject,
+    ) -> impl Stream<Item = Bytes> {
+        let (head, tail) = self.frame(kind, form);
+        let items = self.objects.into_iter();
+        stream::unfold((head, items, tail, true), move |(mut out, mut items, mut tail, mut first)| async move {
+            while out.len() < CHUNK_BYTES {
+                let Some(object) = items.next() else {
+                    out.append(&mut tail);
+                    break;
+                };
+                if !first {
+                    out.push(b',');
+                }
+                first = false;
+                write_item(kind, &object, form, include, &mut out);
+            }
+            (!out.is_empty()).then(|| (Bytes::from(out), (Vec::new(), items, tail, first)))
+        })
+    }
+
+    /// Returns what stands before and after the items.
+    fn frame(&self, kind: &ServedKind, form: Form) -> (Vec<u8>, Vec<u8>) {
+        let revision = self.revision;
+        let next = self.next.as_deref().unwrap_or_default();
+        let remaining = self.remaining.map(|n| format!(r#","remainingItemCount":{n}"#)).unwrap_or_default();
+        if kind.custom && form == Form::Plain {
+            let head = format!(r#"{{"apiVersion":"{}","items":["#, kind.api_version());
+            let name = kind.list_name();
+            let metadata = format!(r#"{{"continue":"{next}"{remaining},"resourceVersion":"{revision}"}}"#);
+            return (head.into(), format!("],\"kind\":\"{name}\",\"metadata\":{metadata}}}\n").into());
+        }
+        let next = if next.is_empty() { String::new() } else { format!(r#","continue":"{next}""#) };
+        let metadata = format!(r#"{{"resourceVersion":"{revision}"{next}{remaining}}}"#);
+        let mut head = match form {
+            Form::Table => table::head(kind, &metadata, true),
+            Form::Partial { .. } => list_head("PartialObjectMetadataList", "meta.k8s.io/v1", &metadata),
+            Form::Plain => list_head(&kind.list_name(), &kind.api_version(), &metadata),
+        };
+        // Without items the apiserver writes `null` in metadata lists, and `[]` in all others (R-META-1).
+        if matches!(form, Form::Partial { .. }) && self.objects.is_empty() {
+            head.truncate(head.len() - 1);
+            return (head, b"null}\n".to_vec());
+        }
+        (head, b"]}\n".to_vec())
+    }
+}
+
+fn list_head(name: &str, api_version: &str, metadata: &str) -> Vec<u8> {
+    format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata},"items":["#).into()
+}
+
+fn write_item(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject, out: &mut Vec<u8>) {
+    match form {
+        Form::Plain => {
+            let (open, rest) = object.item();
+            out.extend_from_slice(open);
+            out.extend_from_slice(rest);
+        }
+        Form::Table => out.extend_from_slice(&table::row(kind, object, object.meta.rv, include)),
+        Form::Partial { .. } => out.extend_from_slice(&object.partial(object.meta.rv)),
+    }
+}
+
+/// Returns the body of a GET.
+pub(crate) fn single(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject) -> Vec<u8> {
+    let mut body = match form {
+        Form::Plain => object.body.to_vec(),
+        Form::Table => table::single(kind, object, object.meta.rv, true, include),
+        Form::Partial { .. } => object.partial(object.meta.rv),
+    };
+    body.push(b'\n');
+    body
+}

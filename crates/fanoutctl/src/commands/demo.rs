@@ -1,0 +1,223 @@
+//! The `demo` command: an embedded upstream whose pods churn, the proxy in front of it, and watches of the bench as its
+//! clients, in one process.
+
+use std::io::Write;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, LocalBoxFuture};
+use hdrhistogram::Histogram;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use bench::{Fleet, Plan, TargetCredentials, TargetError, WatchCounts};
+use demo::{LiveFigures, LiveView, Options, RunningUpstream, Summary, upstream};
+use kube_fanout::app::{Bound, StartError, TaskLost};
+use kube_fanout::config::Serve;
+use kube_fanout::upstream::CredentialSource;
+
+/// Why the demo cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    #[error("the demo upstream: {0}")]
+    Upstream(std::io::Error),
+    #[error(transparent)]
+    Proxy(#[from] StartError),
+    #[error("the watchers: {0}")]
+    Fleet(TargetError),
+    #[error("standard output: {0}")]
+    Output(std::io::Error),
+    #[error("the proxy: {0}")]
+    Lost(TaskLost),
+}
+
+/// How long the watchers may take to get their initial objects before the view starts without them.
+const SYNC_MAX: Duration = Duration::from_secs(60);
+const REDRAW: Duration = Duration::from_secs(1);
+/// How long the last events may take to arrive before they count as missed.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+/// Watches on one HTTP/2 connection: as many streams as an apiserver allows.
+const WATCHES_PER_CONNECTION: usize = 100;
+const PODS: &str = "pods";
+
+/// A running demo: its upstream, its watches, and what the view starts to count from.
+struct Scene {
+    up: RunningUpstream,
+    fleet: Fleet,
+    options: Options,
+    started: Instant,
+    /// Whether every watch had its initial objects at `started`.
+    is_whole: bool,
+    /// The counts at `started`, which are subtracted: the initial objects are not shown as events.
+    first_events: u64,
+    joined: WatchCounts,
+}
+
+/// Runs the demo until its time is up or `shutdown` completes, and sums up.
+///
+/// # Errors
+/// See [`DemoError`].
+///
+/// # Panics
+/// If the demo upstream's own address is no URL, or the proxy has no address although it was told to listen.
+#[inline(never)]
+pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
+    Box::pin(run_until(options, shutdown))
+}
+
+async fn run_until(options: Options, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
+    let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
+    let uri = up.url().parse().expect("the demo upstream's address is a URL");
+    let config = Serve { drain: Duration::from_secs(2), ..Serve::in_front_of(CredentialSource::Anonymous(uri)) };
+    let bound = Bound::bind(config).await?;
+    let address = bound.addresses().into_iter().next().expect("one listener was asked for");
+    let admin = bound.admin_address().unwrap_or_default();
+    let stop = CancellationToken::new();
+    let proxy = bound.run(stop.clone().cancelled_owned(), std::future::pending());
+    let show = async {
+        let shown = show(up, options, &address, &admin, shutdown).await;
+        stop.cancel();
+        shown
+    };
+    let (shown, served) = tokio::join!(show, proxy);
+    shown.and(served.map_err(DemoError::Lost))
+}
+
+async fn show(
+    up: RunningUpstream,
+    options: Options,
+    address: &str,
+    admin: &str,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), DemoError> {
+    introduce(options, address, admin).map_err(DemoError::Output)?;
+    let fleet = fleet(options, address).await.map_err(DemoError::Fleet)?;
+    let mut shutdown = pin!(shutdown);
+    let is_whole = tokio::select! {
+        synced = fleet.synced(SYNC_MAX) => {
+            if synced.is_none() {
+                let complaint = fleet.complaint();
+                tracing::warn!(?SYNC_MAX, complaint, "not every watch has its initial objects yet");
+            }
+            synced.is_some()
+        }
+        () = &mut shutdown => false,
+    };
+    let (started, first_events, joined) = (Instant::now(), up.events(PODS), fleet.counts());
+    let scene = Scene { up, fleet, options, started, is_whole, first_events, joined };
+    let mut view = LiveView::open();
+    let summary = scene.play(&mut view, shutdown).await;
+    scene.fleet.stop().await;
+    scene.up.stop().await;
+    view.close(&summary).map_err(DemoError::Output)
+}
+
+/// Starts watches as informers open them: the initial objects come in the stream.
+async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
+    let watches = options.watches as usize;
+    let connections = watches.div_ceil(WATCHES_PER_CONNECTION);
+    let plan = Plan { watches, connections, watch_list: true, ..Plan::default() };
+    let fleet = Fleet::start(&plan, &TargetCredentials::default().target(address).await?);
+    fleet.set_out();
+    Ok(fleet)
+}
+
+fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()> {
+    let Options { pods, rate, watches, seconds: _ } = options;
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "A demo cluster of {pods} pods that change {rate} times a second, and {watches} watches of all of them."
+    )?;
+    writeln!(out, "Look at it through the proxy:  kubectl --server={address} get pods --all-namespaces --watch")?;
+    writeln!(out, "Its metrics:                   curl {admin}/metrics")?;
+    out.flush()
+}
+
+impl Scene {
+    /// Lets the pods change and redraws once a second, until the time is up or `shutdown` completes; sums up.
+    async fn play(&self, view: &mut LiveView, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
+        self.fleet.open_window();
+        let churning = self.up.churning();
+        self.redraw(view, shutdown).await;
+        let elapsed = self.started.elapsed();
+        churning.stop().await;
+        let events = self.events();
+        // The last events are still on their way to the watches.
+        let wanted = |_: &WatchCounts| self.fleet.missed(events) == 0;
+        let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, wanted).await;
+        self.summary(elapsed, events)
+    }
+
+    async fn redraw(&self, view: &mut LiveView, mut shutdown: impl Future<Output = ()> + Unpin) {
+        let end = self.options.seconds.map(|seconds| self.started + Duration::from_secs(seconds));
+        let mut ticks = interval(REDRAW);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut last = self.fleet.latency();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = &mut shutdown => return,
+            }
+            let all = self.fleet.latency();
+            let mut recent = all.clone();
+            recent.subtract(&last).expect("an earlier reading of the same counts");
+            last = all;
+            view.update(self.snapshot(end, &recent));
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return;
+            }
+        }
+    }
+
+    fn snapshot(&self, end: Option<Instant>, recent: &Histogram<u64>) -> LiveFigures {
+        let counts = self.fleet.counts();
+        LiveFigures {
+            elapsed: self.started.elapsed(),
+            remaining: end.map(|end| end.saturating_duration_since(Instant::now())),
+            upstream_watches: self.upstream_watches(),
+            upstream_events: self.events(),
+            downstream_watches: counts.open(),
+            deliveries: counts.deliveries - self.joined.deliveries,
+            errors: errors(&counts),
+            latency_p50: quantile(recent, 0.5),
+            latency_p99: quantile(recent, 0.99),
+        }
+    }
+
+    fn summary(&self, elapsed: Duration, events: u64) -> Summary {
+        let (counts, latency) = (self.fleet.counts(), self.fleet.latency());
+        Summary {
+            elapsed,
+            pods: u64::from(self.options.pods),
+            upstream_watches: self.upstream_watches(),
+            upstream_events: events,
+            downstream_watches: counts.open(),
+            deliveries: counts.deliveries - self.joined.deliveries,
+            missed: self.is_whole.then(|| self.fleet.missed(events)),
+            repeated: self.fleet.repeated(),
+            relisted: counts.relisted,
+            errors: errors(&counts),
+            first_error: self.fleet.complaint(),
+            latency_p50: quantile(&latency, 0.5),
+            latency_p99: quantile(&latency, 0.99),
+        }
+    }
+
+    fn upstream_watches(&self) -> u64 {
+        self.up.counts().watches_open.of(PODS)
+    }
+
+    /// The events of pods since `started`.
+    fn events(&self) -> u64 {
+        self.up.events(PODS) - self.first_events
+    }
+}
+
+fn errors(counts: &WatchCounts) -> u64 {
+    counts.refused + counts.broken
+}
+
+fn quantile(latency: &Histogram<u64>, quantile: f64) -> Duration {
+    Duration::from_micros(latency.value_at_quantile(quantile))
+}

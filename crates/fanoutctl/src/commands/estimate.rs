@@ -1,0 +1,85 @@
+//! The `estimate` command: what proxies would have spared an apiserver, by its audit log.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+use crate::arguments::EstimateArguments;
+use crate::estimate::{Estimate, EstimateOrder, EstimateRow, estimate};
+
+/// Reads the log, and says what is in it.
+///
+/// # Errors
+/// It cannot be read, or there is nothing in it.
+pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
+    let order = EstimateOrder {
+        proxies: arguments.proxies.max(1),
+        sensitive: arguments.cache_sensitive.iter().cloned().collect(),
+    };
+    let path = &arguments.audit_log;
+    let wrong = |error: std::io::Error| format!("{}: {error}", path.display());
+    let log: Box<dyn BufRead> = if path.as_os_str() == "-" {
+        Box::new(BufReader::new(std::io::stdin()))
+    } else {
+        Box::new(BufReader::with_capacity(1 << 20, File::open(path).map_err(wrong)?))
+    };
+    let found = estimate(log, &order).map_err(wrong)?;
+    if found.requests == 0 {
+        let why = "no record of an answer in it: audit.k8s.io/v1 in JSON, a line each, with the stage ResponseComplete";
+        return Err(format!("{}: {why} ({} lines cannot be read)", path.display(), found.unreadable_lines));
+    }
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&found).map_err(|error| error.to_string())?;
+        return Ok(json + "\n");
+    }
+    Ok(text(&found, arguments))
+}
+
+fn write_row(text: &mut String, EstimateRow { agent, resource, lists, watches, gets, rest }: &EstimateRow) {
+    let cut = |text: &str, to: usize| text.chars().take(to).collect::<String>();
+    let (agent, resource) = (cut(agent, 40), cut(resource, 36));
+    let _ = writeln!(text, "{agent:<40} {resource:<36} {lists:>9} {watches:>9} {gets:>9} {rest:>9}");
+}
+
+fn text(found: &Estimate, arguments: &EstimateArguments) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "{} requests in {:.0} s: {:.2} a second; {} watches, {:.1} open on average",
+        found.requests, found.seconds, found.requests_per_second_before, found.watches, found.watches_open
+    );
+    let _ = writeln!(
+        text,
+        "{:<40} {:<36} {:>9} {:>9} {:>9} {:>9}",
+        "USER AGENT", "RESOURCE", "LISTS", "WATCHES", "GETS", "REST"
+    );
+    for row in found.rows.iter().take(arguments.rows) {
+        write_row(&mut text, row);
+    }
+    let left = found.rows.len().saturating_sub(arguments.rows);
+    if left > 0 {
+        let _ = writeln!(text, "({left} more rows; --rows or --json shows them)");
+    }
+    write_row(&mut text, &found.total);
+    if found.of_apiserver > 0 {
+        let _ = writeln!(text, "left out: {} requests of the apiserver to itself", found.of_apiserver);
+    }
+    let part = 100.0 * found.from_memory as f64 / found.requests as f64;
+    let _ = writeln!(text, "from memory: {} of {} requests, {part:.1} %", found.from_memory, found.requests);
+    let _ = writeln!(
+        text,
+        "upstream, before: {:.2} requests a second, {:.1} watches open\n\
+         upstream, after:  {:.2} requests a second, of which \
+         {} in all are questions of the prox{}, at most; {} streams open",
+        found.requests_per_second_before,
+        found.watches_open,
+        found.requests_per_second_after,
+        found.questions,
+        if arguments.proxies > 1 { "ies" } else { "y" },
+        found.streams
+    );
+    if found.unreadable_lines > 0 {
+        let _ = writeln!(text, "{} lines cannot be read", found.unreadable_lines);
+    }
+    text
+}

@@ -1,0 +1,285 @@
+//! The `try` command: a control plane, the proxy and informers on this machine, deeds by keys or by a script, and a
+//! line each second that says what was delivered and what was lost.
+
+mod note;
+mod plane;
+mod scene;
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, LocalBoxFuture};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use crate::arguments::TryArguments;
+use crate::trial::{CrowdCounts, Deed, InformerCrowd, PressedKeys, Script, TrialError, Writers, until};
+use kube_fanout::app::raise_open_files;
+use scene::{Servers, TrialScene};
+
+/// A trial that is to be made.
+#[derive(Debug)]
+pub struct Trial {
+    arguments: TryArguments,
+    script: Script,
+    /// This program, which is started as the proxy.
+    program: PathBuf,
+}
+
+const REDRAW: Duration = Duration::from_secs(1);
+/// How long the informers may take to have their first state.
+const SYNC_MAX: Duration = Duration::from_secs(180);
+/// How long the last changes may take to arrive before they count as lost.
+const CATCH_UP_MAX: Duration = Duration::from_secs(60);
+/// How long a killed server stays away, so that one can see it.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// Whether anything was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrialVerdict {
+    pub nothing_lost: bool,
+}
+
+impl Trial {
+    /// Checks what is asked for.
+    ///
+    /// # Errors
+    /// The script is none, or it is not known where this program is.
+    pub fn of(arguments: TryArguments) -> Result<Self, String> {
+        let script = arguments.script.as_deref().map(str::parse).transpose();
+        let script = script.map_err(|why| format!("--script: {why}"))?.unwrap_or_default();
+        let program = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
+        Ok(Self { arguments, script, program })
+    }
+
+    /// Runs until a key, the script or `shutdown` ends it, and sums up.
+    ///
+    /// # Errors
+    /// See [`TrialError`]: there is nothing to try it on, or it cannot be said what was lost.
+    #[inline(never)]
+    pub fn run(self, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<TrialVerdict, TrialError>> {
+        Box::pin(self.run_until(shutdown))
+    }
+
+    async fn run_until(self, mut shutdown: BoxFuture<'static, ()>) -> Result<TrialVerdict, TrialError> {
+        raise_open_files();
+        let scene = tokio::select! {
+            scene = TrialScene::set(&self.arguments, &self.program) => scene?,
+            () = &mut shutdown => return Err(TrialError::of("the trial", "it was ended before it began")),
+        };
+        let TrialScene { servers, writers, crowd, admin_page, dir } = scene;
+        let mut playing = Playing { servers: Some(servers), writers, crowd, line: LiveLine::default(), deeds: [0; 2] };
+        let played = playing.play(self.script, &admin_page, shutdown).await;
+        let told = match played {
+            Ok(()) => playing.verdict().await,
+            Err(error) => Err(error),
+        };
+        playing.crowd.stop().await;
+        if let Some(servers) = playing.servers.take() {
+            servers.stop().await;
+        }
+        drop(dir);
+        told
+    }
+}
+
+/// A trial that is under way.
+struct Playing {
+    /// Not here while one of them is being killed and started again.
+    servers: Option<Servers>,
+    writers: Writers,
+    crowd: InformerCrowd,
+    line: LiveLine,
+    /// How many times the apiserver and the proxy were killed.
+    deeds: [u32; 2],
+}
+
+/// The end of a deed: the servers, and what went wrong.
+type Done = (Servers, Result<(), TrialError>);
+
+impl Playing {
+    async fn play(
+        &mut self,
+        mut script: Script,
+        page: &str,
+        mut shutdown: BoxFuture<'static, ()>,
+    ) -> Result<(), TrialError> {
+        let output = |error: io::Error| TrialError::of("the terminal", error);
+        let by_script = script.next_at().is_some();
+        let mut keys = if by_script { None } else { PressedKeys::listen().map_err(output)? };
+        tokio::select! {
+            synced = self.synced() => synced?,
+            () = &mut shutdown => return Err(TrialError::of("the trial", "it was ended before it began")),
+        }
+        introduce(page, keys.is_some()).map_err(output)?;
+        let (began, mut ticks) = (Instant::now(), interval(REDRAW));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut doing: Option<LocalBoxFuture<'static, Done>> = None;
+        loop {
+            let due = script.next_at().map(|at| began + at);
+            let deed = tokio::select! {
+                biased;
+                () = &mut shutdown => return self.settle(doing).await,
+                (servers, done) = finished(&mut doing) => {
+                    doing = None;
+                    self.servers = Some(servers);
+                    done?;
+                    self.line.say("  it is back").map_err(output)?;
+                    None
+                }
+                _ = ticks.tick() => {
+                    let counts = self.crowd.judge(self.writers.ledger());
+                    self.line.draw(began.elapsed(), &counts).map_err(output)?;
+                    None
+                }
+                key = next_key(&mut keys) => Deed::of_key(key),
+                // One thing after the other: what is due waits for what is being done.
+                () = sleep_until(due.unwrap_or(began)), if due.is_some() && doing.is_none() => script.take(),
+            };
+            match (deed, self.servers.take()) {
+                (Some(Deed::Quit), servers) => {
+                    self.servers = servers;
+                    return self.settle(doing).await;
+                }
+                (Some(deed), Some(servers)) => {
+                    let (count, what) = match deed {
+                        Deed::Apiserver => (&mut self.deeds[0], "  the apiserver is killed"),
+                        Deed::Proxy | Deed::Quit => (&mut self.deeds[1], "  the proxy is killed"),
+                    };
+                    *count += 1;
+                    self.line.say(what).map_err(output)?;
+                    doing = Some(Box::pin(servers.again(deed, AWAY)));
+                }
+                (Some(_), None) => self.line.say("  one thing after the other: it is not back yet").map_err(output)?,
+                (None, servers) => self.servers = servers,
+            }
+        }
+    }
+
+    /// Waits for what is being done.
+    async fn settle(&mut self, doing: Option<LocalBoxFuture<'static, Done>>) -> Result<(), TrialError> {
+        if let Some(doing) = doing {
+            let (servers, done) = doing.await;
+            self.servers = Some(servers);
+            return done;
+        }
+        Ok(())
+    }
+
+    /// Waits until every informer has its first state.
+    async fn synced(&self) -> Result<(), TrialError> {
+        let missing = || {
+            let counts = self.crowd.judge(self.writers.ledger());
+            counts.informers - counts.synced
+        };
+        until(SYNC_MAX, async || (missing() == 0).then_some(())).await.ok_or_else(|| {
+            let complaint = self.crowd.complaint().unwrap_or_else(|| "nothing comes".to_owned());
+            TrialError::of(&format!("{} informers have no state in time", missing()), complaint)
+        })
+    }
+
+    /// Ends the changes, lets the last ones arrive, judges and says it.
+    async fn verdict(&self) -> Result<TrialVerdict, TrialError> {
+        if !self.writers.finish().await {
+            return Err(TrialError::of("the last changes", "it cannot be found out which of them were made"));
+        }
+        let is_behind = || self.crowd.judge(self.writers.ledger()).behind > 0;
+        // Whether all came in time is in the counts.
+        let _ = until(CATCH_UP_MAX, async || (!is_behind()).then_some(())).await;
+        let counts = self.crowd.judge_all(self.writers.ledger());
+        let text = summary(&counts, self.writers.ledger().written(), self.deeds);
+        self.line.say(&text).map_err(|error| TrialError::of("the terminal", error))?;
+        Ok(TrialVerdict { nothing_lost: counts.lost == 0 && counts.wrong == 0 && counts.behind == 0 })
+    }
+}
+
+/// The end of what is being done; nothing ends if nothing is.
+async fn finished(doing: &mut Option<LocalBoxFuture<'static, Done>>) -> Done {
+    match doing {
+        Some(doing) => doing.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_key(keys: &mut Option<PressedKeys>) -> u8 {
+    match keys {
+        Some(keys) => match keys.next().await {
+            Some(key) => key,
+            None => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+fn introduce(page: &str, has_keys: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "\nLook at it:  {page}\n")?;
+    if has_keys {
+        writeln!(out, "a kills the apiserver and starts it again, p kills the proxy and starts it again, q ends\n")?;
+    }
+    out.flush()
+}
+
+fn summary(counts: &CrowdCounts, written: u64, [apiserver, proxy]: [u32; 2]) -> String {
+    let CrowdCounts { informers, delivered, lost, wrong, relists, behind, .. } = *counts;
+    let late = if behind > 0 {
+        format!("{behind} informers did not hear of the last change in time.\n")
+    } else {
+        String::new()
+    };
+    let verdict = if lost + wrong + behind == 0 {
+        "Nothing was lost: each informer was told every change, and holds what upstream holds."
+    } else {
+        "Something was lost."
+    };
+    format!(
+        "\n{written} changes were written, and {informers} informers were told {delivered} events of them.\n\
+         The apiserver was killed {apiserver} times, the proxy {proxy} times.\n\
+         {lost} lost, {wrong} wrong or told twice, {relists} states that had to be told again.\n{late}{verdict}"
+    )
+}
+
+/// A line that is drawn again in a terminal, and printed again elsewhere.
+#[derive(Debug)]
+struct LiveLine {
+    is_terminal: bool,
+    last: Option<(Duration, u64)>,
+}
+
+impl Default for LiveLine {
+    fn default() -> Self {
+        Self { is_terminal: io::stdout().is_terminal(), last: None }
+    }
+}
+
+/// Back to the beginning of the line, and nothing right of what is written.
+const AGAIN: &str = "\r\x1b[K";
+
+impl LiveLine {
+    fn draw(&mut self, elapsed: Duration, counts: &CrowdCounts) -> io::Result<()> {
+        let CrowdCounts { informers, streams_open, delivered, lost, wrong, relists, behind, .. } = *counts;
+        let (before, had) = self.last.replace((elapsed, delivered)).unwrap_or((Duration::ZERO, delivered));
+        let per_second = delivered.saturating_sub(had) as f64 / elapsed.saturating_sub(before).as_secs_f64().max(0.001);
+        let mut out = io::stdout().lock();
+        if self.is_terminal {
+            write!(out, "{AGAIN}")?;
+        }
+        write!(
+            out,
+            "{:>4} s  {delivered} events delivered, {per_second:.0}/s · lost {lost} · wrong {wrong} · \
+             relists {relists} · {streams_open} of {informers} streams · {behind} behind",
+            elapsed.as_secs()
+        )?;
+        if !self.is_terminal {
+            writeln!(out)?;
+        }
+        out.flush()
+    }
+
+    /// Says something that stays.
+    fn say(&self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{}{text}", if self.is_terminal { AGAIN } else { "" })?;
+        out.flush()
+    }
+}

@@ -1,0 +1,302 @@
+//! The `verify` command: makes an order of its arguments, runs it, judges the record, and writes the report.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufReader, Write as _};
+use std::path::PathBuf;
+
+use futures_util::future::{BoxFuture, LocalBoxFuture};
+use tokio_util::sync::CancellationToken;
+
+use crate::arguments::{JudgeCommand, VerifyArguments};
+use kube_fanout::app::raise_open_files;
+use probe::{ProgressLine, TargetCredentials};
+use verify::{
+    AlsoOrder, Counts, EtcdOrder, History, Outcome, Promise, ReadError, RecordedEncoding, Requirements, RunVerdict,
+    Transport, VerifyError, VerifyOrder, excerpt, page, run,
+};
+
+/// A run that is to be made and judged, or a record of an earlier run that is to be judged.
+#[derive(Debug)]
+pub struct Verification {
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Work {
+    Run(Box<VerifyOrder>),
+    Judge(Judging),
+}
+
+/// Why there is no verdict.
+#[derive(Debug, thiserror::Error)]
+pub enum VerificationFailure {
+    #[error(transparent)]
+    Run(#[from] VerifyError),
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("{path}: {source}")]
+    Record { path: PathBuf, source: ReadError },
+    #[error("standard output: {0}")]
+    Output(io::Error),
+    #[error("the judges: {0}")]
+    Judging(#[from] tokio::task::JoinError),
+}
+
+/// The file name of the report's page, in the folder of a run.
+const PAGE: &str = "report.html";
+
+impl Verification {
+    /// Checks the arguments.
+    ///
+    /// # Errors
+    /// All problems of the arguments together.
+    pub fn of(arguments: VerifyArguments, command: Vec<String>) -> Result<Self, Vec<String>> {
+        let work = match arguments.judge {
+            Some(JudgeCommand::Judge { file, min_events, page }) => {
+                let (requirements, notes) = (requirements(min_events, false), Vec::new());
+                Work::Judge(Judging { record: file, requirements, page, notes })
+            }
+            None => Work::Run(Box::new(order(arguments, command)?)),
+        };
+        Ok(Self { work })
+    }
+
+    /// Runs until it is done or `shutdown` completes, judges, and prints what was found; returns the exit code.
+    ///
+    /// # Errors
+    /// See [`VerificationFailure`].
+    #[inline(never)]
+    pub fn run(self, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<u8, VerificationFailure>> {
+        Box::pin(self.run_until(shutdown))
+    }
+
+    async fn run_until(self, shutdown: BoxFuture<'static, ()>) -> Result<u8, VerificationFailure> {
+        let judging = match self.work {
+            Work::Judge(judging) => judging,
+            Work::Run(order) => {
+                raise_open_files();
+                let (progress, stop) = (ProgressLine::open(), CancellationToken::new());
+                let running = run(&order, &progress, &stop);
+                let stopping = async {
+                    shutdown.await;
+                    stop.cancel();
+                    std::future::pending::<()>().await;
+                };
+                let recorded = tokio::select! {
+                    recorded = running => recorded?,
+                    () = stopping => unreachable!("it is pending"),
+                };
+                let requirements = requirements(order.events_min, !order.faults.is_empty());
+                let page = Some(order.out.join(PAGE));
+                Judging { record: recorded.record, requirements, page, notes: recorded.notes }
+            }
+        };
+        let (outcome, text) = tokio::task::spawn_blocking(move || judging.judge()).await??;
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(VerificationFailure::Output)?;
+        Ok(outcome.code())
+    }
+}
+
+/// A record that is to be judged.
+#[derive(Debug)]
+struct Judging {
+    record: PathBuf,
+    requirements: Requirements,
+    /// Where the report's page is written, if one is wanted.
+    page: Option<PathBuf>,
+    notes: Vec<String>,
+}
+
+impl Judging {
+    fn judge(self) -> Result<(Outcome, String), VerificationFailure> {
+        let Self { record, requirements, page: page_at, notes } = self;
+        let file = |source| VerificationFailure::File { path: record.clone(), source };
+        let open = || File::open(&record).map(BufReader::new).map_err(file);
+        let history =
+            History::read(open()?).map_err(|source| VerificationFailure::Record { path: record.clone(), source })?;
+        let verdict = RunVerdict::of(&history, &requirements);
+        drop(history);
+        let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
+        let mut text = verdict.text(&excerpt(open()?, &lines).map_err(file)?);
+        // Writing to a String does not fail.
+        let mut put = |line: std::fmt::Arguments<'_>| {
+            let _ = writeln!(text, "{line}");
+        };
+        notes.iter().for_each(|note| put(format_args!("\nnote: {note}")));
+        if let Some(path) = page_at {
+            let written = page(&verdict, &record, &notes).and_then(|page| std::fs::write(&path, page));
+            written.map_err(|source| VerificationFailure::File { path: path.clone(), source })?;
+            put(format_args!("\nthe page: {}", path.display()));
+        }
+        put(format_args!("the record: {}", record.display()));
+        if verdict.outcome() != Outcome::Broken && !verdict.run.command.is_empty() {
+            put(format_args!("to repeat it: {}", verdict.run.command));
+        }
+        Ok((verdict.outcome(), text))
+    }
+}
+
+/// Returns what must have happened in a run for its verdict to count.
+fn requirements(events_min: u64, faults: bool) -> Requirements {
+    let least = Counts { events: events_min, writes: 1, faults: u64::from(faults), ..Counts::default() };
+    Requirements { least, judged: [Promise::Ordered, Promise::Reliable].into() }
+}
+
+/// The servers that the truth is read from: an etcd, an apiserver, or both.
+#[derive(Default)]
+struct Truths {
+    etcd: Option<EtcdOrder>,
+    direct: Option<String>,
+}
+
+impl Truths {
+    fn of(said: &[String], problems: &mut Vec<String>) -> Self {
+        let mut truths = Self::default();
+        for text in said {
+            let is_twice = match text.strip_prefix("etcd=").map(EtcdOrder::parse) {
+                Some(Ok(etcd)) => truths.etcd.replace(etcd).is_some(),
+                Some(Err(why)) => {
+                    problems.push(format!("truth: {why}"));
+                    false
+                }
+                None => truths.direct.replace(text.clone()).is_some(),
+            };
+            if is_twice {
+                problems.push(format!("truth: {text}: one etcd and one apiserver at most"));
+            }
+        }
+        truths
+    }
+}
+
+/// Events per second that each client must be told at least, for the verdict of a run to count.
+const EVENTS_PER_CLIENT_AND_SECOND: f64 = 3.0;
+
+fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder, Vec<String>> {
+    let mut problems = Vec::new();
+    let credentials = TargetCredentials::from(arguments.credentials);
+    let Truths { mut etcd, direct } = Truths::of(&arguments.truth, &mut problems);
+    match (&mut etcd, arguments.etcd_prefix) {
+        (Some(etcd), prefix) => etcd.prefix = prefix,
+        (None, Some(_)) => problems.push("etcd-prefix: the truth is not etcd's".to_owned()),
+        (None, None) => {}
+    }
+    let direct = match direct {
+        Some(url) => Some(url),
+        None if credentials.kubeconfig.is_some() => match credentials.server() {
+            Ok(url) => Some(url),
+            Err(error) => {
+                problems.push(error.to_string());
+                None
+            }
+        },
+        None => None,
+    };
+    let mut also = Vec::new();
+    for text in &arguments.also {
+        match AlsoOrder::parse(text) {
+            Ok(server) => also.push(server),
+            Err(why) => problems.push(format!("also: {why}")),
+        }
+    }
+    let (seed, command) = repeatable(arguments.seed, command);
+    let load = arguments.load;
+    let floor = EVENTS_PER_CLIENT_AND_SECOND * f64::from(arguments.clients) * arguments.duration.as_secs_f64();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clients and seconds are few")]
+    let floor = floor as u64;
+    let order = VerifyOrder {
+        url: arguments.url.unwrap_or_default(),
+        also,
+        informers: arguments.informers,
+        share: load.share,
+        credentials,
+        etcd,
+        direct,
+        resource: arguments.resource,
+        clients: arguments.clients,
+        writers: load.writers,
+        rate: load.rate,
+        objects: load.objects,
+        namespaces: load.namespaces,
+        duration: arguments.duration,
+        seed,
+        faults: arguments.fault,
+        fault_every: (
+            arguments.fault_every.first().copied().unwrap_or_default(),
+            arguments.fault_every.last().copied().unwrap_or_default(),
+        ),
+        window: arguments.window,
+        patience: arguments.patience,
+        events_min: arguments.min_events.unwrap_or(floor),
+        transports: load.transports.iter().map(|name| transport(name)).collect(),
+        encodings: load.encodings.iter().map(|name| encoding(name)).collect(),
+        record_bytes_max: load.record_mebibytes << 20,
+        out: arguments.out,
+        keep: load.keep,
+        command,
+    };
+    problems.extend(order.check().err().unwrap_or_default());
+    if problems.is_empty() { Ok(order) } else { Err(problems) }
+}
+
+fn transport(name: &str) -> Transport {
+    match name {
+        "h1" => Transport::H1,
+        "ws" => Transport::Ws,
+        _ => Transport::H2,
+    }
+}
+
+fn encoding(name: &str) -> RecordedEncoding {
+    match name {
+        "metadata" => RecordedEncoding::Metadata,
+        "protobuf" => RecordedEncoding::Protobuf,
+        "metadata-protobuf" => RecordedEncoding::MetadataProtobuf,
+        _ => RecordedEncoding::Json,
+    }
+}
+
+/// Returns the seed, and the command line that repeats the run with it.
+fn repeatable(said: Option<u64>, mut command: Vec<String>) -> (u64, String) {
+    // 32 bits: a person can read it out to another.
+    let seed = said.unwrap_or_else(|| u64::from(fastrand::u32(..)));
+    if said.is_none() {
+        command.extend(["--seed".to_owned(), seed.to_string()]);
+    }
+    let quoted = |word: &String| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+        if !word.is_empty() && word.chars().all(is_plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    };
+    (seed, command.iter().map(quoted).collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_repeats_a_run_has_its_seed_and_is_quoted() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let (seed, command) = repeatable(None, words(&["fanoutctl", "verify", "--fault", "kill $(cat it's.pid)"]));
+        assert_eq!(command, format!(r"fanoutctl verify --fault 'kill $(cat it'\''s.pid)' --seed {seed}"));
+        assert_eq!(repeatable(Some(7), words(&["verify", "--seed", "7"])), (7, "verify --seed 7".to_owned()));
+    }
+
+    #[test]
+    fn the_truth_is_one_etcd_and_one_apiserver_at_most() {
+        let said = |texts: &[&str]| {
+            let (mut problems, texts) = (Vec::new(), texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+            let truths = Truths::of(&texts, &mut problems);
+            (truths.etcd.is_some(), truths.direct.is_some(), problems.len())
+        };
+        assert_eq!(said(&["etcd=http://e:2379", "https://a:6443"]), (true, true, 0));
+        assert_eq!(said(&["https://a", "https://b"]).2, 1);
+        assert_eq!(said(&["etcd="]).2, 1);
+    }
+}

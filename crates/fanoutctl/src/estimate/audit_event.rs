@@ -1,0 +1,181 @@
+use std::borrow::Cow;
+
+use serde::Deserialize;
+
+use kubeapi::Query;
+
+/// What is read of an event of `audit.k8s.io/v1`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AuditLine<'a> {
+    #[serde(borrow, default, rename = "auditID")]
+    audit_id: Cow<'a, str>,
+    #[serde(borrow)]
+    stage: Cow<'a, str>,
+    #[serde(borrow, rename = "requestURI")]
+    request_uri: Cow<'a, str>,
+    #[serde(borrow)]
+    verb: Cow<'a, str>,
+    #[serde(borrow, default)]
+    user_agent: Cow<'a, str>,
+    #[serde(borrow, default)]
+    user: AuditUser<'a>,
+    #[serde(borrow, default)]
+    object_ref: Option<ObjectRef<'a>>,
+    #[serde(default)]
+    response_status: Option<ResponseStatus>,
+    #[serde(borrow, default)]
+    request_received_timestamp: Cow<'a, str>,
+    #[serde(borrow, default)]
+    stage_timestamp: Cow<'a, str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct AuditUser<'a> {
+    #[serde(borrow, default)]
+    username: Cow<'a, str>,
+}
+
+/// The user of an apiserver's own clients, which read from it over loopback and can use no proxy.
+const APISERVER: &str = "system:apiserver";
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectRef<'a> {
+    #[serde(borrow, default)]
+    resource: Cow<'a, str>,
+    #[serde(borrow, default)]
+    api_group: Cow<'a, str>,
+    #[serde(borrow, default)]
+    subresource: Cow<'a, str>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ResponseStatus {
+    #[serde(default)]
+    code: u16,
+}
+
+/// The part of a request's life that an event tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AnswerStage {
+    /// A stream has begun.
+    Started,
+    Complete,
+}
+
+/// What would become of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    List,
+    Watch,
+    Get,
+    /// Upstream answers it in any case.
+    Rest,
+}
+
+impl AuditLine<'_> {
+    /// `None` for what tells of no answer.
+    pub(super) fn stage(&self) -> Option<AnswerStage> {
+        match &*self.stage {
+            "ResponseStarted" => Some(AnswerStage::Started),
+            "ResponseComplete" => Some(AnswerStage::Complete),
+            _ => None,
+        }
+    }
+
+    /// What all records of one request have in common.
+    pub(super) fn audit_id(&self) -> &str {
+        &self.audit_id
+    }
+
+    /// Whether an apiserver asks itself.
+    pub(super) fn is_of_apiserver(&self) -> bool {
+        self.user.username == APISERVER
+    }
+
+    pub(super) fn is_watch(&self) -> bool {
+        self.verb == "watch"
+    }
+
+    /// The program, without what it says of its machine.
+    pub(super) fn agent(&self) -> &str {
+        self.user_agent.split(' ').next().filter(|agent| !agent.is_empty()).unwrap_or("none")
+    }
+
+    /// `pods`, `deployments.apps`; a path's kind where it is for no resource.
+    pub(super) fn resource(&self) -> String {
+        match &self.object_ref {
+            Some(of) if of.resource.is_empty() => "none".to_owned(),
+            Some(of) if of.api_group.is_empty() => of.resource.to_string(),
+            Some(of) => format!("{}.{}", of.resource, of.api_group),
+            None => "none".to_owned(),
+        }
+    }
+
+    /// When the request came, and when this stage was reached, in seconds since 1970.
+    pub(super) fn times(&self) -> Option<(f64, f64)> {
+        Some((seconds(&self.request_received_timestamp)?, seconds(&self.stage_timestamp)?))
+    }
+
+    pub(super) fn fate(&self, is_held: impl Fn(&str) -> bool) -> Fate {
+        let Some(of) = &self.object_ref else { return Fate::Rest };
+        let failed = self.response_status.as_ref().is_some_and(|status| status.code >= 400);
+        if failed || of.resource.is_empty() || !of.subresource.is_empty() || !is_held(&self.resource()) {
+            return Fate::Rest;
+        }
+        let query = self.query();
+        let version = query.first("resourceVersion").unwrap_or_default();
+        match &*self.verb {
+            "watch" => Fate::Watch,
+            // What is at one exact version is upstream's, and so is a Table, which kubectl asks for.
+            "list" if query.first("resourceVersionMatch") == Some("Exact") => Fate::Rest,
+            "list" if self.agent().starts_with("kubectl/") => Fate::Rest,
+            "list" => Fate::List,
+            // The most recent state of an object is upstream's to tell.
+            "get" if !version.is_empty() => Fate::Get,
+            _ => Fate::Rest,
+        }
+    }
+
+    /// Whether it has to be proven that what is held is current.
+    pub(super) fn needs_proof(&self) -> bool {
+        let query = self.query();
+        let is_open = |name| query.first(name).unwrap_or_default().is_empty();
+        is_open("resourceVersion") && is_open("continue")
+    }
+
+    fn query(&self) -> Query {
+        Query::parse(self.request_uri.split_once('?').map_or("", |(_, query)| query))
+    }
+}
+
+/// Seconds since 1970 of `2026-11-25T10:00:00.000000Z`.
+fn seconds(text: &str) -> Option<f64> {
+    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
+    let mut date = date.splitn(3, '-').map(|part| part.parse::<i64>().ok());
+    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+    let mut time = time.splitn(3, ':');
+    let (hour, minute) = (time.next()?.parse::<f64>().ok()?, time.next()?.parse::<f64>().ok()?);
+    let second = time.next()?.parse::<f64>().ok()?;
+    // Days by the civil calendar, with the year beginning in March.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + (153 * month + 2) / 5 + day - 1 - 719_468;
+    Some(days as f64 * 86_400.0 + hour * 3_600.0 + minute * 60.0 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_the_apiserver_writes_them() {
+        let near = |text: &str, expected: f64| (seconds(text).expect("a time") - expected).abs() < 1e-3;
+        assert!(near("1970-01-01T00:00:00Z", 0.0) && near("2024-02-29T12:30:01.500000Z", 1_709_209_801.5));
+        assert!(near("2026-11-25T00:00:00.000000Z", 1_795_564_800.0));
+        for text in ["", "2026-11-25", "2026-11-25T10:00Z", "2026-11-25T10:00:00", "yesterday"] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
+}

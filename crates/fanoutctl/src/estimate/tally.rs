@@ -1,0 +1,218 @@
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use serde::Serialize;
+
+use super::audit_event::{AnswerStage, AuditLine, Fate};
+use super::{Estimate, EstimateOrder};
+
+/// What one program asks of one resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EstimateRow {
+    pub agent: String,
+    pub resource: String,
+    /// What would be answered from memory.
+    pub lists: u64,
+    pub watches: u64,
+    pub gets: u64,
+    /// What upstream answers in any case.
+    pub rest: u64,
+}
+
+/// What was read so far.
+#[derive(Debug, Default)]
+pub(super) struct LogTally {
+    rows: HashMap<(String, String), Counts>,
+    /// Resources that somebody lists or watches, and the last second in which one of them had to be proven current.
+    resources: HashMap<String, Option<i64>>,
+    questions: u64,
+    first: Option<f64>,
+    last: f64,
+    watch_seconds: f64,
+    /// When watches began whose end was not read yet, by their audit ID.
+    open: HashMap<String, f64>,
+    /// The beginnings and ends of watches that are not in `watch_seconds` yet.
+    closed: Vec<(f64, f64)>,
+    /// Requests of an apiserver to itself.
+    of_apiserver: u64,
+    other: u64,
+    unreadable: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    lists: u64,
+    gets: u64,
+    rest: u64,
+    /// A watch is told of when it begins and when it ends, or once of both.
+    watches_begun: u64,
+    watches_ended: u64,
+}
+
+/// Rows that are kept; all others are one.
+pub(super) const ROWS_MAX: usize = 2_000;
+const RESOURCES_MAX: usize = 10_000;
+const OPEN_WATCHES_MAX: usize = 200_000;
+const CLOSED_WATCHES_MAX: usize = 10_000;
+const OTHERS: &str = "(others)";
+const SENSITIVE: [&str; 1] = ["secrets"];
+
+impl LogTally {
+    pub(super) fn unreadable(&mut self) {
+        self.unreadable += 1;
+    }
+
+    pub(super) fn add(&mut self, event: &AuditLine<'_>, sensitive: &BTreeSet<String>) {
+        let Some(stage) = event.stage().filter(|stage| *stage == AnswerStage::Complete || event.is_watch()) else {
+            self.other += 1;
+            return;
+        };
+        if event.is_of_apiserver() {
+            self.of_apiserver += u64::from(stage == AnswerStage::Complete);
+            return;
+        }
+        if let Some((received, reached)) = event.times() {
+            // The log begins with its first record. A watch that ends in it may have begun long before.
+            let reached = reached.max(received);
+            let logged = if event.is_watch() { reached } else { received };
+            self.first = Some(self.first.map_or(logged, |first| first.min(logged)));
+            self.last = self.last.max(reached);
+            if event.is_watch() {
+                self.watch(event, stage, (received, reached));
+            }
+        }
+        let is_held = |resource: &str| !SENSITIVE.contains(&resource) || sensitive.contains(resource);
+        let (fate, resource) = (event.fate(is_held), event.resource());
+        let begins = !event.is_watch() || stage == AnswerStage::Started;
+        if matches!(fate, Fate::List | Fate::Watch) && begins {
+            self.read(&resource, event);
+        }
+        let counts = self.counts(event.agent(), resource);
+        match (fate, stage) {
+            (Fate::List, _) => counts.lists += 1,
+            (Fate::Get, _) => counts.gets += 1,
+            (Fate::Watch, AnswerStage::Started) => counts.watches_begun += 1,
+            (Fate::Watch, AnswerStage::Complete) => counts.watches_ended += 1,
+            // A watch that fails, or is upstream's, is counted by its end.
+            (Fate::Rest, AnswerStage::Complete) => counts.rest += 1,
+            (Fate::Rest, AnswerStage::Started) => {}
+        }
+    }
+
+    /// Notes how long a watch was open. One whose end is not in the log is open to the end of the log.
+    fn watch(&mut self, event: &AuditLine<'_>, stage: AnswerStage, (received, reached): (f64, f64)) {
+        match stage {
+            AnswerStage::Started if self.open.len() < OPEN_WATCHES_MAX => {
+                self.open.insert(event.audit_id().to_owned(), received);
+            }
+            AnswerStage::Started => {}
+            AnswerStage::Complete => {
+                self.open.remove(event.audit_id());
+                self.closed.push((received, reached));
+                if self.closed.len() >= CLOSED_WATCHES_MAX {
+                    self.fold_closed();
+                }
+            }
+        }
+    }
+
+    /// Adds up the watches that have ended. What lies before the first record is left out, because nothing else of that
+    /// time is known.
+    fn fold_closed(&mut self) {
+        let first = self.first.unwrap_or_default();
+        self.watch_seconds += self.closed.drain(..).map(|(from, to)| to - from.max(first)).sum::<f64>();
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "seconds since 1970")]
+    fn second(time: f64) -> i64 {
+        time.floor() as i64
+    }
+
+    /// Notes a read of a feed: there is one, and perhaps a question, which answers all who ask within the second.
+    fn read(&mut self, resource: &str, event: &AuditLine<'_>) {
+        if self.resources.len() >= RESOURCES_MAX && !self.resources.contains_key(resource) {
+            return;
+        }
+        let last = self.resources.entry(resource.to_owned()).or_default();
+        let Some((received, _)) = event.times().filter(|_| event.needs_proof()) else { return };
+        let second = Self::second(received);
+        if last.replace(second) != Some(second) {
+            self.questions += 1;
+        }
+    }
+
+    fn counts(&mut self, agent: &str, resource: String) -> &mut Counts {
+        let key = (agent.to_owned(), resource);
+        let key = if self.rows.len() < ROWS_MAX || self.rows.contains_key(&key) {
+            key
+        } else {
+            (OTHERS.to_owned(), OTHERS.to_owned())
+        };
+        self.rows.entry(key).or_default()
+    }
+
+    pub(super) fn estimate(mut self, order: &EstimateOrder) -> Estimate {
+        self.fold_closed();
+        let (first, last) = (self.first.unwrap_or(self.last), self.last);
+        let open = self.open.values().map(|began| last - began.max(first)).sum::<f64>();
+        let watch_seconds = self.watch_seconds + open;
+        let row = |((agent, resource), counts): ((String, String), Counts)| EstimateRow {
+            agent,
+            resource,
+            lists: counts.lists,
+            watches: counts.watches_begun.max(counts.watches_ended),
+            gets: counts.gets,
+            rest: counts.rest,
+        };
+        let mut rows: Vec<_> = self.rows.into_iter().map(row).collect();
+        rows.sort_by(|a, b| {
+            b.answered_from_memory().cmp(&a.answered_from_memory()).then_with(|| a.key().cmp(&b.key()))
+        });
+        let sum = |of: fn(&EstimateRow) -> u64| rows.iter().map(of).sum::<u64>();
+        let (from_memory, rest) = (sum(EstimateRow::answered_from_memory), sum(|row| row.rest));
+        let seconds = last - first;
+        // A log of one moment has no rate.
+        let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        let questions = self.questions * order.proxies;
+        let held: HashSet<_> = self.resources.keys().collect();
+        Estimate {
+            seconds,
+            requests: from_memory + rest,
+            from_memory,
+            watches: sum(|row| row.watches),
+            watches_open: if seconds > 0.0 { watch_seconds / seconds } else { 0.0 },
+            total: total(&rows),
+            of_apiserver: self.of_apiserver,
+            questions,
+            streams: held.len() as u64 * order.proxies,
+            requests_per_second_before: per_second(from_memory + rest),
+            requests_per_second_after: per_second(rest + questions),
+            other_lines: self.other,
+            unreadable_lines: self.unreadable,
+            rows,
+        }
+    }
+}
+
+/// All rows added up.
+fn total(rows: &[EstimateRow]) -> EstimateRow {
+    let none = EstimateRow { agent: "TOTAL".to_owned(), ..EstimateRow::default() };
+    rows.iter().fold(none, |sum, row| EstimateRow {
+        lists: sum.lists + row.lists,
+        watches: sum.watches + row.watches,
+        gets: sum.gets + row.gets,
+        rest: sum.rest + row.rest,
+        ..sum
+    })
+}
+
+impl EstimateRow {
+    /// What would be answered from memory.
+    pub fn answered_from_memory(&self) -> u64 {
+        self.lists + self.watches + self.gets
+    }
+
+    fn key(&self) -> (&str, &str) {
+        (&self.agent, &self.resource)
+    }
+}

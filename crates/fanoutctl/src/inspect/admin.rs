@@ -1,0 +1,61 @@
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::InspectError;
+use base::PagePlace;
+
+/// A running proxy that is asked, and with what.
+#[derive(Clone)]
+pub struct AskedProxy {
+    /// What it is called in what is printed.
+    pub name: String,
+    pub place: PagePlace,
+    /// For pages that say who reads what.
+    pub token: Option<String>,
+}
+
+/// A page, or why it is not shown.
+pub(super) type PageResult = Result<String, NotShown>;
+
+/// The answer of a proxy that does not show a page.
+#[derive(Debug, Clone)]
+pub(super) struct NotShown {
+    pub(super) status: StatusCode,
+    pub(super) why: String,
+}
+
+/// More than ten thousand watches take.
+const PAGE_BYTES_MAX: usize = 64 << 20;
+/// How long a page may take.
+const PAGE_MAX: Duration = Duration::from_secs(15);
+
+impl AskedProxy {
+    /// The page at this path.
+    pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
+        let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
+        match timeout(PAGE_MAX, asking).await {
+            // A proxy that is not ready says of what.
+            Ok(Ok((status, text)))
+                if status.is_success() || status == StatusCode::SERVICE_UNAVAILABLE && path == "/readyz" =>
+            {
+                Ok(Ok(text))
+            }
+            Ok(Ok((status, text))) => Ok(Err(NotShown { status, why: text.trim().to_owned() })),
+            Ok(Err(why)) => Err(InspectError::of(&self.name, why)),
+            Err(_) => Err(InspectError::of(&self.name, "no answer in time")),
+        }
+    }
+
+    /// A page that is JSON.
+    pub(super) async fn json(&self, path: &str) -> Result<Result<Value, NotShown>, InspectError> {
+        let text = match self.page(path).await? {
+            Ok(text) => text,
+            Err(not) => return Ok(Err(not)),
+        };
+        let what = format!("{} {path}", self.name);
+        serde_json::from_str(&text).map(Ok).map_err(|error| InspectError::of(&what, error))
+    }
+}

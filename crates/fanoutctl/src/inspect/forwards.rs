@@ -1,0 +1,167 @@
+//! Reaches proxies in pods through kubectl, with whatever credentials that has.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, copy, sink};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{AskedProxy, InspectError};
+use base::PagePlace;
+use base::{Backoff, Tasks};
+
+/// Pods, and where in them the admin pages are.
+#[derive(Debug, Clone)]
+pub struct PodsOrder {
+    pub selector: String,
+    /// kubectl's own without it.
+    pub namespace: Option<String>,
+    pub port: u16,
+    pub token: Option<String>,
+}
+
+/// A port of this machine that leads to a pod, for as long as this is held. A kubectl that ends, as when the pod starts
+/// again, is followed by another one with the same port.
+#[derive(Debug)]
+pub struct Forward {
+    running: RunningKubectl,
+    _tasks: Tasks,
+}
+
+/// The kubectl that forwards; `None` once nobody needs one.
+type RunningKubectl = Arc<Mutex<Option<Child>>>;
+
+/// What kubectl writes: a line for each connection, and nothing goes on unless that is read.
+struct KubectlOutput(BufReader<ChildStdout>, ChildStderr);
+
+const KUBECTL: &str = "kubectl";
+/// Each pod takes a process here and a stream of the apiserver.
+const PODS_MAX: usize = 64;
+/// How long one of them may take.
+const FORWARD_MAX: Duration = Duration::from_secs(20);
+/// As many are opened at once.
+const AT_ONCE: usize = 8;
+
+/// Finds the pods that run, and forwards a port to each.
+///
+/// # Errors
+/// kubectl cannot be run, finds none, or reaches one of them not.
+pub async fn forward(order: &PodsOrder) -> Result<Vec<(AskedProxy, Forward)>, InspectError> {
+    let mut get = order.kubectl();
+    get.args(["get", "pods", "-o", "name", "--field-selector=status.phase=Running", "-l", &order.selector]);
+    let output = get.output().await.map_err(|error| InspectError::of(KUBECTL, error))?;
+    if !output.status.success() {
+        return Err(InspectError::of("kubectl get pods", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let pods: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    if pods.is_empty() || pods.len() > PODS_MAX {
+        let why =
+            format!("{} pods run that {} selects; 1 to {PODS_MAX} can be asked at once", pods.len(), order.selector);
+        return Err(InspectError(why));
+    }
+    let forwards = pods.into_iter().map(async |pod| {
+        let forward = timeout(FORWARD_MAX, order.to(&pod)).await;
+        let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "no port-forward in time"))??;
+        let place = PagePlace::Tcp(format!("127.0.0.1:{port}"));
+        Ok((AskedProxy { name: pod, place, token: order.token.clone() }, forward))
+    });
+    stream::iter(forwards).buffered(AT_ONCE).try_collect().await
+}
+
+impl PodsOrder {
+    fn kubectl(&self) -> Command {
+        let mut command = Command::new(KUBECTL);
+        if let Some(namespace) = &self.namespace {
+            command.args(["-n", namespace]);
+        }
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// The forward to a pod, and the port that it has here.
+    async fn to(&self, pod: &str) -> Result<(Forward, u16), InspectError> {
+        let (child, output, port) = self.start(pod, None).await?;
+        let (running, tasks) = (Arc::new(Mutex::new(Some(child))), Tasks::new());
+        tasks.spawn("forward", self.clone().go_on(pod.to_owned(), port, output, running.clone()));
+        Ok((Forward { running, _tasks: tasks }, port))
+    }
+
+    /// Starts a kubectl, at a port that is free or at one that was used before.
+    async fn start(&self, pod: &str, port: Option<u16>) -> Result<(Child, KubectlOutput, u16), InspectError> {
+        let wrong = |why: &dyn std::fmt::Display| InspectError::of(&format!("kubectl port-forward {pod}"), why);
+        let local = port.map(|port| port.to_string()).unwrap_or_default();
+        let mut command = self.kubectl();
+        command.args(["port-forward", "--address", "127.0.0.1", pod, &format!("{local}:{}", self.port)]);
+        // What it says on a terminal would be in the way of what is shown there.
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| wrong(&error))?;
+        let (stdout, stderr) =
+            child.stdout.take().zip(child.stderr.take()).ok_or_else(|| wrong(&"it has no output"))?;
+        let (mut stdout, mut stderr) = (BufReader::new(stdout), stderr);
+        let mut said = String::new();
+        stdout.read_line(&mut said).await.map_err(|error| wrong(&error))?;
+        if said.is_empty() {
+            let mut why = String::new();
+            let _ = stderr.read_to_string(&mut why).await;
+            return Err(wrong(&format!("it ended: {}", why.trim())));
+        }
+        let port = self::port(said.trim_end()).ok_or_else(|| wrong(&format!("it says {said:?}")))?;
+        Ok((child, KubectlOutput(stdout, stderr), port))
+    }
+
+    /// Starts a kubectl whenever one has ended, until nobody needs it: ever more rarely, if they end soon.
+    async fn go_on(self, pod: String, port: u16, mut output: KubectlOutput, running: RunningKubectl) {
+        let mut retries = Backoff::default();
+        loop {
+            output.drain().await;
+            sleep(retries.failed(Instant::now())).await;
+            let started = timeout(FORWARD_MAX, self.start(&pod, Some(port))).await;
+            let mut running = running.lock();
+            if running.is_none() {
+                return;
+            }
+            // A pod that does not run yet is tried again.
+            if let Ok(Ok((child, said, _))) = started {
+                (*running, output) = (Some(child), said);
+                retries.succeeded(Instant::now());
+            }
+        }
+    }
+}
+
+impl KubectlOutput {
+    /// Reads until kubectl has ended.
+    async fn drain(&mut self) {
+        let (mut stdout_sink, mut stderr_sink) = (sink(), sink());
+        // Whatever else happens to a pipe is its end.
+        let _ = tokio::join!(copy(&mut self.0, &mut stdout_sink), copy(&mut self.1, &mut stderr_sink));
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        // It is killed.
+        drop(self.running.lock().take());
+    }
+}
+
+/// The port in `Forwarding from 127.0.0.1:40123 -> 9090`.
+fn port(said: &str) -> Option<u16> {
+    let (_, rest) = said.strip_prefix("Forwarding from ")?.split_once(':')?;
+    rest.split_once(" -> ")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_is_read_from_what_kubectl_says() {
+        assert_eq!(port("Forwarding from 127.0.0.1:40123 -> 9090"), Some(40_123));
+        assert_eq!([port("error: no"), port("Forwarding from nowhere")], [None, None]);
+    }
+}

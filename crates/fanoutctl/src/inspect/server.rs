@@ -1,0 +1,96 @@
+use std::path::PathBuf;
+
+use http::{HeaderMap, StatusCode};
+use serde_json::Value;
+
+use super::InspectError;
+use base::Tasks;
+use probe::{Ask, OpenedLink, PendingAnswer, Sender, Target, TargetCredentials, WatchProtocol, Windows, open};
+
+/// How a server of the API is reached.
+#[derive(Debug, Clone)]
+pub struct ServerReach {
+    /// `https://HOST:PORT`; the kubeconfig's server without it.
+    pub url: Option<String>,
+    pub kubeconfig: Option<PathBuf>,
+    pub ca: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
+    pub insecure: bool,
+}
+
+/// A server of the API, over one connection.
+pub(super) struct ReachedServer {
+    pub(super) name: String,
+    target: Target,
+    sender: Sender,
+    _tasks: Tasks,
+}
+
+/// An answer, read whole.
+pub(super) struct FetchedAnswer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+}
+
+/// More than a page of five hundred objects takes, of the size that storage takes at most.
+const BODY_BYTES_MAX: usize = 1 << 30;
+const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+
+impl ReachedServer {
+    pub(super) async fn at(reach: &ServerReach) -> Result<Self, InspectError> {
+        let credentials = TargetCredentials {
+            kubeconfig: reach.kubeconfig.clone(),
+            ca: reach.ca.clone(),
+            insecure: reach.insecure,
+            token_file: reach.token_file.clone(),
+            ..TargetCredentials::default()
+        };
+        let wrong = |error: &dyn std::fmt::Display| InspectError(error.to_string());
+        let url = match &reach.url {
+            Some(url) => url.clone(),
+            None => credentials.server().map_err(|error| wrong(&error))?,
+        };
+        let target = credentials.target(&url).await.map_err(|error| wrong(&error))?.by("kubectl-fanout");
+        let opened = open(&target, WatchProtocol::H1, WINDOWS).await;
+        let OpenedLink { sender, driver, .. } = opened.map_err(|error| InspectError::of(&url, error))?;
+        let tasks = Tasks::new();
+        tasks.spawn("connection", driver);
+        Ok(Self { name: url, target, sender, _tasks: tasks })
+    }
+
+    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<FetchedAnswer, InspectError> {
+        let mut answer = self.stream(path, accept).await?;
+        let wrong = |why: &dyn std::fmt::Display| InspectError(format!("{}{path}: {why}", self.name));
+        let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.map_err(|error| wrong(&error))?;
+        if bytes > body.len() as u64 {
+            return Err(wrong(&"the answer is too long"));
+        }
+        Ok(FetchedAnswer { status: answer.status, headers: answer.headers, body })
+    }
+
+    /// An answer whose body is still to come.
+    pub(super) async fn stream(&self, path: &str, accept: &str) -> Result<PendingAnswer, InspectError> {
+        let asked = self.sender.get(&self.target, &Ask::get(path, accept)).await;
+        asked.map_err(|error| InspectError(format!("{}{path}: {error}", self.name)))
+    }
+}
+
+impl FetchedAnswer {
+    /// The answer, if it is what was asked for.
+    pub(super) fn success(self, what: &str) -> Result<Self, InspectError> {
+        if self.status.is_success() {
+            return Ok(self);
+        }
+        Err(refused(what, self.status, &self.body))
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}
+
+pub(super) fn refused(what: &str, status: StatusCode, body: &[u8]) -> InspectError {
+    let said: Value = serde_json::from_slice(body).unwrap_or_default();
+    InspectError::of(what, format!("{} {}", status.as_u16(), said["message"].as_str().unwrap_or_default()))
+}

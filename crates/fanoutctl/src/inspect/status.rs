@@ -1,0 +1,192 @@
+use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::metrics::MetricsText;
+use super::rows::{feed_name, number, text};
+use super::table::{bytes, grouped, lines};
+use super::{AskedProxy, Findings, InspectError};
+use base::WallClock;
+
+/// What is known of one proxy.
+pub(super) struct ProxyStatus {
+    pub(super) name: String,
+    /// What is not ready.
+    pub(super) pending: Vec<String>,
+    pub(super) feeds: Vec<Value>,
+    pub(super) version: String,
+    pub(super) watches: u64,
+    pub(super) streams: u64,
+    pub(super) held_bytes: u64,
+    pub(super) budget_bytes: u64,
+    pub(super) resident_bytes: u64,
+    pub(super) restart: Vec<String>,
+    pub(super) trouble: Option<String>,
+    /// What is wrong with other files, a sentence each.
+    pub(super) files: Vec<String>,
+    pub(super) metrics: MetricsText,
+}
+
+/// Says of each proxy how it is.
+///
+/// # Errors
+/// One of them does not answer.
+pub async fn status(proxies: &[AskedProxy]) -> Result<Findings, InspectError> {
+    let (mut text, mut json, mut is_well) = (String::new(), Vec::new(), true);
+    for proxy in proxies {
+        let of = ProxyStatus::of(proxy).await?;
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        of.write(&mut text);
+        is_well &= of.is_well();
+        json.push(of.json());
+    }
+    Ok(Findings { text, json: json.into(), is_well })
+}
+
+impl ProxyStatus {
+    pub(super) async fn of(proxy: &AskedProxy) -> Result<Self, InspectError> {
+        let shown = async |path: &str| {
+            let shown = proxy.page(path).await?;
+            shown.map_err(|not| {
+                InspectError::of(&format!("{} {path}", proxy.name), format!("{} {}", not.status, not.why))
+            })
+        };
+        let ready = shown("/readyz").await?;
+        let metrics = MetricsText(shown("/metrics").await?);
+        let parsed = |path: &str, text: String| {
+            serde_json::from_str::<Value>(&text)
+                .map_err(|error| InspectError::of(&format!("{} {path}", proxy.name), error))
+        };
+        let feeds = parsed("/debug/feeds", shown("/debug/feeds").await?)?;
+        // A proxy of an earlier release has no such page.
+        let config = proxy.json("/debug/config").await?.unwrap_or_default();
+        let pending = ready
+            .lines()
+            .filter_map(|line| line.strip_prefix("[-]"))
+            // A line of a feed has no such words.
+            .filter_map(|line| line.split_once(" not ready"))
+            .map(|(what, reason)| match reason.strip_prefix(": ") {
+                Some(reason) => format!("{what} ({reason})"),
+                None => what.to_owned(),
+            });
+        let restart = config["restart"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        Ok(Self {
+            name: proxy.name.clone(),
+            pending: pending.collect(),
+            feeds: feeds.as_array().cloned().unwrap_or_default(),
+            version: metrics.label("kube_fanout_build_info", "version").unwrap_or_default().to_owned(),
+            watches: metrics.sum("kube_fanout_watches_open"),
+            streams: metrics.sum("kube_fanout_upstream_streams_open"),
+            held_bytes: metrics.sum("kube_fanout_memory_held_bytes"),
+            budget_bytes: metrics.sum("kube_fanout_memory_budget_bytes"),
+            resident_bytes: metrics.sum("process_resident_memory_bytes"),
+            restart: restart.map(str::to_owned).collect(),
+            trouble: config["trouble"].as_str().map(str::to_owned),
+            files: file_troubles(&metrics, WallClock::default().now()),
+            metrics,
+        })
+    }
+
+    /// Ready, with every feed at its stream, and with a configuration that can be used.
+    fn is_well(&self) -> bool {
+        let are_files_well = self.trouble.is_none() && self.files.is_empty();
+        self.pending.is_empty() && are_files_well && self.feeds.iter().all(|feed| feed["state"] == "live")
+    }
+
+    /// Who it is, whether it is ready, and its release.
+    pub(super) fn headline(&self) -> String {
+        let ready = if self.pending.is_empty() {
+            "ready".to_owned()
+        } else {
+            format!("not ready: {}", self.pending.join(", "))
+        };
+        format!("{}: {ready}, kube-fanout {}", self.name, self.version)
+    }
+
+    pub(super) fn write(&self, text: &mut String) {
+        let _ = writeln!(text, "{}", self.headline());
+        let _ = writeln!(
+            text,
+            "  {} watches of clients, {} streams upstream; {} of {} held, {} resident",
+            grouped(self.watches),
+            grouped(self.streams),
+            bytes(self.held_bytes),
+            bytes(self.budget_bytes),
+            bytes(self.resident_bytes),
+        );
+        if let Some(trouble) = &self.trouble {
+            let _ = writeln!(text, "  the configuration file cannot be used, and what it said before holds: {trouble}");
+        }
+        for trouble in &self.files {
+            let _ = writeln!(text, "  {trouble}");
+        }
+        if !self.restart.is_empty() {
+            let _ = writeln!(text, "  takes a restart: {}", self.restart.join(", "));
+        }
+        let rows: Vec<_> = self.feeds.iter().map(row).collect();
+        text.push_str(&if rows.is_empty() {
+            "  no feeds: nobody has read anything yet\n".to_owned()
+        } else {
+            lines(&HEAD, &rows)
+        });
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "proxy": self.name, "ready": self.pending.is_empty(), "pending": self.pending, "version": self.version,
+            "watches": self.watches, "upstreamStreams": self.streams, "heldBytes": self.held_bytes,
+            "budgetBytes": self.budget_bytes, "residentBytes": self.resident_bytes, "feeds": self.feeds,
+            "configuration": {"trouble": self.trouble, "restart": self.restart}, "files": self.files,
+        })
+    }
+}
+
+/// What is wrong with files: a reload that fails, and a certificate that has expired. The configuration has a page of
+/// its own, which says more.
+fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let failing = metrics.by_label("kube_fanout_reload_failing", "what");
+    let failing = failing.filter(|(what, failing)| *failing > 0.0 && *what != "configuration");
+    let expiry = metrics.by_label("kube_fanout_certificate_expiry_timestamp_seconds", "what");
+    let expired = expiry.filter(|(_, expiry)| *expiry <= now);
+    failing
+        .map(|(what, _)| format!("{what}: reload failed; keeping the previous one"))
+        .chain(expired.map(|(what, _)| format!("{what}: expired")))
+        .collect()
+}
+
+/// What a table of feeds has.
+pub(super) const HEAD: [&str; 7] = ["  FEED", "STATE", "OBJECTS", "VERSION", "READERS", "EVENTS", "MEMORY"];
+
+/// A feed as a row.
+pub(super) fn row(feed: &Value) -> Vec<String> {
+    let name = format!("  {} ({})", feed_name(feed), text(feed, "encoding"));
+    let state = match feed["staleSeconds"].as_u64() {
+        Some(seconds) => format!("{} for {seconds} s", text(feed, "state")),
+        None => text(feed, "state"),
+    };
+    let [objects, readers, events] = ["objects", "readers", "ringEvents"].map(|key| grouped(number(feed, key)));
+    vec![name, state, objects, text(feed, "resourceVersion"), readers, events, bytes(number(feed, "memoryBytes"))]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn failing_reload_and_expired_certificate_are_trouble() {
+        let text = "kube_fanout_reload_failing{what=\"client_ca\"} 0\n\
+                    kube_fanout_reload_failing{what=\"listener_certificate\"} 1\n\
+                    kube_fanout_reload_failing{what=\"configuration\"} 1\n\
+                    kube_fanout_certificate_expiry_timestamp_seconds{what=\"listener_certificate\"} 1000\n";
+        let troubles = |now| file_troubles(&MetricsText(text.to_owned()), UNIX_EPOCH + Duration::from_secs(now));
+        let failing = "listener_certificate: reload failed; keeping the previous one";
+        assert_eq!(troubles(999), [failing]);
+        assert_eq!(troubles(1000), [failing, "listener_certificate: expired"]);
+    }
+}

@@ -1,0 +1,141 @@
+//! Prints a watch as it comes.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use serde::Deserialize;
+
+use super::explain::escaped;
+use super::server::{ReachedServer, ServerReach, refused};
+use super::table::printable;
+use super::{InspectError, resource};
+use probe::{Frames, Framing};
+
+/// What is watched, and where.
+#[derive(Debug, Clone)]
+pub struct TailOrder {
+    pub resource: String,
+    pub namespace: Option<String>,
+    pub labels: Option<String>,
+    pub fields: Option<String>,
+    /// The version to go on from; without it only what happens from now on is told.
+    pub from: Option<String>,
+    /// Ends by itself after so many seconds.
+    pub seconds: Option<u64>,
+    pub proxy: ServerReach,
+    /// Prints frames as they are.
+    pub json: bool,
+}
+
+#[derive(Deserialize)]
+struct Frame {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Object,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Object {
+    metadata: Metadata,
+    message: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    namespace: String,
+    name: String,
+    resource_version: String,
+}
+
+/// Watches until the watch ends, and prints a line for each event.
+///
+/// # Errors
+/// There is no watch, or nobody reads what is printed.
+pub async fn tail(order: &TailOrder) -> Result<(), InspectError> {
+    let server = ReachedServer::at(&order.proxy).await?;
+    let path = order.path(&resource::path(&server, &order.resource, order.namespace.as_deref()).await?);
+    let mut answer = server.stream(&path, "application/json").await?;
+    if !answer.status.is_success() {
+        let (body, _) = answer.body.read(1 << 20).await.unwrap_or_default();
+        return Err(refused(&path, answer.status, &body));
+    }
+    let header = |name: &str| answer.headers.get(name).and_then(|value| value.to_str().ok());
+    let served = match (header("kube-fanout-served"), header("kube-fanout-reason")) {
+        (Some(_), _) => "from memory".to_owned(),
+        (None, Some(reason)) => format!("passed through: {reason}"),
+        (None, None) => "not by a kube-fanout".to_owned(),
+    };
+    print(&format!("# {}{path}: served {served}\n", server.name), !order.json)?;
+    let mut frames = Frames::new(Framing::Lines);
+    while let Some(chunk) = answer.body.chunk().await {
+        let chunk = chunk.map_err(|error| InspectError::of(&path, error))?;
+        let mut text = String::new();
+        let fed = frames.feed(&chunk, |frame| text.push_str(&line(frame, order.json)));
+        fed.map_err(|_| InspectError::of(&path, "a frame is too long"))?;
+        print(&text, true)?;
+    }
+    Ok(())
+}
+
+impl TailOrder {
+    fn path(&self, collection: &str) -> String {
+        let mut path = format!("{collection}?watch=true&allowWatchBookmarks=true");
+        let seconds = self.seconds.map(|seconds| seconds.to_string());
+        for (name, value) in [
+            ("labelSelector", &self.labels),
+            ("fieldSelector", &self.fields),
+            ("resourceVersion", &self.from),
+            ("timeoutSeconds", &seconds),
+        ] {
+            if let Some(value) = value {
+                let _ = write!(path, "&{name}={}", escaped(value));
+            }
+        }
+        path
+    }
+}
+
+fn print(text: &str, is_wanted: bool) -> Result<(), InspectError> {
+    if !is_wanted {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| InspectError::of("standard output", error))
+}
+
+fn line(frame: &[u8], json: bool) -> String {
+    let text = String::from_utf8_lossy(frame);
+    if json {
+        return format!("{text}\n");
+    }
+    match serde_json::from_slice::<Frame>(frame) {
+        Ok(Frame { kind, object: Object { metadata, message } }) => {
+            let Metadata { namespace, name, resource_version } = metadata;
+            let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
+            let text = format!("{kind:<9} {resource_version:<12} {key}{message}");
+            printable(&text).trim_end().to_owned() + "\n"
+        }
+        Err(error) => format!("unreadable: {error}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line() {
+        let added =
+            br#"{"type":"ADDED","object":{"metadata":{"namespace":"a","name":"b","resourceVersion":"7"},"spec":{}}}"#;
+        assert_eq!(line(added, false), "ADDED     7            a/b\n");
+        let hostile = br#"{"type":"ADDED","object":{"metadata":{"name":"\u001b[2J","resourceVersion":"7"}}}"#;
+        assert_eq!(line(hostile, false), "ADDED     7            \u{fffd}[2J\n");
+        let gone = br#"{"type":"ERROR","object":{"kind":"Status","message":"too old","code":410}}"#;
+        assert_eq!(line(gone, false), "ERROR                  too old\n");
+        assert_eq!(line(gone, true).as_bytes().last(), Some(&b'\n'));
+    }
+}

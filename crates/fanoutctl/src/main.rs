@@ -1,0 +1,117 @@
+//! `fanoutctl`: what evaluators and operators run beside the proxy.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+#![allow(unnameable_types, reason = "a binary exports nothing")]
+
+mod arguments;
+mod commands;
+mod estimate;
+mod inspect;
+mod trial;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+use kube_fanout::cli::{EX_USAGE, FAILED, INCONCLUSIVE, Program};
+
+use arguments::{BenchArguments, FanoutVerb, ToolArguments, ToolCommand, TryArguments, VerifyArguments};
+
+/// As in the proxy, which `demo` and `try` run within this program.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const PROGRAM: Program = Program("fanoutctl");
+
+fn main() -> ExitCode {
+    let command = match ToolCommand::of_process() {
+        Ok(command) => command,
+        Err(error) => return PROGRAM.reject(&error),
+    };
+    match command {
+        ToolCommand::Demo { pods, rate, watches, seconds } => demo(demo::Options { pods, rate, watches, seconds }),
+        ToolCommand::Try(arguments) => try_it(arguments),
+        ToolCommand::Bench(arguments) => bench(*arguments),
+        ToolCommand::Verify(arguments) => verify(*arguments),
+        ToolCommand::Estimate(arguments) => match commands::estimate::run(&arguments) {
+            Ok(text) => PROGRAM.print(&text),
+            Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),
+        },
+        ToolCommand::Fanout { verb } => fanout(verb),
+        ToolCommand::RunProxy(arguments) => PROGRAM.serve(*arguments),
+        ToolCommand::Completions { shell } => {
+            clap_complete::generate(shell, &mut ToolArguments::command(), PROGRAM.0, &mut std::io::stdout());
+            ExitCode::SUCCESS
+        }
+        ToolCommand::Man { dir } => PROGRAM.manual(ToolArguments::command(), dir.as_deref()),
+    }
+}
+
+fn demo(options: demo::Options) -> ExitCode {
+    if let Err(problems) = options.check() {
+        return PROGRAM.fail(EX_USAGE, &problems.join("\n"));
+    }
+    PROGRAM.start_command_log("warn");
+    PROGRAM.block_on_until_shutdown(1, async |shutdown| match commands::demo::run(options, shutdown).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => PROGRAM.fail(1, &error),
+    })
+}
+
+fn try_it(arguments: TryArguments) -> ExitCode {
+    let trial = match commands::trial::Trial::of(arguments) {
+        Ok(trial) => trial,
+        Err(problem) => return PROGRAM.fail(EX_USAGE, &problem),
+    };
+    PROGRAM.start_command_log("warn");
+    PROGRAM.block_on_until_shutdown(INCONCLUSIVE, async |shutdown| match trial.run(shutdown).await {
+        Ok(verdict) if verdict.nothing_lost => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(FAILED),
+        Err(error) => PROGRAM.fail(INCONCLUSIVE, &error),
+    })
+}
+
+fn bench(arguments: BenchArguments) -> ExitCode {
+    if arguments.list_scenarios {
+        return PROGRAM.print(&commands::bench::scenarios());
+    }
+    let bench = match commands::bench::Bench::of(arguments, command_line()) {
+        Ok(bench) => bench,
+        Err(problems) => return PROGRAM.fail(EX_USAGE, &problems),
+    };
+    PROGRAM.start_command_log("warn");
+    PROGRAM.block_on_until_shutdown(1, async |shutdown| match bench.run(shutdown).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => PROGRAM.fail(1, &error),
+    })
+}
+
+fn verify(arguments: VerifyArguments) -> ExitCode {
+    let verification = match commands::verify::Verification::of(arguments, command_line()) {
+        Ok(verification) => verification,
+        Err(problems) => return PROGRAM.fail(EX_USAGE, &problems.join("\n")),
+    };
+    PROGRAM.start_command_log("warn");
+    PROGRAM.block_on_until_shutdown(INCONCLUSIVE, async |shutdown| match verification.run(shutdown).await {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => PROGRAM.fail(INCONCLUSIVE, &error),
+    })
+}
+
+fn fanout(verb: FanoutVerb) -> ExitCode {
+    PROGRAM.block_on(async {
+        match commands::fanout::ask(verb).await {
+            Ok(printed) => {
+                PROGRAM.print(&printed.text);
+                if printed.is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+            }
+            Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),
+        }
+    })
+}
+
+/// The command line as typed, which is recorded with the results.
+#[allow(clippy::disallowed_methods, reason = "recorded, not interpreted")]
+fn command_line() -> Vec<String> {
+    std::env::args().collect()
+}

@@ -1,0 +1,178 @@
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tokio::process::{Child, Command};
+
+use super::wait::until;
+use super::{TrialError, process};
+use base::Tasks;
+use probe::{ShortClient, TargetCredentials, WatchProtocol};
+
+/// An etcd and a kube-apiserver, run by the test bed's binary in a directory of their own.
+pub struct ControlPlane {
+    binary: PathBuf,
+    dir: PathBuf,
+    up: Child,
+    /// The apiserver, if it was started again.
+    again: Option<Child>,
+}
+
+/// Where the test bed's binary is, or how one is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FoundTestbed {
+    Binary(PathBuf),
+    /// The script that builds it, in a checkout, and what it builds.
+    Script {
+        script: PathBuf,
+        binary: PathBuf,
+    },
+    Nowhere,
+}
+
+/// How long it may take to start, to end, and to build.
+const START_MAX: Duration = Duration::from_secs(180);
+const END_MAX: Duration = Duration::from_secs(30);
+const BINARY: &str = "target/testbed/kube-testbed";
+const SCRIPT: &str = "tests/kube/build.sh";
+/// As the script ends where there is no Go.
+const NO_GO: i32 = 3;
+
+/// Looks for the test bed in `folder`, and beside the `target` folder that `program` was built into.
+pub fn find_testbed(folder: &Path, program: Option<&Path>) -> FoundTestbed {
+    let beside = program.and_then(|program| Some(program.parent()?.parent()?.join("testbed/kube-testbed")));
+    let binary = [Some(folder.join(BINARY)), beside].into_iter().flatten().find(|path| path.is_file());
+    let script = folder.join(SCRIPT);
+    match binary {
+        Some(binary) => FoundTestbed::Binary(binary),
+        None if script.is_file() => FoundTestbed::Script { script, binary: folder.join(BINARY) },
+        None => FoundTestbed::Nowhere,
+    }
+}
+
+impl ControlPlane {
+    /// Builds the binary with the script, whose words go to our own outputs.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub async fn build(script: &Path) -> Result<(), TrialError> {
+        let built = Command::new(script).stdin(Stdio::null()).kill_on_drop(true).status().await;
+        let built = built.map_err(|error| TrialError::of(&script.display().to_string(), error))?;
+        match built.code() {
+            Some(0) => Ok(()),
+            Some(NO_GO) => Err(TrialError::of("the control plane", "there is no Go toolchain to build it with")),
+            _ => Err(TrialError::of("the control plane", format!("it cannot be built ({built})"))),
+        }
+    }
+
+    /// Starts one in an existing directory, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start(binary: &Path, dir: &Path) -> Result<Self, TrialError> {
+        let up = spawn(binary, "up", dir)?;
+        let mut plane = Self { binary: binary.to_owned(), dir: dir.to_owned(), up, again: None };
+        let ready = dir.join("ready");
+        let is_up = until(START_MAX, async || {
+            let ended = plane.up.try_wait().ok().flatten();
+            (ready.exists() || ended.is_some()).then_some(ended.is_none())
+        });
+        if is_up.await != Some(true) {
+            let log = dir.join("up.log");
+            return Err(TrialError::of("the control plane", format!("it does not start; see {}", log.display())));
+        }
+        Ok(plane)
+    }
+
+    /// The file with the credentials of one of its users: `admin`, `proxy`.
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.dir.join(format!("{user}.kubeconfig"))
+    }
+
+    pub fn token_file(&self, user: &str) -> PathBuf {
+        self.dir.join(format!("{user}.token"))
+    }
+
+    /// Kills the apiserver, and waits until it is gone.
+    ///
+    /// # Errors
+    /// It is not known which process it is.
+    pub async fn kill_apiserver(&mut self) -> Result<(), TrialError> {
+        let pid = self.pid("apiserver")?;
+        kill_process(pid, Signal::KILL).map_err(|error| TrialError::of("the apiserver", error))?;
+        if let Some(mut again) = self.again.take() {
+            let _ = again.wait().await;
+        }
+        // One that `up` has started is waited for by `up`.
+        until(END_MAX, async || test_kill_process(pid).is_err().then_some(())).await;
+        Ok(())
+    }
+
+    /// Starts the apiserver again, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_apiserver(&mut self) -> Result<(), TrialError> {
+        self.again = Some(spawn(&self.binary, "apiserver", &self.dir)?);
+        let credentials = TargetCredentials { kubeconfig: Some(self.kubeconfig("admin")), ..Default::default() };
+        let url = credentials.server().map_err(|error| TrialError::of("the apiserver", error))?;
+        let target = credentials.target(&url).await.map_err(|error| TrialError::of("the apiserver", error))?;
+        let tasks = Tasks::new();
+        let client = ShortClient::new(&target, WatchProtocol::H1, &tasks);
+        let is_ready = until(START_MAX, async || {
+            let answer = client.get("/readyz", "*/*").await.ok()?;
+            answer.status.is_success().then_some(())
+        });
+        let is_ready = is_ready.await;
+        tasks.join().await;
+        is_ready.ok_or_else(|| TrialError::of("the apiserver", "it is not ready in time"))
+    }
+
+    /// Ends all of it.
+    pub async fn stop(self) {
+        process::end(self.up, END_MAX).await;
+    }
+
+    fn pid(&self, of: &str) -> Result<Pid, TrialError> {
+        let file = self.dir.join(format!("{of}.pid"));
+        let text =
+            std::fs::read_to_string(&file).map_err(|error| TrialError::of(&file.display().to_string(), error))?;
+        let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+        pid.ok_or_else(|| TrialError::of(&file.display().to_string(), "no process id"))
+    }
+}
+
+/// Starts a command of the binary.
+fn spawn(binary: &Path, command: &str, dir: &Path) -> Result<Child, TrialError> {
+    let mut child = Command::new(binary);
+    child.arg(command).arg("--dir").arg(dir);
+    let spawned = process::spawn(&mut child, &dir.join(format!("{command}.log")));
+    spawned.map_err(|error| TrialError::of(&binary.display().to_string(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_test_bed_is_found_in_a_checkout_or_beside_the_program_or_is_built() {
+        let folder = std::env::temp_dir().join(format!("kube-fanout-trial-{}", fastrand::u64(..)));
+        let program = folder.join("elsewhere/release/kube-fanout");
+        let put = |path: &Path| {
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("it is made");
+            std::fs::write(path, "").expect("it is written");
+        };
+        let found = || find_testbed(&folder, Some(&program));
+        assert_eq!(found(), FoundTestbed::Nowhere);
+        let script = folder.join(SCRIPT);
+        put(&script);
+        assert_eq!(found(), FoundTestbed::Script { script, binary: folder.join(BINARY) });
+        let beside = folder.join("elsewhere/testbed/kube-testbed");
+        put(&beside);
+        assert_eq!(found(), FoundTestbed::Binary(beside));
+        put(&folder.join(BINARY));
+        assert_eq!(found(), FoundTestbed::Binary(folder.join(BINARY)));
+        std::fs::remove_dir_all(&folder).expect("it is there");
+    }
+}

@@ -1,0 +1,86 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+
+use super::wait::until;
+use super::{TrialError, process};
+use base::PagePlace;
+
+/// How the proxy of a trial is started.
+#[derive(Debug, Clone)]
+pub struct ProxyOrder {
+    pub program: PathBuf,
+    /// The way to upstream.
+    pub kubeconfig: PathBuf,
+    /// Where it listens, `HOST:PORT` each.
+    pub listen: String,
+    pub admin: String,
+    pub log: PathBuf,
+}
+
+/// The proxy, as a process of its own.
+pub struct ProxyProcess {
+    order: ProxyOrder,
+    child: Option<Child>,
+}
+
+const START_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(20);
+const PAGE_BYTES_MAX: usize = 1 << 20;
+
+impl ProxyProcess {
+    /// Starts it, and waits until it answers.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start(order: ProxyOrder) -> Result<Self, TrialError> {
+        let mut proxy = Self { order, child: None };
+        proxy.start_again().await?;
+        Ok(proxy)
+    }
+
+    /// Starts it when it was killed.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_again(&mut self) -> Result<(), TrialError> {
+        let ProxyOrder { program, kubeconfig, listen, admin, log } = &self.order;
+        let fail = |why: &dyn std::fmt::Display| TrialError::of("the proxy", why);
+        let mut command = Command::new(program);
+        command.arg("run-proxy").arg("--kubeconfig").arg(kubeconfig);
+        command.args(["--listen", listen, "--admin", admin, "--auth", "delegated"]);
+        let child = self.child.insert(process::spawn(&mut command, log).map_err(|error| fail(&error))?);
+        let page = PagePlace::Tcp(admin.clone());
+        let is_up = until(START_MAX, async || {
+            if child.try_wait().ok().flatten().is_some() {
+                return Some(false);
+            }
+            let (status, _) = page.read("/livez", None, PAGE_BYTES_MAX).await.ok()?;
+            status.is_success().then_some(true)
+        });
+        if is_up.await == Some(true) {
+            return Ok(());
+        }
+        Err(fail(&format!("it does not start; see {}", log.display())))
+    }
+
+    /// Ends it at once, as a crash does.
+    ///
+    /// # Errors
+    /// It cannot be ended.
+    pub async fn kill(&mut self) -> Result<(), TrialError> {
+        match self.child.take() {
+            Some(mut child) => child.kill().await.map_err(|error| TrialError::of("the proxy", error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks it to go, and waits for it.
+    pub async fn stop(self) {
+        // All its clients are gone, so it has nothing to wait for.
+        if let Some(child) = self.child {
+            process::end(child, END_MAX).await;
+        }
+    }
+}

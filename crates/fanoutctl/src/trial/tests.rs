@@ -1,0 +1,104 @@
+//! A lost change is found by its version, and nothing else counts as lost.
+
+use std::time::Duration;
+
+use demo::RunningUpstream;
+use tokio::time::{sleep, timeout};
+
+use super::{CrowdCounts, InformerCrowd, PODS_PATH, TargetCredentials, Writers};
+
+const INFORMERS: usize = 7;
+const PODS: usize = 12;
+const RATE: f64 = 100.0;
+/// Ends a hang, and nothing else.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
+    let until = async {
+        while !look().await {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, until).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
+}
+
+/// Informers of the upstream itself, which is told what to do wrong.
+async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerCrowd, &Writers)) -> CrowdCounts {
+    let target = TargetCredentials::default().target(&up.url()).await.expect("a URL");
+    let writers = Writers::create(&target, PODS).await.expect("pods are created");
+    let crowd = InformerCrowd::start(target.clone(), PODS_PATH, INFORMERS, PODS);
+    let all = INFORMERS as u64;
+    eventually("all have their state", || async { crowd.judge(writers.ledger()).synced == all }).await;
+    writers.begin(&target, RATE);
+    amid(&crowd, &writers).await;
+    assert!(timeout(PATIENCE, writers.finish()).await.expect("the last changes are written"));
+    let newest = writers.ledger().newest();
+    assert!(newest > 0);
+    eventually("the last change is heard of", || async { crowd.judge(writers.ledger()).behind == 0 }).await;
+    let counts = crowd.judge_all(writers.ledger());
+    crowd.stop().await;
+    counts
+}
+
+async fn until_delivered(crowd: &InformerCrowd, writers: &Writers, more: u64) {
+    let before = crowd.judge(writers.ledger()).delivered;
+    let wanted = before + more * INFORMERS as u64;
+    eventually("changes are delivered", || async { crowd.judge(writers.ledger()).delivered >= wanted }).await;
+}
+
+#[tokio::test]
+async fn a_change_that_nobody_is_told_is_lost_by_each_of_them() {
+    let up = demo::upstream().run().await;
+    let counts = judged(&up, async |crowd, writers| {
+        until_delivered(crowd, writers, 5).await;
+        up.faults().lose_next_event();
+        until_delivered(crowd, writers, 5).await;
+        // What is lost is found while it goes on, and not only at the end.
+        let all = INFORMERS as u64;
+        eventually("the loss is found", || async { crowd.judge(writers.ledger()).lost == all }).await;
+    })
+    .await;
+    assert_eq!((counts.lost, counts.wrong, counts.relists), (INFORMERS as u64, 0, 0), "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_change_that_is_told_twice_is_noticed_and_a_broken_stream_is_no_loss() {
+    let up = demo::upstream().run().await;
+    let counts = judged(&up, async |crowd, writers| {
+        until_delivered(crowd, writers, 5).await;
+        up.faults().reset_watches();
+        until_delivered(crowd, writers, 5).await;
+        up.faults().drop_connections();
+        until_delivered(crowd, writers, 5).await;
+    })
+    .await;
+    assert_eq!((counts.lost, counts.wrong, counts.relists), (0, 0, 0), "{counts:?}");
+    let counts = judged(&demo_with_pods().await, async |crowd, writers| until_delivered(crowd, writers, 1).await).await;
+    assert_eq!((counts.lost, counts.wrong), (0, 0), "pods of others are nobody's loss: {counts:?}");
+    let up = demo::upstream().run().await;
+    let counts = judged(&up, async |crowd, writers| {
+        until_delivered(crowd, writers, 5).await;
+        up.faults().duplicate_event();
+        until_delivered(crowd, writers, 5).await;
+    })
+    .await;
+    assert_eq!((counts.lost, counts.wrong), (0, INFORMERS as u64), "{counts:?}");
+}
+
+async fn demo_with_pods() -> RunningUpstream {
+    demo::upstream().pods(20).run().await
+}
+
+#[tokio::test]
+async fn a_history_that_is_gone_has_them_ask_for_the_state_again() {
+    let up = demo::upstream().run().await;
+    let counts = judged(&up, async |crowd, writers| {
+        until_delivered(crowd, writers, 5).await;
+        up.faults().down().await;
+        up.faults().forget_window();
+        up.faults().up().await;
+        until_delivered(crowd, writers, 5).await;
+    })
+    .await;
+    assert_eq!((counts.lost, counts.wrong), (0, 0), "{counts:?}");
+}

@@ -1,0 +1,160 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use serde::Deserialize;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::TrialError;
+use super::ledger::WriteLedger;
+use base::Tasks;
+use probe::{ShortClient, ShortReply, Target, WatchProtocol};
+
+/// Those who change objects, past the proxy, and note each version. An object has one writer.
+pub struct Writers {
+    ledger: Arc<WriteLedger>,
+    tasks: Tasks,
+    stop: CancellationToken,
+}
+
+/// Where the objects are.
+pub const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
+const NAME: &str = "try-";
+const WRITERS: usize = 4;
+const JSON: &str = "application/json";
+const MERGE_PATCH: &str = "application/merge-patch+json";
+/// Between two attempts to find out whether a change was made.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// How long the objects may take to be there, and at the end what became of the last changes.
+const CREATE_MAX: Duration = Duration::from_secs(120);
+const SETTLE_MAX: Duration = Duration::from_secs(60);
+
+/// The number in an object's name.
+pub(super) fn number_of(name: &str) -> Option<usize> {
+    name.strip_prefix(NAME)?.parse().ok()
+}
+
+fn name_of(object: usize) -> String {
+    format!("{NAME}{object:04}")
+}
+
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow)]
+    metadata: Versioned<'a>,
+}
+
+#[derive(Deserialize)]
+struct Versioned<'a> {
+    #[serde(rename = "resourceVersion")]
+    resource_version: &'a str,
+}
+
+/// The version of the object that is the answer.
+fn version_of(reply: &ShortReply) -> Option<u64> {
+    serde_json::from_slice::<Named<'_>>(&reply.body).ok()?.metadata.resource_version.parse().ok()
+}
+
+impl Writers {
+    /// Creates so many objects.
+    ///
+    /// # Errors
+    /// They cannot be created.
+    pub async fn create(target: &Target, objects: usize) -> Result<Self, TrialError> {
+        let writers = Self {
+            ledger: Arc::new(WriteLedger::new(objects, WRITERS)),
+            tasks: Tasks::new(),
+            stop: CancellationToken::new(),
+        };
+        let client = ShortClient::new(target, WatchProtocol::H1, &writers.tasks);
+        let creating = async {
+            for object in 0..objects {
+                let version = create(&client, object).await?;
+                writers.ledger.created(object, version);
+            }
+            Ok(())
+        };
+        timeout(CREATE_MAX, creating)
+            .await
+            .map_err(|_| TrialError::of("creating pods", "they are not there in time"))??;
+        Ok(writers)
+    }
+
+    pub fn ledger(&self) -> &Arc<WriteLedger> {
+        &self.ledger
+    }
+
+    /// Begins to change objects, so many times in a second together.
+    pub fn begin(&self, target: &Target, rate: f64) {
+        let objects = self.ledger.latest().len();
+        for writer in 0..WRITERS.min(objects) {
+            let client = ShortClient::new(target, WatchProtocol::H1, &self.tasks);
+            let (ledger, stop) = (self.ledger.clone(), self.stop.clone());
+            let every = Duration::from_secs_f64(WRITERS.min(objects) as f64 / rate);
+            self.tasks.spawn("writer", async move {
+                let mut ticks = interval(every);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+                let own = (writer..objects).step_by(WRITERS).cycle();
+                for (nth, object) in own.enumerate() {
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return,
+                        _ = ticks.tick() => {}
+                    }
+                    if ledger.sends(writer) {
+                        let version = change(&client, object, nth).await;
+                        ledger.found(writer, object, version);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Ends the changes; says whether it is known of each whether it was made.
+    pub async fn finish(&self) -> bool {
+        self.stop.cancel();
+        self.tasks.finish(SETTLE_MAX).await;
+        !self.ledger.is_open()
+    }
+}
+
+/// Changes an object; returns the version that it has then, changed or not, however long it takes to find out.
+async fn change(client: &ShortClient, object: usize, nth: usize) -> u64 {
+    let path = format!("{PODS_PATH}/{}", name_of(object));
+    let patch = format!(r#"{{"metadata":{{"annotations":{{"kube-fanout.io/try":"{nth}"}}}}}}"#);
+    let sent = client.send(Method::PATCH, &path, MERGE_PATCH, Bytes::from(patch)).await;
+    if let Ok(reply) = sent
+        && reply.status.is_success()
+        && let Some(version) = version_of(&reply)
+    {
+        return version;
+    }
+    // It may have been made or not: what the object is now says so.
+    loop {
+        sleep(ASK_AGAIN).await;
+        if let Ok(reply) = client.get(&path, JSON).await
+            && reply.status.is_success()
+            && let Some(version) = version_of(&reply)
+        {
+            return version;
+        }
+    }
+}
+
+async fn create(client: &ShortClient, object: usize) -> Result<u64, TrialError> {
+    let name = name_of(object);
+    let fail = |why: &dyn std::fmt::Display| TrialError::of(&format!("creating pod {name}"), why);
+    let spec = r#"{"containers":[{"name":"c","image":"registry.example/nothing:1"}]}"#;
+    let pod = format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{spec}}}"#);
+    let reply = client.send(Method::POST, PODS_PATH, JSON, Bytes::from(pod)).await.map_err(|error| fail(&error))?;
+    let reply = if reply.status == StatusCode::CONFLICT {
+        // It is there from an earlier trial in the same directory.
+        client.get(&format!("{PODS_PATH}/{name}"), JSON).await.map_err(|error| fail(&error))?
+    } else {
+        reply
+    };
+    let reply = reply.success("pods").map_err(|why| fail(&why))?;
+    version_of(&reply).ok_or_else(|| fail(&"the answer has no version"))
+}

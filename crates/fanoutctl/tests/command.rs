@@ -1,0 +1,82 @@
+//! The binary `fanoutctl`: help, usage errors, completions, manual pages, and the name `kubectl-fanout`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// `sysexits.h`.
+const USAGE: i32 = 64;
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fanoutctl")).args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn help_of_each_command_exits_with_0() {
+    let commands = ["demo", "try", "bench", "verify", "estimate", "fanout", "completions", "man"];
+    let help = commands.iter().map(|command| vec![*command, "--help"]).chain([vec!["--help"]]);
+    for arguments in help {
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert!(output.stderr.is_empty(), "{arguments:?}");
+        let said = text(&output.stdout);
+        assert!(said.contains("Usage: fanoutctl"), "{said}");
+        assert!(said.lines().all(|line| line.chars().count() <= 100), "{said}");
+    }
+    let all = text(&run(&["--help"]).stdout);
+    assert!(commands.iter().all(|command| all.contains(&format!("\n  {command} "))), "{all}");
+    assert!(!all.contains("run-proxy"), "{all}");
+    let version = text(&run(&["--version"]).stdout);
+    assert_eq!(version.trim(), concat!("fanoutctl ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn wrong_usage_exits_with_64() {
+    for arguments in [&[][..], &["serve"], &["demo", "--pods", "many"], &["demo", "--pods", "0"]] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(USAGE), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn completions_name_each_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        let script = text(&output.stdout);
+        for command in ["demo", "verify", "estimate", "fanout", "completions", "man"] {
+            assert!(script.contains(command), "{shell}: {command} is not completed");
+        }
+    }
+}
+
+#[test]
+fn manual_has_a_page_for_each_command() {
+    let folder = std::env::temp_dir().join(format!("fanoutctl-man-{}-{}", std::process::id(), fastrand::u64(..)));
+    let output = run(&["man", folder.to_str().expect("a path")]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for page in ["fanoutctl.1", "fanoutctl-demo.1", "fanoutctl-verify.1", "fanoutctl-fanout-status.1"] {
+        let page = std::fs::read_to_string(folder.join(page)).expect(page);
+        assert!(page.contains("\n.SH OPTIONS\n"), "{page}");
+    }
+    let first = std::fs::read_to_string(folder.join("fanoutctl.1")).expect("a page");
+    assert_eq!(text(&run(&["man"]).stdout), first, "without a folder it is printed");
+    std::fs::remove_dir_all(&folder).expect("it is ours");
+}
+
+#[test]
+fn binary_named_kubectl_fanout_is_the_plugin_of_kubectl() {
+    let link = std::env::temp_dir().join(format!("fanoutctl-{}-{}", std::process::id(), fastrand::u64(..)));
+    std::fs::create_dir(&link).expect("a folder");
+    let plugin = link.join("kubectl-fanout");
+    std::os::unix::fs::symlink(Path::new(env!("CARGO_BIN_EXE_fanoutctl")), &plugin).expect("a link");
+    let plugin = |argument: &str| Command::new(&plugin).arg(argument).output().expect("the binary runs");
+    let help = plugin("--help");
+    assert!(text(&help.stdout).contains("Usage: kubectl fanout"), "{}", text(&help.stdout));
+    assert_eq!(plugin("diff").status.code(), Some(USAGE));
+    std::fs::remove_dir_all(&link).expect("it is ours");
+}

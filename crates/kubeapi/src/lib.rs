@@ -1,0 +1,65 @@
+//! Kubernetes nouns: the words of the API as types, without I/O.
+//!
+//! What a request means ([`RequestInfo`], [`ListOptions`], [`Choice`]), which objects it is about ([`Selector`]), and
+//! how a refusal is spelled ([`Status`]). All of it is decided from the request alone, by rules that are the
+//! apiserver's to the byte; docs/rules/README.md leads to them.
+//!
+//! **Invariant:** nothing here opens a socket, reads a clock or knows that a cache exists.
+
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
+)]
+
+mod accept;
+mod access;
+mod attributes;
+mod builtin_fields;
+mod continue_token;
+mod cost;
+mod event_type;
+mod field_selector;
+mod field_term;
+mod fields;
+mod go_text;
+mod gvr;
+mod key;
+mod labels;
+mod list_options;
+mod payer;
+mod query;
+mod request_info;
+mod selector;
+mod selector_error;
+mod status;
+mod timeout;
+mod user;
+mod version;
+mod written_at;
+
+pub use accept::{
+    Choice, Conversion, MediaType, MetaVersion, Offers, asks_for, check_accept_length, discovery_accept, negotiate,
+    prefers_cbor, pretty, router_accepts,
+};
+pub use access::{Access, AccessTarget, ResourceTarget};
+pub use attributes::Attributes;
+pub use continue_token::{ContinueAt, ContinueError, ContinueToken, PageStore};
+pub use event_type::EventType;
+pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
+pub use field_term::FieldTerm;
+pub use fields::{FieldKind, FieldRule, FieldTable};
+pub use go_text::quote as go_quote;
+pub use gvr::Gvr;
+pub use key::ObjectKey;
+pub use labels::{LabelSelector, Operator, Requirement};
+pub use list_options::{GetOptions, ListOptions, ListPlan, VersionMatch, WatchStart, WatchTimeout};
+pub use payer::Payer;
+pub use query::{QUERY_PAIRS_MAX, Query};
+pub use request_info::{RequestInfo, RequestInfoError, Verb, reaches_inside};
+pub use selector::Selector;
+pub use selector_error::{SELECTOR_BYTES_MAX, SelectorError};
+pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata};
+pub use timeout::check_timeout;
+pub use user::User;
+pub use version::{NotAVersion, ResourceVersion};
+pub use written_at::WRITTEN_AT;

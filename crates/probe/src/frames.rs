@@ -1,0 +1,154 @@
+use memchr::memchr;
+
+/// A frame longer than this is a broken stream.
+const FRAME_BYTES_MAX: usize = 32 << 20;
+/// The length before each frame of protobuf.
+const PREFIX: usize = 4;
+
+/// How a stream is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// Ends with a newline.
+    Lines,
+    /// Begins with its length, four bytes, the most significant first.
+    Lengths,
+    /// Every chunk is a frame.
+    Messages,
+}
+
+/// Cuts chunks into frames; copies only what spans two chunks.
+#[derive(Debug)]
+pub struct Frames {
+    framing: Framing,
+    partial: Vec<u8>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct FrameTooLong;
+
+impl Frames {
+    pub fn new(framing: Framing) -> Self {
+        Self { framing, partial: Vec::new() }
+    }
+
+    /// Hands out every frame that is complete, without what delimits it.
+    pub fn feed(&mut self, chunk: &[u8], each: impl FnMut(&[u8])) -> Result<(), FrameTooLong> {
+        match self.framing {
+            Framing::Lines => self.lines(chunk, each),
+            Framing::Lengths => self.lengths(chunk, each),
+            Framing::Messages => {
+                let mut each = each;
+                each(chunk);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether all that came was frames that are complete.
+    pub fn is_whole(&self) -> bool {
+        self.partial.is_empty()
+    }
+
+    fn lines(&mut self, chunk: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), FrameTooLong> {
+        let mut rest = chunk;
+        while let Some(at) = memchr(b'\n', rest) {
+            let (line, after) = (&rest[..at], &rest[at + 1..]);
+            if self.partial.is_empty() {
+                each(line);
+            } else {
+                self.partial.extend_from_slice(line);
+                each(&self.partial);
+                self.partial.clear();
+            }
+            rest = after;
+        }
+        self.keep(rest)
+    }
+
+    fn lengths(&mut self, chunk: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), FrameTooLong> {
+        let mut rest = chunk;
+        while !self.partial.is_empty() {
+            // First the length, then as much as it says.
+            let wanted = match length(&self.partial)? {
+                None => PREFIX,
+                Some(len) if self.partial.len() == PREFIX + len => {
+                    each(&self.partial[PREFIX..]);
+                    self.partial.clear();
+                    break;
+                }
+                Some(len) => PREFIX + len,
+            };
+            if rest.is_empty() {
+                return Ok(());
+            }
+            let (taken, after) = rest.split_at((wanted - self.partial.len()).min(rest.len()));
+            self.partial.extend_from_slice(taken);
+            rest = after;
+        }
+        while let Some(len) = length(rest)?.filter(|len| PREFIX + len <= rest.len()) {
+            each(&rest[PREFIX..PREFIX + len]);
+            rest = &rest[PREFIX + len..];
+        }
+        self.keep(rest)
+    }
+
+    fn keep(&mut self, rest: &[u8]) -> Result<(), FrameTooLong> {
+        if self.partial.len() + rest.len() > FRAME_BYTES_MAX {
+            return Err(FrameTooLong);
+        }
+        self.partial.extend_from_slice(rest);
+        Ok(())
+    }
+}
+
+/// What the first four bytes say, once they are there.
+fn length(bytes: &[u8]) -> Result<Option<usize>, FrameTooLong> {
+    let Some(prefix) = bytes.first_chunk::<PREFIX>() else { return Ok(None) };
+    let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
+    if len > FRAME_BYTES_MAX { Err(FrameTooLong) } else { Ok(Some(len)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes out when the stream is cut into pieces of `size` bytes, the first one being `first` long.
+    fn cut(framing: Framing, stream: &[u8], first: usize, size: usize) -> Vec<Vec<u8>> {
+        let (mut frames, mut seen) = (Frames::new(framing), vec![]);
+        let (head, tail) = stream.split_at(first);
+        for chunk in std::iter::once(head).chain(tail.chunks(size)) {
+            frames.feed(chunk, |frame| seen.push(frame.to_vec())).unwrap();
+        }
+        seen
+    }
+
+    #[test]
+    fn frames_come_out_whole_however_the_stream_is_cut() {
+        let frames = [&b"one"[..], b"", b"three is longer"];
+        let lines: Vec<u8> = frames.iter().flat_map(|frame| [frame, &b"\n"[..]].concat()).collect();
+        let sized = |frame: &&[u8]| [&u32::try_from(frame.len()).unwrap().to_be_bytes()[..], frame].concat();
+        let lengths: Vec<u8> = frames.iter().flat_map(sized).collect();
+        for (framing, stream) in [(Framing::Lines, &lines), (Framing::Lengths, &lengths)] {
+            for first in 0..stream.len() {
+                for size in [1, 2, 3, 7, 100] {
+                    assert_eq!(cut(framing, stream, first, size), frames, "{framing:?} {first} {size}");
+                }
+            }
+        }
+        assert_eq!(cut(Framing::Messages, b"whole", 5, 1), [b"whole"]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_frame_is_told() {
+        let mut frames = Frames::new(Framing::Lines);
+        for (chunk, is_whole) in [("one\nt", false), ("wo\n", true)] {
+            frames.feed(chunk.as_bytes(), |_| ()).unwrap();
+            assert_eq!(frames.is_whole(), is_whole, "{chunk:?}");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_refused_by_its_length() {
+        assert_eq!(Frames::new(Framing::Lengths).feed(&[0xff; 5], |_| ()), Err(FrameTooLong));
+    }
+}

@@ -1,0 +1,192 @@
+//! Connections to a server: what they cost the generator is what is left over for the server, so each is read by one
+//! task, from the socket to the recognised frame.
+
+mod go_windows;
+mod h1;
+mod h2;
+mod ws;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+pub use self::h1::H1Sender;
+pub use self::h2::H2Sender;
+pub use self::ws::{WebSocketMessages, WebSocketSender};
+use super::protocol::WatchProtocol;
+use super::target::{Ask, Target};
+
+/// A connection may take so long to be there; a server that takes thousands of handshakes at once is slow.
+const CONNECT: Duration = Duration::from_secs(60);
+/// An answer's head; a proxy may park a watch while it fills its cache.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("cannot connect: {0}")]
+    Connect(#[from] std::io::Error),
+    #[error("nothing within {0:?}")]
+    Late(Duration),
+    #[error("http/1.1: {0}")]
+    H1(#[from] hyper::Error),
+    #[error("http/2: {0}")]
+    H2(#[from] ::h2::Error),
+    #[error("WebSocket: {0}")]
+    Ws(String),
+    #[error("not a request: {0}")]
+    Request(#[from] http::Error),
+}
+
+/// How many bytes a connection takes in before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    pub stream: u32,
+    pub connection: u32,
+    /// The kernel's receive buffer; `None` leaves it to the kernel.
+    pub socket: Option<u32>,
+    /// Over HTTP/2 they are given back as Go's client does it.
+    pub as_go: bool,
+}
+
+trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+
+type Io = Box<dyn Socket>;
+
+/// A connection that is there. Nothing moves on it unless its driver is polled.
+pub struct OpenedLink {
+    pub sender: Sender,
+    pub driver: Driver,
+    /// The cipher suite, over TLS.
+    pub cipher: Option<&'static str>,
+}
+
+/// Completes when the connection is over.
+pub type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What requests are sent with. A clone shares the connection.
+#[derive(Clone)]
+pub enum Sender {
+    H1(H1Sender),
+    H2(H2Sender),
+    Ws(WebSocketSender),
+}
+
+/// An answer whose body is still to come.
+pub struct PendingAnswer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: AnswerBody,
+}
+
+pub enum AnswerBody {
+    H1(hyper::body::Incoming),
+    H2(::h2::RecvStream),
+    Ws(Box<WebSocketMessages>),
+    /// What a server says that opens no WebSocket.
+    Refusal(Option<Bytes>),
+}
+
+/// Dials and shakes hands.
+pub async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
+    let opening = async {
+        let alpn: &[u8] = if protocol == WatchProtocol::H2 { b"h2" } else { b"http/1.1" };
+        let (io, cipher) = dial(target, alpn, windows).await?;
+        let (sender, driver) = match protocol {
+            WatchProtocol::H1 => h1::open(io).await?,
+            WatchProtocol::H2 => h2::open(io, windows).await?,
+            WatchProtocol::Ws => ws::open(io, target),
+        };
+        Ok(OpenedLink { sender, driver, cipher })
+    };
+    timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
+}
+
+/// Connects; over TLS it says by which cipher suite, too.
+async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Option<&'static str>), LinkError> {
+    if let Some(connect) = target.memory() {
+        let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;
+        return Ok((Box::new(stream), None));
+    }
+    let address = lookup_host(target.authority()).await?.next();
+    let address = address.ok_or_else(|| std::io::Error::other(format!("{}: no address", target.authority())))?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if let Some(bytes) = windows.socket {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.set_nodelay(true)?;
+    let stream = socket.connect(address).await?;
+    match target.tls(alpn) {
+        None => Ok((Box::new(stream), None)),
+        Some((config, name)) => {
+            let stream = TlsConnector::from(config).connect(name, stream).await?;
+            let suite = stream.get_ref().1.negotiated_cipher_suite();
+            Ok((Box::new(stream), suite.and_then(|suite| suite.suite().as_str())))
+        }
+    }
+}
+
+impl Sender {
+    /// Sends a request with a body; the answer's body is still to come. The driver must be polled meanwhile.
+    pub async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<PendingAnswer, LinkError> {
+        let answered = async {
+            match self {
+                Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
+                Self::H2(sender) => sender.send(target.request(ask, true)?, body).await,
+                Self::Ws(sender) => sender.send(target.request(ask, false)?).await,
+            }
+        };
+        timeout(ANSWER, answered).await.map_err(|_| LinkError::Late(ANSWER))?
+    }
+
+    /// Sends a request without one.
+    pub async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
+        self.send(target, ask, Bytes::new()).await
+    }
+
+    /// Whether it is of no use any more.
+    pub fn is_closed(&self) -> bool {
+        match self {
+            Self::H1(sender) => sender.is_closed(),
+            // A connection over HTTP/2 ends with its driver.
+            Self::H2(_) => false,
+            Self::Ws(sender) => sender.is_used(),
+        }
+    }
+}
+
+impl AnswerBody {
+    /// The next bytes; `None` is the end.
+    pub async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
+        match self {
+            Self::H1(body) => h1::chunk(body).await,
+            Self::H2(body) => h2::chunk(body).await,
+            Self::Ws(messages) => messages.next().await,
+            Self::Refusal(text) => text.take().map(Ok),
+        }
+    }
+
+    /// Whether a chunk is one frame, whole.
+    pub fn is_of_messages(&self) -> bool {
+        matches!(self, Self::Ws(_))
+    }
+
+    /// All of it that fits into `bytes_max`, and how many bytes there were.
+    pub async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), LinkError> {
+        let (mut kept, mut bytes) = (Vec::new(), 0);
+        while let Some(chunk) = self.chunk().await {
+            let chunk = chunk?;
+            bytes += chunk.len() as u64;
+            let room = bytes_max.saturating_sub(kept.len()).min(chunk.len());
+            kept.extend_from_slice(&chunk[..room]);
+        }
+        Ok((kept, bytes))
+    }
+}

@@ -1,0 +1,49 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::sync::Mutex;
+
+use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
+
+/// One request at a time, as HTTP/1.1 has it.
+#[derive(Clone)]
+pub struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
+
+pub(super) async fn open(io: Io) -> Result<(super::Sender, Driver), LinkError> {
+    let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    let sender = H1Sender(Arc::new(Mutex::new(sender)));
+    Ok((super::Sender::H1(sender), Box::pin(async { drop(connection.await) })))
+}
+
+impl H1Sender {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingAnswer, LinkError> {
+        let mut sender = self.0.lock().await;
+        sender.ready().await?;
+        let response = sender.send_request(request.map(|()| Full::new(body))).await?;
+        let (head, body) = response.into_parts();
+        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H1(body) })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.try_lock().is_ok_and(|sender| sender.is_closed())
+    }
+}
+
+pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, LinkError>> {
+    loop {
+        match body.frame().await? {
+            // Trailers are no bytes of the body.
+            Ok(frame) => {
+                if let Ok(data) = frame.into_data() {
+                    return Some(Ok(data));
+                }
+            }
+            Err(error) => return Some(Err(error.into())),
+        }
+    }
+}

@@ -1,0 +1,16 @@
+use serde::{Deserialize, Serialize};
+
+/// How a watch crosses the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WatchProtocol {
+    H1,
+    H2,
+    Ws,
+}
+
+impl WatchProtocol {
+    pub fn shares_connections(self) -> bool {
+        self == Self::H2
+    }
+}

@@ -1,0 +1,245 @@
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use http::{HeaderValue, Method, Request, Uri};
+use kube_client::Config;
+use kube_client::client::ConfigExt as _;
+use kube_client::config::{AuthInfo, Kubeconfig};
+use rustls::ClientConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::io::DuplexStream;
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
+/// Who we are, and whom we believe: the same for every server of a run.
+#[derive(Clone, Debug, Default)]
+pub struct TargetCredentials {
+    pub kubeconfig: Option<PathBuf>,
+    /// Certificates to trust, besides the kubeconfig's.
+    pub ca: Option<PathBuf>,
+    pub insecure: bool,
+    pub client_certificate: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
+}
+
+/// Why a server cannot be named or believed.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("{url}: {reason}")]
+    Url { url: String, reason: String },
+    #[error("{path}: {reason}")]
+    File { path: PathBuf, reason: String },
+    #[error("credentials: {0}")]
+    Credentials(String),
+    #[error("TLS: {0}")]
+    Tls(String),
+}
+
+/// One server: where it is and how requests to it look.
+#[derive(Clone)]
+pub struct Target {
+    url: String,
+    /// `HOST:PORT`.
+    authority: String,
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    authorization: Option<HeaderValue>,
+    agent: HeaderValue,
+    /// Where connections lead to, if not to the address.
+    memory: Option<MemoryConnect>,
+}
+
+/// Makes a connection within this process; none while nobody listens there.
+pub type MemoryConnect = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
+
+const AGENT: &str = "kube-fanout-bench";
+
+impl TargetCredentials {
+    /// The server that the kubeconfig names.
+    ///
+    /// # Errors
+    /// If there is no kubeconfig, or none that names a server.
+    pub fn server(&self) -> Result<String, TargetError> {
+        let Some(path) = &self.kubeconfig else {
+            return Err(TargetError::Credentials("no kubeconfig was given that could name a server".to_owned()));
+        };
+        Ok(of_kubeconfig(path)?.cluster_url.to_string().trim_end_matches('/').to_owned())
+    }
+
+    /// The server at `url`, with these credentials.
+    ///
+    /// # Errors
+    /// See [`TargetError`].
+    pub async fn target(&self, url: &str) -> Result<Target, TargetError> {
+        let fail = |reason: &str| TargetError::Url { url: url.to_owned(), reason: reason.to_owned() };
+        let uri: Uri = url.trim_end_matches('/').parse().map_err(|_| fail("it is no URL"))?;
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(fail("expected http://HOST:PORT or https://HOST:PORT"));
+        };
+        if !matches!(scheme, "http" | "https") || !matches!(uri.path(), "" | "/") {
+            return Err(fail("expected http://HOST:PORT or https://HOST:PORT"));
+        }
+        let secure = scheme == "https";
+        let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let config = self.config(&uri)?;
+        let tls = if secure {
+            let tls = config.rustls_client_config().map_err(|error| TargetError::Tls(error.to_string()))?;
+            let host = authority.host().trim_matches(['[', ']']);
+            let name = config.tls_server_name.clone().unwrap_or_else(|| host.to_owned());
+            let name = ServerName::try_from(name).map_err(|error| fail(&error.to_string()))?;
+            Some((Arc::new(tls), name))
+        } else {
+            None
+        };
+        // Who a kubeconfig is for said so for a server that proves who it is.
+        let shown = secure || self.token_file.is_some();
+        let authorization = if shown { authorization(&config).await? } else { None };
+        let authority = format!("{}:{port}", authority.host());
+        let (url, agent) = (url.trim_end_matches('/').to_owned(), HeaderValue::from_static(AGENT));
+        Ok(Target { url, authority, tls, authorization, agent, memory: None })
+    }
+
+    fn config(&self, uri: &Uri) -> Result<Config, TargetError> {
+        let mut config = match &self.kubeconfig {
+            Some(path) => of_kubeconfig(path)?,
+            None => Config::new(uri.clone()),
+        };
+        if uri.scheme_str() == Some("http") {
+            // Nothing to verify. An empty root set also keeps the platform's roots from being read.
+            config.root_cert.get_or_insert_default();
+        }
+        config.cluster_url = uri.clone();
+        config.accept_invalid_certs |= self.insecure;
+        if let Some(path) = &self.ca {
+            let fail = |reason: String| TargetError::File { path: path.clone(), reason };
+            let more: Result<Vec<_>, _> =
+                CertificateDer::pem_file_iter(path).map_err(|error| fail(error.to_string()))?.collect();
+            let more = more.map_err(|error| fail(error.to_string()))?;
+            config.root_cert.get_or_insert_default().extend(more.into_iter().map(|der| der.to_vec()));
+        }
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        if let (Some(certificate), Some(key)) = (&self.client_certificate, &self.client_key) {
+            config.auth_info = AuthInfo {
+                client_certificate: Some(text(certificate)),
+                client_key: Some(text(key)),
+                ..AuthInfo::default()
+            };
+        }
+        if let Some(path) = &self.token_file {
+            config.auth_info.token = None;
+            config.auth_info.token_file = Some(text(path));
+        }
+        Ok(config)
+    }
+}
+
+fn of_kubeconfig(path: &Path) -> Result<Config, TargetError> {
+    let fail = |reason: String| TargetError::File { path: path.to_owned(), reason };
+    let file = Kubeconfig::read_from(path).map_err(|error| fail(error.to_string()))?;
+    Config::try_from(file).map_err(|error| fail(error.to_string()))
+}
+
+/// The header that kube-client would send now. A run is shorter than the life of a token.
+async fn authorization(config: &Config) -> Result<Option<HeaderValue>, TargetError> {
+    let fail = |error: &dyn std::fmt::Display| TargetError::Credentials(error.to_string());
+    let Some(layer) = config.auth_layer().map_err(|error| fail(&error))? else { return Ok(None) };
+    let echo = service_fn(|request: Request<String>| async move {
+        let token = request.headers().get(AUTHORIZATION).cloned();
+        let mut answer = http::Response::new(String::new());
+        answer.headers_mut().extend(token.map(|token| (AUTHORIZATION, token)));
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(answer)
+    });
+    let answer = layer.layer(echo).oneshot(Request::new(String::new())).await.map_err(|error| fail(&error))?;
+    Ok(answer.headers().get(AUTHORIZATION).cloned())
+}
+
+impl Target {
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A server within this process, which nothing else is known of.
+    pub fn in_memory(authority: &str, connect: MemoryConnect) -> Self {
+        Self {
+            url: format!("http://{authority}"),
+            authority: authority.to_owned(),
+            tls: None,
+            authorization: None,
+            agent: HeaderValue::from_static(AGENT),
+            memory: Some(connect),
+        }
+    }
+
+    /// The connection to make in place of one over TCP.
+    pub fn memory(&self) -> Option<&MemoryConnect> {
+        self.memory.as_ref()
+    }
+
+    /// The same server, asked by a program of that name.
+    #[must_use]
+    pub fn by(mut self, agent: &'static str) -> Self {
+        self.agent = HeaderValue::from_static(agent);
+        self
+    }
+
+    /// Where a page would come from that this server had sent.
+    pub fn origin(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.authority)
+    }
+
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// TLS that offers one application protocol, and the name that the server must have.
+    pub fn tls(&self, alpn: &[u8]) -> Option<(Arc<ClientConfig>, ServerName<'static>)> {
+        let (config, name) = self.tls.as_ref()?;
+        let mut config = ClientConfig::clone(config);
+        config.alpn_protocols = vec![alpn.to_vec()];
+        Some((Arc::new(config), name.clone()))
+    }
+
+    /// A request with everything but its body, as HTTP/2 wants it (`absolute`) or HTTP/1.1.
+    pub fn request(&self, ask: &Ask<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let uri = if absolute { format!("{scheme}://{}{}", self.authority, ask.path) } else { ask.path.to_owned() };
+        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, &self.agent);
+        if !ask.accept.is_empty() {
+            request = request.header(ACCEPT, ask.accept);
+        }
+        if !ask.content_type.is_empty() {
+            request = request.header(CONTENT_TYPE, ask.content_type);
+        }
+        if !absolute {
+            request = request.header(HOST, &self.authority);
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        request.body(())
+    }
+}
+
+impl std::fmt::Debug for Target {
+    /// Never a secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Target").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// What a request is about.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    pub method: Method,
+    /// With its query.
+    pub path: &'a str,
+    pub accept: &'a str,
+    pub content_type: &'a str,
+}
+
+impl<'a> Ask<'a> {
+    pub fn get(path: &'a str, accept: &'a str) -> Self {
+        Self { method: Method::GET, path, accept, content_type: "" }
+    }
+}

@@ -1,0 +1,132 @@
+use std::time::Duration;
+
+use super::backoff;
+use super::behaviour::{Role, WatchLength};
+use super::query::QueryText;
+use super::reading::{Answered, ClientReads, WatchFrom};
+use crate::record::Op;
+use crate::scene::between;
+
+/// Between two questions of one client.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(400));
+/// A version that is this far ahead is not reached within the three seconds that a server waits.
+const FAR: u64 = 1_000_000;
+/// Steps that are soon reached.
+const NEAR: u64 = 30;
+/// Pages of one list that are fetched at most.
+const PAGES_MAX: usize = 20;
+
+struct Asking<'a> {
+    reads: ClientReads<'a>,
+    rng: fastrand::Rng,
+    failures: u32,
+}
+
+/// Lists, gets or odd watches, until it is to leave.
+pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
+    let mut asking = Asking { reads, rng, failures: 0 };
+    let scene = asking.reads.scene;
+    while !scene.leave.is_cancelled() {
+        asking.reads.go_to_some(&mut asking.rng, |_| true);
+        let refused = match asking.reads.behaviour.role {
+            Role::Lister => asking.list().await,
+            Role::Prober => asking.probe().await,
+            _ => asking.get().await,
+        };
+        let wait = match refused {
+            None => {
+                asking.failures = 0;
+                between(&mut asking.rng, PAUSE.0, PAUSE.1)
+            }
+            Some(retry_after) => {
+                asking.failures += 1;
+                backoff(&mut asking.rng, asking.failures, retry_after)
+            }
+        };
+        if !scene.pause(wait).await {
+            return;
+        }
+    }
+}
+
+/// For how long the server asks to be left alone; `None` where it answered, be it that something is not there.
+fn refused<T>(answered: &Answered<T>) -> Option<u64> {
+    match answered {
+        Answered::With(..) | Answered::Refused { code: 404 | 410 | 504, .. } => None,
+        Answered::Refused { retry_after, .. } => Some(*retry_after),
+        Answered::Broken => Some(0),
+    }
+}
+
+impl Asking<'_> {
+    /// A version as a reader may name it, and how it is to be matched.
+    fn version(&mut self, query: QueryText) -> QueryText {
+        let world = &self.reads.scene.world;
+        let not_older = |query: QueryText, version: u64| {
+            query.with("resourceVersion", &version.to_string()).with("resourceVersionMatch", "NotOlderThan")
+        };
+        match self.rng.u8(..20) {
+            0..=5 => query,
+            6..=9 => query.with("resourceVersion", "0"),
+            10..=11 => query.with("resourceVersion", &world.latest().to_string()),
+            12..=13 => not_older(query, world.recent(&mut self.rng)),
+            14 => not_older(query, world.latest() + self.rng.u64(1..=NEAR)),
+            15 => not_older(query, world.latest() + FAR),
+            _ => {
+                let version = world.recent(&mut self.rng).max(1);
+                query.with("resourceVersion", &version.to_string()).with("resourceVersionMatch", "Exact")
+            }
+        }
+    }
+
+    async fn list(&mut self) -> Option<u64> {
+        let behaviour = self.reads.behaviour.clone();
+        // Selected and not, in turn: who lists is not bound to one question.
+        let (labels, fields) = if self.rng.bool() { (&behaviour.labels, &behaviour.fields) } else { (&None, &None) };
+        let selects = QueryText::default()
+            .with_some("labelSelector", labels.as_deref())
+            .with_some("fieldSelector", fields.as_deref());
+        let limit = behaviour.limit(fields.as_deref(), 9, &mut self.rng);
+        let mut query = self.version(selects.clone()).with_some("limit", limit.as_deref());
+        let mut page_of: Option<Op> = None;
+        for _ in 0..PAGES_MAX {
+            let answered = self.reads.list(&query, page_of).await;
+            let Answered::With(op, read) = answered else { return refused(&answered) };
+            let Some(token) = read.token.filter(|_| !self.reads.scene.leave.is_cancelled()) else { break };
+            query = selects.clone().with_some("limit", limit.as_deref()).with("continue", &token);
+            page_of = Some(op);
+            // Some take their time between two pages, while the state goes on.
+            if self.rng.u8(..3) == 0 {
+                let pause = between(&mut self.rng, Duration::ZERO, PAUSE.1);
+                self.reads.scene.pause(pause).await;
+            }
+        }
+        None
+    }
+
+    async fn get(&mut self) -> Option<u64> {
+        let world = &self.reads.scene.world;
+        // Now and then one that never was.
+        let (namespace, name) = world.object(self.rng.usize(..=world.objects));
+        let path = world.path(namespace, &name);
+        let query = match self.rng.u8(..10) {
+            0..=4 => QueryText::default(),
+            5..=7 => QueryText::default().with("resourceVersion", "0"),
+            _ => QueryText::default().with("resourceVersion", &world.latest().to_string()),
+        };
+        refused(&self.reads.get(&path, &query).await)
+    }
+
+    async fn probe(&mut self) -> Option<u64> {
+        let world = &self.reads.scene.world;
+        let version = match self.rng.u8(..8) {
+            0 | 4 => 1,
+            1..=2 => world.latest() + self.rng.u64(1..=NEAR),
+            3 => world.latest(),
+            _ => world.recent(&mut self.rng),
+        };
+        let cut = between(&mut self.rng, Duration::from_millis(300), Duration::from_secs(4)) * self.reads.scene.pace;
+        let length = WatchLength { cut: Some(cut), timeout_seconds: None };
+        refused(&self.reads.watch(WatchFrom::Version(version.max(1)), None, length).await)
+    }
+}

@@ -1,0 +1,80 @@
+use std::sync::Arc;
+
+use super::links::SharedLink;
+use crate::record::Transport;
+use base::Tasks;
+use probe::{self, Ask, LinkError, OpenedLink, PendingAnswer, Sender, Target, WatchProtocol, Windows};
+
+const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+
+/// One client's connection to a server, dialled when it is needed and again when it is gone.
+pub(crate) struct ClientConnection {
+    target: Target,
+    protocol: WatchProtocol,
+    tasks: Tasks,
+    sender: Option<Sender>,
+    /// Over HTTP/2 it may be one that other clients have as well.
+    shared: Option<Arc<SharedLink>>,
+}
+
+impl ClientConnection {
+    pub(crate) fn new(target: &Target, transport: Transport, tasks: &Tasks) -> Self {
+        let protocol = match transport {
+            Transport::H1 => WatchProtocol::H1,
+            Transport::H2 => WatchProtocol::H2,
+            Transport::Ws => WatchProtocol::Ws,
+        };
+        Self { target: target.clone(), protocol, tasks: tasks.clone(), sender: None, shared: None }
+    }
+
+    /// The same that uses a connection of several clients, where it speaks HTTP/2.
+    pub(super) fn sharing(self, link: Option<Arc<SharedLink>>) -> Self {
+        let shared = link.filter(|_| self.protocol == WatchProtocol::H2);
+        Self { shared, ..self }
+    }
+
+    /// Sends a read. One that meets a connection which its server has closed meanwhile is sent again on a new one, as
+    /// every client does.
+    pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingAnswer, LinkError> {
+        let ask = Ask::get(path, accept);
+        if let Some(link) = &self.shared {
+            return self.get_by(link, &ask).await;
+        }
+        if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed())
+            && let Ok(answer) = sender.get(&self.target, &ask).await
+        {
+            self.keep(sender);
+            return Ok(answer);
+        }
+        let sender = self.dial().await?;
+        let answer = sender.get(&self.target, &ask).await?;
+        self.keep(sender);
+        Ok(answer)
+    }
+
+    async fn get_by(&self, link: &SharedLink, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
+        let (times, sender) = link.sender(0, async || self.dial().await).await?;
+        if let Ok(answer) = sender.get(&self.target, ask).await {
+            return Ok(answer);
+        }
+        let (_, sender) = link.sender(times, async || self.dial().await).await?;
+        sender.get(&self.target, ask).await
+    }
+
+    async fn dial(&self) -> Result<Sender, LinkError> {
+        let OpenedLink { sender, driver, .. } = probe::open(&self.target, self.protocol, WINDOWS).await?;
+        self.tasks.spawn("verify connection", driver);
+        Ok(sender)
+    }
+
+    fn keep(&mut self, sender: Sender) {
+        // A WebSocket carries one watch.
+        self.sender = (self.protocol != WatchProtocol::Ws).then_some(sender);
+    }
+
+    /// Gives the connection up, as one must over HTTP/1.1 that leaves an answer before its end. What others use as well
+    /// is kept: there the stream alone is given up.
+    pub(crate) fn give_up(&mut self) {
+        self.sender = None;
+    }
+}

@@ -1,0 +1,177 @@
+use super::backoff;
+use super::behaviour::{Behaviour, Role, WatchLength};
+use super::query::QueryText;
+use super::reading::{Answered, ClientReads, WatchFrom, WatchOver};
+use crate::record::{AskedServer, Op};
+use crate::scene::between;
+
+use std::time::Duration;
+
+/// Pages of one list that are fetched at most.
+const PAGES_MAX: usize = 1000;
+
+/// Where a client is: a version, and the operation that told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    version: u64,
+    told_by: Op,
+}
+
+struct Following<'a> {
+    reads: ClientReads<'a>,
+    rng: fastrand::Rng,
+    place: Option<Place>,
+    failures: u32,
+    /// Servers that have said that they do not have what follows this place.
+    refused_by: Vec<AskedServer>,
+    /// The server does not know watch-lists.
+    lists_instead: bool,
+}
+
+/// Lists, or lets itself be told the state, watches, and goes on, until it is to leave.
+pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
+    let mut following =
+        Following { reads, rng, place: None, failures: 0, refused_by: Vec::new(), lists_instead: false };
+    let scene = following.reads.scene;
+    while !scene.leave.is_cancelled() {
+        let wait = following.step().await;
+        if !wait.is_zero() && !scene.pause(wait).await {
+            return;
+        }
+    }
+}
+
+impl Following<'_> {
+    /// One list, or one watch; how long to wait before the next.
+    async fn step(&mut self) -> Duration {
+        let Behaviour { role, .. } = self.reads.behaviour;
+        match (self.place, role) {
+            (Some(place), _) => {
+                let from = WatchFrom::Version(place.version);
+                self.watch(from, Some(place.told_by)).await
+            }
+            (None, Role::Streamer) if !self.lists_instead => {
+                let version = self.version_to_begin_with();
+                self.watch(WatchFrom::Initial(version), None).await
+            }
+            (None, Role::Legacy) => {
+                let zero = self.rng.bool();
+                self.watch(WatchFrom::Anything { zero }, None).await
+            }
+            (None, _) => self.list().await,
+        }
+    }
+
+    /// As watch-lists name it: none, 0, or one that was seen.
+    fn version_to_begin_with(&mut self) -> Option<u64> {
+        match self.rng.u8(..4) {
+            0 | 1 => None,
+            2 => Some(0),
+            _ => Some(self.reads.scene.world.latest()),
+        }
+    }
+
+    async fn watch(&mut self, from: WatchFrom, resumes: Option<Op>) -> Duration {
+        let (informers, pace) = (self.reads.scene.informers, self.reads.scene.pace);
+        let length =
+            if informers { WatchLength::of_informer(&mut self.rng) } else { WatchLength::draw(&mut self.rng, pace) };
+        match self.reads.watch(from, resumes, length).await {
+            Answered::With(op, over) => self.watched(op, &over),
+            Answered::Refused { code: 410, .. } => {
+                self.expired();
+                self.failed(0)
+            }
+            Answered::Refused { code: 400 | 422, .. } if matches!(from, WatchFrom::Initial(_)) => {
+                self.lists_instead = true;
+                self.reads.scene.notes.add("the server refuses watch-lists: clients list instead");
+                Duration::ZERO
+            }
+            Answered::Refused { retry_after, .. } => self.failed_here(retry_after),
+            Answered::Broken => self.failed_here(0),
+        }
+    }
+
+    fn watched(&mut self, op: Op, over: &WatchOver) -> Duration {
+        self.place = over.place.map(|version| Place { version, told_by: op });
+        if over.is_expired {
+            self.expired();
+            return self.failed(0);
+        }
+        // Informers that are started again list again.
+        if self.rng.u8(..12) == 0 && !self.reads.scene.informers {
+            self.place = None;
+        }
+        self.refused_by.clear();
+        if over.is_short {
+            return self.failed_here(0);
+        }
+        self.failures = 0;
+        self.reads.go_to_some(&mut self.rng, |_| true);
+        // Most go on at once, some are away for a while.
+        match self.rng.u8(..4) {
+            0 => between(&mut self.rng, Duration::ZERO, Duration::from_secs(2)),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// The server has not, or no longer, what follows this place. Another one may have it: it is given up once all of
+    /// them have said so.
+    fn expired(&mut self) {
+        self.refused_by.push(self.reads.behaviour.server);
+        let refused_by = std::mem::take(&mut self.refused_by);
+        if self.place.is_some() && self.reads.go_to_some(&mut self.rng, |server| !refused_by.contains(&server)) {
+            self.refused_by = refused_by;
+        } else {
+            self.place = None;
+        }
+    }
+
+    /// Something is wrong with the server, which others need not share.
+    fn failed_here(&mut self, retry_after: u64) -> Duration {
+        let (here, refused_by) = (self.reads.behaviour.server, std::mem::take(&mut self.refused_by));
+        self.reads.go_to_some(&mut self.rng, |server| server != here && !refused_by.contains(&server));
+        self.refused_by = refused_by;
+        self.failed(retry_after)
+    }
+
+    fn failed(&mut self, retry_after: u64) -> Duration {
+        self.failures += 1;
+        backoff(&mut self.rng, self.failures, retry_after)
+    }
+
+    /// A list by one of the ways there are, page by page or at once.
+    async fn list(&mut self) -> Duration {
+        let scene = self.reads.scene;
+        let behaviour = self.reads.behaviour.clone();
+        let Behaviour { labels, fields, .. } = &behaviour;
+        let selects = QueryText::default()
+            .with_some("labelSelector", labels.as_deref())
+            .with_some("fieldSelector", fields.as_deref());
+        let limit = behaviour.limit(fields.as_deref(), 7, &mut self.rng);
+        let first = match self.rng.u8(..4) {
+            0 | 1 => selects.clone().with("resourceVersion", "0"),
+            2 => selects.clone(),
+            _ => selects.clone().with("resourceVersion", &scene.world.latest().to_string()),
+        };
+        let mut query = first.with_some("limit", limit.as_deref());
+        let mut page_of = None;
+        for _ in 0..PAGES_MAX {
+            let (op, read) = match self.reads.list(&query, page_of).await {
+                Answered::With(op, read) => (op, read),
+                Answered::Refused { retry_after, .. } => return self.failed_here(retry_after),
+                Answered::Broken => return self.failed_here(0),
+            };
+            let Some(token) = read.token else {
+                self.failures = 0;
+                self.place = read.version.map(|version| Place { version, told_by: op });
+                return Duration::ZERO;
+            };
+            query = selects.clone().with_some("limit", limit.as_deref()).with("continue", &token);
+            page_of = Some(op);
+            if scene.leave.is_cancelled() {
+                break;
+            }
+        }
+        Duration::ZERO
+    }
+}

@@ -1,0 +1,96 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::decode::{self, DecodedEvent};
+use crate::record::RecordedEncoding;
+
+/// Decodes frames of watches. One that comes again in the same bytes, as most do, is not decoded again.
+#[derive(Default)]
+pub(crate) struct FramesOnce(Mutex<HashMap<RecordedEncoding, Decoded>>);
+
+/// Decoded frames of one encoding, in two generations: the older one is dropped when the newer one is full.
+#[derive(Default)]
+struct Decoded {
+    recent: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
+    before: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
+}
+
+/// The frames of a generation. With the longest that are kept they take 8 MiB.
+const RECENT_MAX: usize = 512;
+/// Longer frames are not kept.
+const FRAME_BYTES_MAX: usize = 16 << 10;
+
+impl FramesOnce {
+    /// An event of a watch; `None` is what cannot be read.
+    pub(crate) fn event(&self, encoding: RecordedEncoding, frame: &[u8]) -> Option<Arc<DecodedEvent>> {
+        if let Some(known) = self.0.lock().get(&encoding).and_then(|decoded| decoded.find(frame)) {
+            return Some(known);
+        }
+        let event = Arc::new(decode::event(encoding, frame)?);
+        if frame.len() <= FRAME_BYTES_MAX {
+            self.0.lock().entry(encoding).or_default().keep(frame, event.clone());
+        }
+        Some(event)
+    }
+}
+
+impl Decoded {
+    fn find(&self, frame: &[u8]) -> Option<Arc<DecodedEvent>> {
+        self.recent.get(frame).or_else(|| self.before.get(frame)).cloned()
+    }
+
+    fn keep(&mut self, frame: &[u8], event: Arc<DecodedEvent>) {
+        if self.recent.len() >= RECENT_MAX {
+            self.before = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(frame.into(), event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(version: u64) -> String {
+        let metadata = format!(r#"{{"name":"x","namespace":"a","resourceVersion":"{version}"}}"#);
+        format!(r#"{{"type":"ADDED","object":{{"metadata":{metadata}}}}}"#)
+    }
+
+    fn decoded(frames: &FramesOnce, version: u64) -> Arc<DecodedEvent> {
+        frames.event(RecordedEncoding::Json, frame(version).as_bytes()).expect("an event")
+    }
+
+    #[test]
+    fn the_same_bytes_are_decoded_once_and_others_by_themselves() {
+        let frames = FramesOnce::default();
+        let first = decoded(&frames, 7);
+        assert!(Arc::ptr_eq(&first, &decoded(&frames, 7)));
+        assert_eq!((first.item.version, decoded(&frames, 8).item.version), (7, 8));
+        assert_eq!(*first, decode::event(RecordedEncoding::Json, frame(7).as_bytes()).expect("an event"));
+    }
+
+    #[test]
+    fn what_can_be_read_in_one_form_is_nothing_in_the_other() {
+        let frames = FramesOnce::default();
+        decoded(&frames, 7);
+        assert_eq!(frames.event(RecordedEncoding::Protobuf, frame(7).as_bytes()), None);
+        assert!(!frames.0.lock().contains_key(&RecordedEncoding::Metadata), "each encoding for itself");
+        assert_eq!(frames.event(RecordedEncoding::Json, b"{}"), None);
+    }
+
+    #[test]
+    fn no_more_are_held_than_so_many_and_the_latest_are() {
+        let frames = FramesOnce::default();
+        (1..=10 * RECENT_MAX as u64).for_each(|version| drop(decoded(&frames, version)));
+        let long = frame(1).replace("\"x\"", &format!("\"{}\"", "x".repeat(FRAME_BYTES_MAX)));
+        assert!(frames.event(RecordedEncoding::Json, long.as_bytes()).is_some());
+        let decoded = frames.0.into_inner().remove(&RecordedEncoding::Json).expect("it is JSON");
+        let held = decoded.recent.len() + decoded.before.len();
+        assert!(held <= 2 * RECENT_MAX, "{held}");
+        let is_held = |frame: &str| decoded.find(frame.as_bytes()).is_some();
+        assert!(is_held(&frame(10 * RECENT_MAX as u64)));
+        assert!(!is_held(&frame(1)) && !is_held(&long), "an old one, and a long one");
+    }
+}

@@ -1,0 +1,51 @@
+//! Queries as clients write them.
+
+use std::fmt::Write as _;
+
+/// `name=value` pairs, in the order in which they were added.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct QueryText(String);
+
+impl QueryText {
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
+        if !self.0.is_empty() {
+            self.0.push('&');
+        }
+        self.0.push_str(name);
+        self.0.push('=');
+        for byte in value.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                self.0.push(char::from(byte));
+            } else {
+                // Writing to a String does not fail.
+                let _ = write!(self.0, "%{byte:02X}");
+            }
+        }
+        self
+    }
+
+    /// Only if there is something to say.
+    pub(crate) fn with_some(self, name: &str, value: Option<&str>) -> Self {
+        match value {
+            Some(value) if !value.is_empty() => self.with(name, value),
+            _ => self,
+        }
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The path with the query behind it.
+    pub(crate) fn behind(&self, path: &str) -> String {
+        if self.0.is_empty() { path.to_owned() } else { format!("{path}?{}", self.0) }
+    }
+}
+
+#[test]
+fn what_is_not_plain_is_escaped_and_nothing_is_said_of_what_is_empty() {
+    let query = QueryText::default().with_some("a", None).with_some("b", Some("")).with("c", "x=y, z/é");
+    assert_eq!(query.behind("/p"), "/p?c=x%3Dy%2C%20z%2F%C3%A9");
+    assert_eq!(QueryText::default().behind("/p"), "/p");
+    assert_eq!(QueryText::default().with("a", "1").with("b", "2").as_str(), "a=1&b=2");
+}

@@ -1,0 +1,389 @@
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use tokio::time::{Instant, sleep_until};
+
+use super::behaviour::{Behaviour, WatchLength};
+use super::connection::ClientConnection;
+use super::decode::{self, DecodedEvent};
+use super::query::QueryText;
+use crate::record::{
+    AskedServer, CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding,
+    RecordedStatus, ReturnRecord, Transport,
+};
+use crate::scene::Scene;
+use base::now_ns;
+use probe::{AnswerBody, Frames, Framing, LinkError, PendingAnswer};
+
+/// A body that is longer is not read: nobody holds so much at once.
+const BODY_BYTES_MAX: usize = 64 << 20;
+/// As much of a refusal as is read.
+const REFUSAL_BYTES_MAX: usize = 64 << 10;
+/// After an ERROR event a server closes the stream. Whoever does not is left.
+const AFTER_ERROR: Duration = Duration::from_secs(2);
+/// A stream that ends sooner, with nothing in it, did not work.
+const SHORT: Duration = Duration::from_secs(1);
+/// Without an end of their own, streams last as long as nobody wants them to.
+const NEVER: Duration = Duration::from_secs(86_400 * 365);
+
+/// Sends requests of one client, and writes down what became of them.
+pub(super) struct ClientReads<'a> {
+    pub(super) scene: &'a Scene,
+    pub(super) client: u32,
+    pub(super) behaviour: Behaviour,
+    /// For lists and gets, and for watches that are no `WebSocket`s.
+    connection: ClientConnection,
+    watching: Option<ClientConnection>,
+}
+
+/// How a read was answered.
+#[derive(Debug)]
+pub(super) enum Answered<T> {
+    With(Op, T),
+    Refused {
+        code: u16,
+        retry_after: u64,
+    },
+    /// The connection broke, or nothing in the answer could be read.
+    Broken,
+}
+
+/// An answer that was read whole, and what its headers say.
+struct WholeAnswer {
+    code: StatusCode,
+    encoding: Option<RecordedEncoding>,
+    from_memory: bool,
+    body: Vec<u8>,
+}
+
+/// Where a watch is to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WatchFrom {
+    Version(u64),
+    /// With initial events, of a state that is not older than a version.
+    Initial(Option<u64>),
+    /// Without a version, or from 0: some initial events, whose end is not told.
+    Anything {
+        zero: bool,
+    },
+}
+
+/// A watch that is over.
+#[derive(Debug)]
+pub(super) struct WatchOver {
+    /// The version to go on from, where there is one.
+    pub(super) place: Option<u64>,
+    pub(super) is_expired: bool,
+    /// Whether it ended at once and with nothing, so that going on at once would be to hammer.
+    pub(super) is_short: bool,
+}
+
+impl<'a> ClientReads<'a> {
+    pub(super) fn new(scene: &'a Scene, client: u32, behaviour: Behaviour) -> Self {
+        let over = |transport| {
+            let connection = ClientConnection::new(scene.target(behaviour.server), transport, &scene.tasks);
+            connection.sharing(scene.links.of(behaviour.server, client))
+        };
+        let short = if behaviour.transport == Transport::H2 { Transport::H2 } else { Transport::H1 };
+        let watching = (behaviour.transport == Transport::Ws).then(|| over(Transport::Ws));
+        Self { scene, client, connection: over(short), watching, behaviour }
+    }
+
+    /// Asks another server from now on.
+    pub(super) fn go_to(&mut self, server: AskedServer) {
+        if server != self.behaviour.server {
+            *self = Self::new(self.scene, self.client, Behaviour { server, ..self.behaviour.clone() });
+        }
+    }
+
+    /// Asks one of the judged servers from now on that `may` be asked, drawn by chance; false if there is none.
+    pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(AskedServer) -> bool) -> bool {
+        // Who compares stays where it is.
+        if !self.behaviour.server.is_judged() {
+            return false;
+        }
+        let servers: Vec<_> = self.scene.servers().filter(|server| may(*server)).collect();
+        let drawn = if servers.len() > 1 { rng.usize(..servers.len()) } else { 0 };
+        let server = servers.get(drawn).copied();
+        server.into_iter().for_each(|server| self.go_to(server));
+        server.is_some()
+    }
+
+    fn call(&self, verb: ReadVerb, path: &str, query: &QueryText, resumes: Option<Op>) -> Op {
+        let op = self.scene.recorder.op();
+        let short = if self.behaviour.transport == Transport::H2 { Transport::H2 } else { Transport::H1 };
+        let transport = if verb == ReadVerb::Watch { self.behaviour.transport } else { short };
+        self.scene.recorder.put(&Record::Call(CallRecord {
+            op,
+            client: self.client,
+            at_ns: now_ns(),
+            verb,
+            path: path.to_owned(),
+            query: query.as_str().to_owned(),
+            encoding: self.behaviour.encoding,
+            transport,
+            resumes,
+            server: self.behaviour.server,
+        }));
+        op
+    }
+
+    fn returned(&self, answer: ReturnRecord) {
+        self.scene.recorder.put(&Record::Return(ReturnRecord { at_ns: now_ns(), ..answer }));
+    }
+
+    /// An answer that is read whole.
+    async fn whole(&mut self, path: &str, is_list: bool) -> Result<WholeAnswer, LinkError> {
+        let encoding = self.behaviour.encoding;
+        let mut answer = self.connection.get(path, decode::accept(encoding, is_list, false)).await?;
+        let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.inspect_err(|_| self.connection.give_up())?;
+        if bytes > BODY_BYTES_MAX as u64 {
+            self.scene.notes.add(format!("answers of more than {} MiB were not read", BODY_BYTES_MAX >> 20));
+        }
+        let (encoding, from_memory) = (encoding_in(&answer, encoding), is_from_memory(&answer));
+        Ok(WholeAnswer { code: answer.status, encoding, from_memory, body })
+    }
+
+    /// One list, or one page of one.
+    pub(super) async fn list(&mut self, query: &QueryText, page_of: Option<Op>) -> Answered<decode::DecodedList> {
+        let path = self.behaviour.path(&self.scene.world);
+        let op = self.call(ReadVerb::List, &path, query, page_of);
+        let answer = self.whole(&query.behind(&path), true).await;
+        self.read(op, answer, decode::list, |read, answer| {
+            answer.version = read.version;
+            answer.items.clone_from(&read.items);
+            answer.more = read.token.is_some();
+            answer.remaining = read.remaining;
+        })
+    }
+
+    /// One object.
+    pub(super) async fn get(&mut self, path: &str, query: &QueryText) -> Answered<crate::record::RecordedItem> {
+        let op = self.call(ReadVerb::Get, path, query, None);
+        let answer = self.whole(&query.behind(path), false).await;
+        self.read(op, answer, decode::item, |item, answer| {
+            answer.version = Some(item.version);
+            answer.items = vec![item.clone()];
+        })
+    }
+
+    fn read<T>(
+        &self,
+        op: Op,
+        answer: Result<WholeAnswer, LinkError>,
+        decode: impl FnOnce(RecordedEncoding, &[u8]) -> Option<T>,
+        fill: impl FnOnce(&T, &mut ReturnRecord),
+    ) -> Answered<T> {
+        let WholeAnswer { code, encoding, from_memory, body } = match answer {
+            Ok(answer) => answer,
+            Err(error) => return self.broke(op, &error),
+        };
+        let asked = self.behaviour.encoding;
+        let mut told = ReturnRecord { op, code: code.as_u16(), from_memory, ..ReturnRecord::default() };
+        if !code.is_success() {
+            let (status, retry_after) = decode::status(&body);
+            told.status = status;
+            self.returned(told);
+            return Answered::Refused { code: code.as_u16(), retry_after };
+        }
+        told.encoding = encoding.filter(|encoding| *encoding != asked);
+        let Some(read) = decode(encoding.unwrap_or(asked), &body) else {
+            self.scene.notes.add(format!("an answer in {asked:?} could not be read"));
+            told.code = 0;
+            self.returned(told);
+            return Answered::Broken;
+        };
+        fill(&read, &mut told);
+        self.scene.world.saw(told.version.unwrap_or_default());
+        self.returned(told);
+        Answered::With(op, read)
+    }
+
+    fn broke<T>(&self, op: Op, error: &LinkError) -> Answered<T> {
+        self.returned(ReturnRecord { op, status: said(error), ..ReturnRecord::default() });
+        Answered::Broken
+    }
+
+    /// One watch, to its end.
+    pub(super) async fn watch(
+        &mut self,
+        from: WatchFrom,
+        resumes: Option<Op>,
+        length: WatchLength,
+    ) -> Answered<WatchOver> {
+        let path = self.behaviour.path(&self.scene.world);
+        let query = self.watch_query(from, length);
+        let op = self.call(ReadVerb::Watch, &path, &query, resumes);
+        let accept = decode::accept(self.behaviour.encoding, false, true);
+        let asked = query.behind(&path);
+        let connection = self.watching.as_mut().unwrap_or(&mut self.connection);
+        let mut answer = tokio::select! {
+            biased;
+            answer = connection.get(&asked, accept) => match answer {
+                Ok(answer) => answer,
+                Err(error) => return self.broke(op, &error),
+            },
+            () = self.scene.leave.cancelled() => {
+                connection.give_up();
+                return Answered::Broken;
+            }
+        };
+        let (code, from_memory) = (answer.status.as_u16(), is_from_memory(&answer));
+        let mut told = ReturnRecord { op, code, from_memory, ..ReturnRecord::default() };
+        if !answer.status.is_success() {
+            let (body, _) = answer.body.read(REFUSAL_BYTES_MAX).await.unwrap_or_default();
+            let (status, retry_after) = decode::status(&body);
+            told.status = status;
+            self.returned(told);
+            return Answered::Refused { code, retry_after };
+        }
+        let encoding = encoding_in(&answer, self.behaviour.encoding).unwrap_or(self.behaviour.encoding);
+        told.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
+        self.returned(told);
+        let follower = Follower::new(self.scene, op, encoding, from);
+        let (over, is_at_end) = follower.follow(answer.body, length.cut).await;
+        if !is_at_end && self.behaviour.transport == Transport::H1 {
+            self.connection.give_up();
+        }
+        Answered::With(op, over)
+    }
+
+    fn watch_query(&self, from: WatchFrom, length: WatchLength) -> QueryText {
+        let Behaviour { labels, fields, bookmarks, .. } = &self.behaviour;
+        let mut query = QueryText::default().with("watch", "true");
+        query = query.with_some("labelSelector", labels.as_deref()).with_some("fieldSelector", fields.as_deref());
+        let wants_bookmarks = *bookmarks || matches!(from, WatchFrom::Initial(_));
+        query = query.with_some("allowWatchBookmarks", wants_bookmarks.then_some("true"));
+        query = query.with_some("timeoutSeconds", length.timeout_seconds.map(|seconds| seconds.to_string()).as_deref());
+        match from {
+            WatchFrom::Version(version) => query.with("resourceVersion", &version.to_string()),
+            WatchFrom::Initial(version) => {
+                let query = query.with("sendInitialEvents", "true").with("resourceVersionMatch", "NotOlderThan");
+                query.with_some("resourceVersion", version.map(|version| version.to_string()).as_deref())
+            }
+            WatchFrom::Anything { zero } => query.with_some("resourceVersion", zero.then_some("0")),
+        }
+    }
+}
+
+fn encoding_in(answer: &PendingAnswer, asked: RecordedEncoding) -> Option<RecordedEncoding> {
+    let content_type = answer.headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    decode::encoding_of(content_type, asked)
+}
+
+fn is_from_memory(answer: &PendingAnswer) -> bool {
+    answer.headers.get("kube-fanout-served").is_some_and(|served| served == "cache")
+}
+
+fn said(error: &LinkError) -> RecordedStatus {
+    RecordedStatus { message: error.to_string(), ..RecordedStatus::default() }
+}
+
+/// Reads one stream and writes its events down.
+struct Follower<'a> {
+    scene: &'a Scene,
+    op: Op,
+    encoding: RecordedEncoding,
+    from: WatchFrom,
+    place: Option<u64>,
+    told: Told,
+}
+
+/// What a stream has told so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Events,
+    Error,
+    /// That its history is gone.
+    Expired,
+    /// What is no event.
+    Nonsense,
+}
+
+impl<'a> Follower<'a> {
+    fn new(scene: &'a Scene, op: Op, encoding: RecordedEncoding, from: WatchFrom) -> Self {
+        let place = match from {
+            WatchFrom::Version(version) => Some(version),
+            WatchFrom::Initial(_) | WatchFrom::Anything { .. } => None,
+        };
+        Self { scene, op, encoding, from, place, told: Told::Nothing }
+    }
+
+    /// Follows to the end; says besides whether the server ended it, so that its connection can be used again.
+    async fn follow(mut self, mut body: AnswerBody, cut: Option<Duration>) -> (WatchOver, bool) {
+        let framing = match (body.is_of_messages(), decode::frames_have_lengths(self.encoding)) {
+            (true, _) => Framing::Messages,
+            (false, true) => Framing::Lengths,
+            (false, false) => Framing::Lines,
+        };
+        let (began, mut frames) = (Instant::now(), Frames::new(framing));
+        let mut until = began + cut.unwrap_or(NEVER);
+        let how = loop {
+            let chunk = tokio::select! {
+                biased;
+                () = self.scene.leave.cancelled() => break Ending::Left,
+                () = sleep_until(until) => break Ending::Left,
+                chunk = body.chunk() => chunk,
+            };
+            match chunk {
+                Some(Ok(chunk)) => {
+                    let at_ns = now_ns();
+                    let fed = frames.feed(&chunk, |frame| self.frame(frame, at_ns));
+                    if fed.is_err() || self.told == Told::Nonsense {
+                        break Ending::Torn;
+                    }
+                }
+                Some(Err(_)) => break Ending::Broken,
+                None if frames.is_whole() => break Ending::Clean,
+                None => break Ending::Torn,
+            }
+            if matches!(self.told, Told::Error | Told::Expired) {
+                until = until.min(Instant::now() + AFTER_ERROR);
+            }
+        };
+        self.scene.recorder.put(&Record::End(EndRecord { op: self.op, at_ns: now_ns(), how }));
+        let is_short = how != Ending::Left && began.elapsed() < SHORT && self.told != Told::Events;
+        let over = WatchOver { place: self.place, is_expired: self.told == Told::Expired, is_short };
+        (over, how == Ending::Clean)
+    }
+
+    fn frame(&mut self, frame: &[u8], at_ns: u64) {
+        let Some(event) = self.scene.frames.event(self.encoding, frame) else {
+            self.scene.notes.add("a frame of a watch was no event");
+            self.told = Told::Nonsense;
+            return;
+        };
+        let DecodedEvent { kind, item, initial_end, status } = &*event;
+        let (kind, initial_end) = (*kind, *initial_end);
+        self.told = match (kind, self.told) {
+            (EventKind::Error, _) if status.code == StatusCode::GONE.as_u16() => Told::Expired,
+            (EventKind::Error, _) => Told::Error,
+            (_, told @ (Told::Error | Told::Expired)) => told,
+            _ => Told::Events,
+        };
+        let version = item.version;
+        self.scene.world.saw(version);
+        // Initial events are in the order of their keys: only their end says where to go on.
+        let is_place = match self.from {
+            WatchFrom::Version(_) => kind != EventKind::Error,
+            WatchFrom::Initial(_) => initial_end || self.place.is_some() && kind != EventKind::Error,
+            WatchFrom::Anything { .. } => false,
+        };
+        if is_place {
+            self.place = Some(version);
+        }
+        self.scene.recorder.put(&Record::Event(EventRecord {
+            op: self.op,
+            at_ns,
+            kind,
+            key: item.key.clone(),
+            version,
+            digest: item.digest,
+            bytes: item.bytes,
+            initial_end,
+            status: status.clone(),
+        }));
+    }
+}

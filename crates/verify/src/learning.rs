@@ -1,0 +1,158 @@
+//! Who learns what is true, beside the server that is judged: from etcd, by its JSON gateway, or from an apiserver.
+//!
+//! Both write down the state that they begin with, every change behind it, and how far they know everything. A truth
+//! with a gap is none: where one cannot be closed, the run is void.
+
+mod direct;
+mod etcd;
+mod windows;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::Digest;
+use super::record::{EventKind, KnownRecord, Record, TruthRecord, TruthSource};
+use super::scene::Scene;
+use base::{now_ns, watch};
+
+pub(super) use direct::Direct;
+pub(super) use etcd::Etcd;
+pub(super) use windows::{forgets, keep_windows};
+
+/// Between two attempts to go on.
+const RETRY: Duration = Duration::from_millis(200);
+/// Between two lines that say how far everything is known.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// Why the truth cannot be learnt.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LearnError {
+    #[error("{url}: {what}")]
+    Unreachable { url: String, what: String },
+    #[error("etcd does not hold {key} as JSON, but as {form}: take a custom resource, or an apiserver for the truth")]
+    NotJson { key: String, form: &'static str },
+    #[error("history was lost at {0}: nothing behind it can be judged")]
+    Gap(String),
+    #[error("{0} is no answer that can be understood")]
+    Malformed(String),
+}
+
+/// Writes the truth down as it is learnt.
+pub(super) struct Learnt {
+    scene: Arc<Scene>,
+    source: TruthSource,
+    resource: String,
+    from: AtomicU64,
+    /// Up to which version everything is known.
+    to: watch::Sender<u64>,
+    /// When that was written down last: it is written now and then, and at the end.
+    told: Mutex<Option<Instant>>,
+    failure: watch::Sender<Option<LearnError>>,
+}
+
+impl Learnt {
+    pub(super) fn new(scene: &Arc<Scene>, source: TruthSource) -> Arc<Self> {
+        Arc::new(Self {
+            scene: scene.clone(),
+            source,
+            resource: scene.world.resource.name(),
+            from: AtomicU64::new(0),
+            to: watch::Sender::new(0),
+            told: Mutex::new(None),
+            failure: watch::Sender::new(None),
+        })
+    }
+
+    /// The version of the state that was there at first. Everything that is put before it is that state.
+    fn begin(&self, version: u64) {
+        self.from.store(version, Ordering::Relaxed);
+        self.known(version);
+    }
+
+    /// Everything up to a version has been put.
+    fn known(&self, version: u64) {
+        if version <= *self.to.borrow() {
+            return;
+        }
+        self.scene.world.saw(version);
+        self.to.send_replace(version);
+        let mut told = self.told.lock();
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            drop(told);
+            self.tell();
+        }
+    }
+
+    /// Writes down how far everything is known.
+    pub(super) fn tell(&self) {
+        self.scene.recorder.put(&Record::Known(KnownRecord {
+            resource: self.resource.clone(),
+            from: self.from.load(Ordering::Relaxed),
+            to: self.to(),
+            at_ns: now_ns(),
+        }));
+    }
+
+    fn put(&self, kind: EventKind, key: &str, version: u64, object: Option<&Value>) {
+        self.scene.recorder.put(&Record::Truth(TruthRecord {
+            resource: self.resource.clone(),
+            key: key.to_owned(),
+            version,
+            kind,
+            at_ns: now_ns(),
+            digest: object.map(Digest::of_object),
+            metadata: object.map(Digest::of_metadata),
+            labels: object.map(labels).unwrap_or_default(),
+            fields: BTreeMap::new(),
+            source: self.source,
+        }));
+    }
+
+    fn failed(&self, error: LearnError) {
+        self.failure.send_replace(Some(error));
+    }
+
+    pub(super) fn to(&self) -> u64 {
+        *self.to.borrow()
+    }
+
+    /// Waits until everything up to a version is known.
+    pub(super) async fn reached(&self, version: u64) {
+        // The sender lives as long as this does.
+        let _ = self.to.subscribe().wait_for(|to| *to >= version).await;
+    }
+
+    /// Completes when no more can be learnt.
+    pub(super) async fn ended(&self) -> LearnError {
+        let mut failure = self.failure.subscribe();
+        let failed = failure.wait_for(Option::is_some).await.ok().and_then(|failed| failed.clone());
+        failed.unwrap_or_else(|| LearnError::Gap("the end".to_owned()))
+    }
+}
+
+pub(super) fn labels(object: &Value) -> BTreeMap<String, String> {
+    let labels = object["metadata"]["labels"].as_object();
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    labels.into_iter().flatten().filter_map(text).collect()
+}
+
+/// Keys that exist: a change of one is MODIFIED, of any other ADDED, whatever the one who tells it calls it.
+#[derive(Debug, Default)]
+struct Living(HashSet<String>);
+
+impl Living {
+    fn change(&mut self, key: &str, is_deletion: bool) -> EventKind {
+        if is_deletion {
+            self.0.remove(key);
+            return EventKind::Deleted;
+        }
+        if self.0.insert(key.to_owned()) { EventKind::Added } else { EventKind::Modified }
+    }
+}

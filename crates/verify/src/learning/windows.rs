@@ -1,0 +1,60 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::Learnt;
+use crate::record::{Record, WindowRecord};
+use base::now_ns;
+
+/// Between two looks.
+pub(super) const TICK: Duration = Duration::from_secs(1);
+
+/// How far the server may have forgotten its history: what is older than its window, and, from the beginning, what was
+/// before the run.
+pub(crate) async fn keep_windows(learnt: Arc<Learnt>, window: Duration) {
+    let mut past = Past::default();
+    forgets(&learnt, learnt.to(), 0);
+    loop {
+        if let Some(version) = past.at(Instant::now(), learnt.to(), window) {
+            forgets(&learnt, version, now_ns());
+        }
+        sleep(TICK).await;
+    }
+}
+
+/// The server need not know changes at or below a version from a moment on.
+pub(crate) fn forgets(learnt: &Learnt, version: u64, at_ns: u64) {
+    let resource = learnt.resource.clone();
+    learnt.scene.recorder.put(&Record::Window(WindowRecord { resource, version, at_ns, server: None }));
+}
+
+/// Versions by when they were the newest.
+#[derive(Debug, Default)]
+struct Past(VecDeque<(Instant, u64)>);
+
+impl Past {
+    /// Notes the newest version; returns the newest one of before the window, if another one left it.
+    fn at(&mut self, now: Instant, newest: u64, window: Duration) -> Option<u64> {
+        self.0.push_back((now, newest));
+        let mut left = None;
+        while self.0.front().is_some_and(|(at, _)| now.duration_since(*at) > window) {
+            left = self.0.pop_front();
+        }
+        left.map(|(_, version)| version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_than_the_window_need_not_be_known() {
+        let (mut past, start, window) = (Past::default(), Instant::now(), Duration::from_secs(10));
+        let told: Vec<_> = (0..13).map(|s| past.at(start + Duration::from_secs(s), 100 + s, window)).collect();
+        assert!(told[..11].iter().all(Option::is_none), "{told:?}");
+        assert_eq!(told[11..], [Some(100), Some(101)]);
+    }
+}

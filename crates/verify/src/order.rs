@@ -1,0 +1,175 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::record::{RecordedEncoding, Transport};
+use super::world::World;
+use probe::TargetCredentials;
+
+/// What is verified, against what, for how long, and how.
+#[derive(Clone, Debug)]
+pub struct VerifyOrder {
+    /// The server that is judged.
+    pub url: String,
+    /// Further servers of the same cluster, which clients go to as well and which are judged as it is.
+    pub also: Vec<AlsoOrder>,
+    /// All clients are informers that go on for as long as any server lets them, and never begin again by themselves.
+    pub informers: bool,
+    /// As many clients share a connection over HTTP/2.
+    pub share: u32,
+    pub credentials: TargetCredentials,
+    /// etcd, as the apiserver's storage.
+    pub etcd: Option<EtcdOrder>,
+    /// The apiserver itself: for the truth where etcd is not asked, and to compare bytes with.
+    pub direct: Option<String>,
+    /// `configmaps`, or `PLURAL.GROUP`.
+    pub resource: String,
+    pub clients: u32,
+    pub writers: u32,
+    /// Writes in a second, of all writers.
+    pub rate: f64,
+    pub objects: usize,
+    pub namespaces: usize,
+    pub duration: Duration,
+    pub seed: u64,
+    /// Commands that break something.
+    pub faults: Vec<String>,
+    /// Between two of them, at least and at most.
+    pub fault_every: (Duration, Duration),
+    /// How long a server keeps what happened.
+    pub window: Duration,
+    /// How long a change may take to be delivered.
+    pub patience: Duration,
+    /// Below so many events delivered to clients the run says nothing.
+    pub events_min: u64,
+    pub transports: Vec<Transport>,
+    pub encodings: Vec<RecordedEncoding>,
+    /// The record may be so long.
+    pub record_bytes_max: u64,
+    /// Where the record and the report go.
+    pub out: PathBuf,
+    /// The objects stay.
+    pub keep: bool,
+    /// As it was typed.
+    pub command: String,
+}
+
+/// A further server, and whom to believe there, where that is not as at the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AlsoOrder {
+    pub url: String,
+    pub ca: Option<PathBuf>,
+}
+
+impl AlsoOrder {
+    /// `URL[,CA]`.
+    ///
+    /// # Errors
+    /// If it is not that.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (url, ca) = match text.split_once(',') {
+            Some((url, ca)) => (url, Some(ca)),
+            None => (text, None),
+        };
+        if url.is_empty() || ca.is_some_and(|ca| ca.is_empty() || ca.contains(',')) {
+            return Err(format!("expected URL[,CA], not {text}"));
+        }
+        Ok(Self { url: url.to_owned(), ca: ca.map(PathBuf::from) })
+    }
+}
+
+/// Where etcd is, and who may ask it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EtcdOrder {
+    pub url: String,
+    pub ca: Option<PathBuf>,
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    /// What the keys of the resource begin with, where that is not what the apiserver's layout says.
+    pub prefix: Option<String>,
+}
+
+impl EtcdOrder {
+    /// `URL[,CA[,CERTIFICATE,KEY]]`.
+    ///
+    /// # Errors
+    /// If it is not that.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',').map(str::to_owned);
+        let url = parts.next().filter(|url| !url.is_empty()).ok_or("etcd= needs a URL")?;
+        let [ca, certificate, key] = [parts.next(), parts.next(), parts.next()].map(|part| part.map(PathBuf::from));
+        if parts.next().is_some() || certificate.is_some() != key.is_some() {
+            return Err(format!("expected etcd=URL[,CA[,CERTIFICATE,KEY]], not etcd={text}"));
+        }
+        let ca = ca.filter(|ca| !ca.as_os_str().is_empty());
+        Ok(Self { url, ca, certificate, key, prefix: None })
+    }
+}
+
+const CLIENTS_MAX: u32 = 2_000;
+/// Servers beside the first.
+const ALSO_MAX: usize = 16;
+const SHARE_MAX: u32 = 100;
+const WRITERS_MAX: u32 = 100;
+const OBJECTS_MAX: usize = 10_000;
+const RATE_MAX: f64 = 10_000.0;
+const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+const RECORD_BYTES_MAX: u64 = 8 << 30;
+
+impl VerifyOrder {
+    /// # Errors
+    /// Everything that cannot be done, a sentence each.
+    pub fn check(&self) -> Result<(), Vec<String>> {
+        let mut problems = Vec::new();
+        let mut within = |name: &str, value: f64, least: f64, most: f64| {
+            if !(least..=most).contains(&value) {
+                problems.push(format!("{name} is {value}; it may be {least} to {most}"));
+            }
+        };
+        within("clients", f64::from(self.clients), 1.0, f64::from(CLIENTS_MAX));
+        within("share", f64::from(self.share), 1.0, f64::from(SHARE_MAX));
+        within("servers in also", self.also.len() as f64, 0.0, ALSO_MAX as f64);
+        within("writers", f64::from(self.writers), 1.0, f64::from(WRITERS_MAX));
+        within("objects", self.objects as f64, 1.0, OBJECTS_MAX as f64);
+        within("namespaces", self.namespaces as f64, 1.0, World::NAMESPACES_MAX as f64);
+        within("rate", self.rate, 0.1, RATE_MAX);
+        within("duration, in seconds,", self.duration.as_secs_f64(), 1.0, DURATION_MAX.as_secs_f64());
+        within("record-mebibytes", (self.record_bytes_max >> 20) as f64, 1.0, (RECORD_BYTES_MAX >> 20) as f64);
+        if self.fault_every.0 > self.fault_every.1 {
+            problems.push("fault-every: the least is above the most".to_owned());
+        }
+        if self.transports.iter().all(|transport| *transport == Transport::Ws) {
+            problems.push("transports: ws carries watches only; it needs h1 or h2 beside it".to_owned());
+        }
+        if self.encodings.first() != Some(&RecordedEncoding::Json) {
+            problems.push("encodings: json must be the first, for it is compared whole".to_owned());
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_further_server_may_have_an_authority_of_its_own() {
+        let of = |url: &str, ca: Option<&str>| AlsoOrder { url: url.to_owned(), ca: ca.map(PathBuf::from) };
+        assert_eq!(AlsoOrder::parse("https://zone:1"), Ok(of("https://zone:1", None)));
+        assert_eq!(AlsoOrder::parse("https://zone:1,zone.crt"), Ok(of("https://zone:1", Some("zone.crt"))));
+        for wrong in ["", ",zone.crt", "https://zone,", "https://zone,a,b"] {
+            assert!(AlsoOrder::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn where_etcd_is_may_be_said_with_or_without_files() {
+        let bare = EtcdOrder::parse("http://127.0.0.1:2379").expect("a URL");
+        assert_eq!(bare, EtcdOrder { url: "http://127.0.0.1:2379".to_owned(), ..EtcdOrder::default() });
+        let full = EtcdOrder::parse("https://e:2379,ca.crt,c.crt,c.key").expect("all of it");
+        assert_eq!(full.key, Some(PathBuf::from("c.key")));
+        assert_eq!(EtcdOrder::parse("https://e,ca.crt").expect("a CA").ca, Some(PathBuf::from("ca.crt")));
+        for wrong in ["", "https://e,ca,cert", "https://e,a,b,c,d"] {
+            assert!(EtcdOrder::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

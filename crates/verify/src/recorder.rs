@@ -1,0 +1,161 @@
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::record::{EventKind, Op, Record};
+
+/// Bytes that are gathered before they are written.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Writes records down, a line each, until there is no more room.
+pub(super) struct Recorder {
+    lines: Mutex<Lines>,
+    bytes: AtomicU64,
+    bytes_max: u64,
+    /// Cancelled when nothing more can be written.
+    full: CancellationToken,
+    failure: Mutex<Option<io::Error>>,
+    next_op: AtomicU64,
+    counts: Mutex<RecordCounts>,
+}
+
+/// Where lines go.
+enum Lines {
+    File(PathBuf, BufWriter<File>),
+    Memory(Vec<u8>),
+}
+
+/// What was written down so far, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordCounts {
+    /// Events that were delivered to clients, initial ones included.
+    pub events: u64,
+    /// Answers that are no watch.
+    pub answers: u64,
+    pub writes: u64,
+    /// Changes that are known to be true, and objects of the state at first.
+    pub changes: u64,
+    /// What was broken.
+    pub faults: u64,
+}
+
+impl RecordCounts {
+    /// Counts one record more.
+    pub(super) fn add(&mut self, record: &Record) {
+        match record {
+            Record::Event(event) if event.kind < EventKind::Bookmark => self.events += 1,
+            Record::Return(answer) if answer.version.is_some() => self.answers += 1,
+            Record::Written(write) if (200..300).contains(&write.code) => self.writes += 1,
+            Record::Truth(_) => self.changes += 1,
+            Record::Fault(_) => self.faults += 1,
+            _ => {}
+        }
+    }
+}
+
+impl Recorder {
+    pub(super) fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        let file = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
+        Ok(Self::to(Lines::File(path.to_owned(), file), bytes_max))
+    }
+
+    /// A record that stays in memory, for [`take`](Self::take).
+    pub(super) fn in_memory(bytes_max: u64) -> Self {
+        Self::to(Lines::Memory(Vec::new()), bytes_max)
+    }
+
+    fn to(lines: Lines, bytes_max: u64) -> Self {
+        Self {
+            lines: Mutex::new(lines),
+            bytes: AtomicU64::new(0),
+            bytes_max,
+            full: CancellationToken::new(),
+            failure: Mutex::new(None),
+            next_op: AtomicU64::new(1),
+            counts: Mutex::default(),
+        }
+    }
+
+    /// A number that no other operation has.
+    pub(super) fn op(&self) -> Op {
+        self.next_op.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn put(&self, record: &Record) {
+        let mut line = serde_json::to_vec(record).expect("records have text for keys");
+        line.push(b'\n');
+        let len = line.len() as u64;
+        // What happens at the end is written down even so: the truth must reach as far as what clients saw.
+        if self.bytes.fetch_add(len, Ordering::Relaxed) + len > self.bytes_max {
+            self.full.cancel();
+        }
+        self.counts.lock().add(record);
+        let written = match &mut *self.lines.lock() {
+            Lines::File(_, file) => file.write_all(&line),
+            Lines::Memory(bytes) => bytes.write_all(&line),
+        };
+        if let Err(error) = written {
+            self.failure.lock().get_or_insert(error);
+            self.full.cancel();
+        }
+    }
+
+    /// Completes when the record is as long as it may be, or cannot be written.
+    pub(super) async fn full(&self) {
+        self.full.cancelled().await;
+    }
+
+    pub(super) fn counts(&self) -> RecordCounts {
+        *self.counts.lock()
+    }
+
+    /// Writes what is left, and says where it is; nowhere, if it stayed in memory.
+    pub(super) fn close(&self) -> io::Result<PathBuf> {
+        let path = match &mut *self.lines.lock() {
+            Lines::File(path, file) => file.flush().map(|()| path.clone())?,
+            Lines::Memory(_) => PathBuf::new(),
+        };
+        match self.failure.lock().take() {
+            Some(error) => Err(error),
+            None => Ok(path),
+        }
+    }
+
+    /// The lines that stayed in memory; what comes later is not kept with them.
+    pub(super) fn take(&self) -> Vec<u8> {
+        match &mut *self.lines.lock() {
+            Lines::File(..) => Vec::new(),
+            Lines::Memory(bytes) => std::mem::take(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{EndRecord, EventRecord};
+
+    #[tokio::test]
+    async fn what_was_put_is_there_line_by_line_and_a_full_record_says_so() {
+        let path = std::env::temp_dir().join(format!("kube-fanout-recorder-{}.jsonl", fastrand::u64(..)));
+        let recorder = Recorder::create(&path, 200).expect("a file");
+        let event =
+            |version| Record::Event(EventRecord { op: 1, version, key: "a/b".to_owned(), ..EventRecord::default() });
+        recorder.put(&event(5));
+        assert!(!recorder.full.is_cancelled());
+        let lines: Vec<_> = [event(5), event(6), event(7), Record::End(EndRecord::default())].into_iter().collect();
+        lines[1..].iter().for_each(|line| recorder.put(line));
+        recorder.full().await;
+        assert_eq!(recorder.close().expect("written"), path);
+        let text = std::fs::read_to_string(&path).expect("it is there");
+        let read: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
+        assert_eq!(read, lines, "also what came when it was full");
+        assert_eq!(recorder.counts(), RecordCounts { events: 3, ..RecordCounts::default() });
+        assert!(recorder.op() < recorder.op());
+        std::fs::remove_file(path).expect("it is there");
+    }
+}

@@ -1,0 +1,97 @@
+use std::io;
+use std::path::Path;
+
+use super::html::{escaped, put};
+use super::record::TruthSource;
+use super::timeline_page::timeline;
+use super::{Judged, Outcome, RunVerdict, Violation};
+
+const TEMPLATE: &str = include_str!("report.html");
+/// Violations of a promise that are told one by one.
+const TOLD_MAX: usize = 3;
+
+/// What a run came to as one page that needs nothing else, with what happened around the first violation; `record` is
+/// what was judged, and `notes` are what went wrong beside the promises.
+///
+/// # Errors
+/// If the record cannot be read again.
+pub fn page(verdict: &RunVerdict, record: &Path, notes: &[String]) -> io::Result<String> {
+    let around = match verdict.first() {
+        Some(first) => timeline(record, &first.lines, first.op)?,
+        None => String::new(),
+    };
+    let notes = notes.iter().fold(String::new(), |mut out, note| {
+        put(&mut out, format_args!("<p><b>Note.</b> {}</p>\n", escaped(note)));
+        out
+    });
+    let notes = verdict.refused.iter().fold(notes, |mut out, refused| {
+        put(&mut out, format_args!("<p><b>No promise is about this.</b> {}</p>\n", escaped(&refused.to_string())));
+        out
+    });
+    let (word, class) = word(verdict);
+    let counts = verdict.counts.named().map(|(name, count)| format!("{count} {name}"));
+    let parts = [
+        ("{{title}}", escaped(&format!("fanoutctl verify: {}", verdict.run.url))),
+        ("{{about}}", escaped(&about(verdict))),
+        ("{{counts}}", escaped(&counts.join(", "))),
+        ("{{verdict}}", escaped(&word)),
+        ("{{class}}", class.to_owned()),
+        ("{{notes}}", notes),
+        ("{{table}}", table(&verdict.judged)),
+        ("{{violations}}", violations(&verdict.judged)),
+        ("{{command}}", escaped(&verdict.run.command)),
+        ("{{timeline}}", around),
+    ];
+    Ok(parts.into_iter().fold(TEMPLATE.to_owned(), |page, (place, text)| page.replace(place, &text)))
+}
+
+fn about(verdict: &RunVerdict) -> String {
+    let truth = match verdict.run.truth {
+        TruthSource::Etcd => "the truth is etcd's",
+        TruthSource::Direct => "the truth is what an apiserver's own watch told (weaker: what it misses nobody misses)",
+    };
+    format!("Seed {}; {truth}.", verdict.run.seed)
+}
+
+/// The verdict, and the class of its colour.
+fn word(verdict: &RunVerdict) -> (String, &'static str) {
+    match (verdict.outcome(), verdict.first()) {
+        (Outcome::Broken, Some(first)) => (format!("Violated: {}", first.promise), "violated"),
+        (Outcome::Broken, None) => ("Violated".to_owned(), "violated"),
+        (Outcome::Kept, _) => ("Held: every promise that could be judged was kept".to_owned(), "held"),
+        (Outcome::Void, _) => (format!("Void: {}", verdict.lacks.join("; ")), "void"),
+    }
+}
+
+fn told(violation: &Violation) -> String {
+    let Violation { promise, op, expected, got, lines } = violation;
+    let of = op.map(|op| format!(", operation {op}")).unwrap_or_default();
+    let lines: Vec<_> = lines.iter().map(u32::to_string).collect();
+    format!("{promise}{of} (lines {})\n  expected {expected}\n  got      {got}\n", lines.join(", "))
+}
+
+fn table(judged: &[Judged]) -> String {
+    let mut out = "<table><tr><th>promise</th><th>judged</th><th>violations</th></tr>\n".to_owned();
+    for Judged { promise, instances, broken, .. } in judged {
+        let class = match (instances, broken) {
+            (0, 0) => "dim",
+            (_, 0) => "held",
+            _ => "violated",
+        };
+        let cells = format!("<td>{promise}</td><td>{instances}</td><td>{broken}</td>");
+        put(&mut out, format_args!("<tr class=\"{class}\">{cells}</tr>\n"));
+    }
+    out.push_str("</table>");
+    out
+}
+
+fn violations(judged: &[Judged]) -> String {
+    let all = judged.iter().flat_map(|judged| judged.violations.iter().take(TOLD_MAX));
+    all.fold(String::new(), |mut out, violation| {
+        put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&told(violation))));
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests;

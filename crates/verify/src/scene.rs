@@ -1,0 +1,142 @@
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::client::FramesOnce;
+use super::client::SharedLinks;
+use super::record::{AskedServer, RecordedEncoding, Transport};
+use super::recorder::Recorder;
+use super::world::World;
+use base::Tasks;
+use probe::Target;
+
+/// What clients, writers and those who learn the truth have in common.
+pub(super) struct Scene {
+    pub(super) recorder: Recorder,
+    pub(super) world: World,
+    /// The servers that are judged: the first one, and those that clients go to besides.
+    pub(super) subjects: Vec<Target>,
+    /// Clients are informers that begin once.
+    pub(super) informers: bool,
+    pub(super) links: SharedLinks,
+    pub(super) frames: FramesOnce,
+    /// The apiserver behind it, where it is known.
+    pub(super) direct: Option<Target>,
+    pub(super) seed: u64,
+    pub(super) encodings: Vec<RecordedEncoding>,
+    pub(super) transports: Vec<Transport>,
+    /// How many times as long clients take between two requests, and follow one watch.
+    pub(super) pace: u32,
+    /// Cancelled when clients are to leave.
+    pub(super) leave: CancellationToken,
+    pub(super) tasks: Tasks,
+    pub(super) notes: Notes,
+}
+
+/// What went wrong beside the promises, for people: each once, and how often.
+#[derive(Default)]
+pub(super) struct Notes(Mutex<Vec<(String, u64)>>);
+
+const NOTES_MAX: usize = 30;
+
+impl Notes {
+    pub(super) fn add(&self, note: impl Into<String>) {
+        let (note, mut notes) = (note.into(), self.0.lock());
+        if let Some((_, times)) = notes.iter_mut().find(|(known, _)| *known == note) {
+            *times += 1;
+        } else if notes.len() < NOTES_MAX {
+            notes.push((note, 1));
+        }
+    }
+
+    pub(super) fn take(&self) -> Vec<String> {
+        let notes = std::mem::take(&mut *self.0.lock());
+        let told = |(note, times)| if times == 1 { note } else { format!("{note} ({times} times)") };
+        notes.into_iter().map(told).collect()
+    }
+}
+
+/// Who draws numbers: each its own, so that what one draws does not depend on when others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Draws {
+    Client(u32),
+    Writer(u32),
+    Faults,
+}
+
+impl Scene {
+    /// The server that is judged first, or alone.
+    pub(super) fn subject(&self) -> &Target {
+        &self.subjects[0]
+    }
+
+    pub(super) fn target(&self, server: AskedServer) -> &Target {
+        match server {
+            AskedServer::Subject => self.subject(),
+            AskedServer::Also(number) => &self.subjects[1 + usize::from(number)],
+            AskedServer::Direct => self.direct.as_ref().unwrap_or_else(|| self.subject()),
+        }
+    }
+
+    /// Those that clients may ask.
+    pub(super) fn servers(&self) -> impl Iterator<Item = AskedServer> + use<> {
+        let also = u8::try_from(self.subjects.len().saturating_sub(1)).unwrap_or(u8::MAX);
+        std::iter::once(AskedServer::Subject).chain((0..also).map(AskedServer::Also))
+    }
+
+    pub(super) fn rng(&self, who: Draws) -> fastrand::Rng {
+        rng(self.seed, who)
+    }
+
+    /// Waits as long as that is at the pace of the run, unless it is time to leave; says whether there is still
+    /// something to do.
+    pub(super) async fn pause(&self, time: Duration) -> bool {
+        tokio::select! {
+            biased;
+            () = self.leave.cancelled() => false,
+            () = sleep(time * self.pace) => true,
+        }
+    }
+}
+
+fn rng(seed: u64, who: Draws) -> fastrand::Rng {
+    let (kind, index) = match who {
+        Draws::Client(n) => (1, n),
+        Draws::Writer(n) => (2, n),
+        Draws::Faults => (3, 0),
+    };
+    fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (kind << 32) ^ u64::from(index))
+}
+
+/// A time between two bounds.
+pub(super) fn between(rng: &mut fastrand::Rng, least: Duration, most: Duration) -> Duration {
+    least + most.saturating_sub(least).mul_f64(rng.f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_draws_the_same_again_and_nobody_what_another_draws() {
+        let draws = |seed, who| rng(seed, who).u64(..);
+        let who = [Draws::Client(0), Draws::Client(1), Draws::Writer(0), Draws::Writer(1), Draws::Faults];
+        let drawn: std::collections::HashSet<_> =
+            [1, 2].into_iter().flat_map(|seed| who.map(|who| draws(seed, who))).collect();
+        assert_eq!(drawn.len(), 2 * who.len());
+        assert_eq!(draws(1, Draws::Client(7)), draws(1, Draws::Client(7)));
+    }
+
+    #[test]
+    fn a_note_is_kept_once_with_how_often_it_was_made() {
+        let notes = Notes::default();
+        for note in ["a", "b", "a"] {
+            notes.add(note);
+        }
+        (0..1000).for_each(|n| notes.add(format!("many {n}")));
+        let told = notes.take();
+        assert_eq!((told[0].as_str(), told[1].as_str(), told.len()), ("a (2 times)", "b", NOTES_MAX));
+    }
+}

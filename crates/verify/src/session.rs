@@ -1,0 +1,304 @@
+//! One run, from the first object that is made to the last record.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::client::{FramesOnce, SharedLinks};
+use super::faults::{self, FaultPlan};
+use super::learning::{Direct, Etcd, LearnError, Learnt, keep_windows};
+use super::order::{EtcdOrder, VerifyOrder};
+use super::record::{AskedServer, Record, RunRecord, TruthSource};
+use super::recorder::{RecordCounts, Recorder};
+use super::scene::{Notes, Scene};
+use super::world::World;
+use super::writing::{self, WriterPlan};
+use super::{VerifyError, client, preparing};
+use base::Tasks;
+use probe::{ProgressLine, ShortClient, Target, TargetCredentials, WatchProtocol};
+
+const AGENT: &str = "kube-fanout-verify";
+/// The truth must be learnt as far as clients have seen within so long behind the end, or it is not whole.
+const TRUTH_WITHIN: Duration = Duration::from_secs(60);
+/// The state that the truth begins with.
+const STATE_WITHIN: Duration = Duration::from_secs(120);
+const TICK: Duration = Duration::from_millis(250);
+/// The time beyond what a change may take, so that what takes longer is seen.
+const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The record of a run, and what else is to be said about it.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    pub record: PathBuf,
+    pub counts: RecordCounts,
+    /// What went wrong beside the promises.
+    pub notes: Vec<String>,
+}
+
+/// Runs clients, writers and faults against a server, and writes down what they got and what was true.
+///
+/// # Errors
+/// If it could not be begun, or nothing of it can be judged.
+pub async fn run(
+    order: &VerifyOrder,
+    progress: &ProgressLine,
+    stop: &CancellationToken,
+) -> Result<Recorded, VerifyError> {
+    let tasks = Tasks::new();
+    let recorded = prepare_and_run(order, progress, stop, &tasks).await;
+    tasks.join().await;
+    progress.close();
+    recorded
+}
+
+async fn prepare_and_run(
+    order: &VerifyOrder,
+    progress: &ProgressLine,
+    stop: &CancellationToken,
+    tasks: &Tasks,
+) -> Result<Recorded, VerifyError> {
+    let mut subjects = vec![order.credentials.target(&order.url).await?.by(AGENT)];
+    for also in &order.also {
+        let ca = also.ca.clone().or_else(|| order.credentials.ca.clone());
+        let credentials = TargetCredentials { ca, ..order.credentials.clone() };
+        subjects.push(credentials.target(&also.url).await?.by(AGENT));
+    }
+    let direct = match &order.direct {
+        Some(url) => Some(order.credentials.target(url).await?.by(AGENT)),
+        None => None,
+    };
+    progress.phase(format!("preparing {} at {}", order.resource, order.url));
+    // Definitions and namespaces are made where the truth is, if that is known.
+    let short = ShortClient::new(direct.as_ref().unwrap_or(&subjects[0]), WatchProtocol::H1, tasks);
+    let resource = preparing::resource(&short, &order.resource).await?;
+    let (notes, mut encodings) = (Notes::default(), order.encodings.clone());
+    for subject in &subjects {
+        preparing::rehearse(subject, &resource, &order.transports, &mut encodings, tasks, &notes).await?;
+    }
+    let world = World::new(resource, order.namespaces, order.objects);
+    preparing::namespaces(&short, &world).await?;
+    let failed = |error| VerifyError::Write { path: order.out.clone(), source: error };
+    std::fs::create_dir_all(&order.out).map_err(failed)?;
+    let recorder = Recorder::create(&order.out.join(RECORD_FILE), order.record_bytes_max).map_err(failed)?;
+    let scene = Arc::new(Scene {
+        recorder,
+        world,
+        subjects,
+        informers: order.informers,
+        links: SharedLinks::new(order.share),
+        frames: FramesOnce::default(),
+        direct,
+        seed: order.seed,
+        encodings,
+        transports: order.transports.clone(),
+        pace: 1,
+        leave: CancellationToken::new(),
+        tasks: tasks.clone(),
+        notes,
+    });
+    scene.recorder.put(&Record::Run(about(order)));
+    // What faults of an earlier run said is not this one's.
+    let _ = std::fs::remove_file(order.out.join(FAULTS_FILE));
+    let session = Session { order, progress, stop, scene: &scene };
+    let ran = session.run().await;
+    let record = scene.recorder.close().map_err(failed)?;
+    if !order.keep
+        && let Err(error) = preparing::clean_up(&short, &scene.world).await
+    {
+        scene.notes.add(format!("objects were left behind: {error}"));
+    }
+    ran?;
+    Ok(Recorded { record, counts: scene.recorder.counts(), notes: scene.notes.take() })
+}
+
+/// The record's name, in the folder of a run.
+const RECORD_FILE: &str = "records.jsonl";
+/// What faults say, there too.
+const FAULTS_FILE: &str = "faults.log";
+
+fn about(order: &VerifyOrder) -> RunRecord {
+    RunRecord {
+        seed: order.seed,
+        url: order.url.clone(),
+        also: order.also.iter().map(|also| also.url.clone()).collect(),
+        begins_once: order.informers,
+        truth: if order.etcd.is_some() { TruthSource::Etcd } else { TruthSource::Direct },
+        command: order.command.clone(),
+        patience_ns: Some(u64::try_from(order.patience.as_nanos()).unwrap_or(u64::MAX)),
+        ..RunRecord::default()
+    }
+}
+
+struct Session<'a> {
+    order: &'a VerifyOrder,
+    progress: &'a ProgressLine,
+    stop: &'a CancellationToken,
+    scene: &'a Arc<Scene>,
+}
+
+impl Session<'_> {
+    async fn run(&self) -> Result<(), VerifyError> {
+        let Self { order, scene, .. } = self;
+        let learnt = self.learn().await?;
+        let clients = self.start_clients();
+        let calm = CancellationToken::new();
+        let working = join(self.write(&calm), self.break_things(&learnt, &calm));
+        let began = Instant::now();
+        self.progress.phase(format!("{} s with {clients} clients", order.duration.as_secs()));
+        let watching = async {
+            let why = self.until_over(&learnt, began).await;
+            calm.cancel();
+            why
+        };
+        let (_, why) = join(working, watching).await;
+        if let Some(why) = why {
+            scene.notes.add(why);
+        }
+        self.progress.phase("waiting for what is still to come");
+        self.settle(&learnt).await;
+        scene.leave.cancel();
+        self.close(&learnt).await
+    }
+
+    /// Begins to learn the truth; returns when the state is known that it begins with.
+    async fn learn(&self) -> Result<Arc<Learnt>, VerifyError> {
+        let Self { order, scene, .. } = self;
+        let tasks = &scene.tasks;
+        self.progress.phase("learning the state");
+        let learnt = match &order.etcd {
+            Some(etcd) => {
+                let learnt = Learnt::new(scene, TruthSource::Etcd);
+                let prefix = etcd.prefix.clone().unwrap_or_else(|| scene.world.resource.etcd_prefix());
+                let etcd = Etcd::new(&etcd_target(etcd, &order.credentials).await?, &prefix, tasks);
+                tasks.spawn("verify compactions", etcd.clone().keep_compactions(learnt.clone()));
+                tasks.spawn("verify truth", etcd.learn(learnt.clone()));
+                learnt
+            }
+            None => {
+                let learnt = Learnt::new(scene, TruthSource::Direct);
+                let path = scene.world.resource.collection(None);
+                let direct = Direct::new(scene.target(AskedServer::Direct), &path, tasks);
+                tasks.spawn("verify truth", direct.learn(learnt.clone()));
+                learnt
+            }
+        };
+        let begun = async {
+            tokio::select! {
+                error = learnt.ended() => Err(error),
+                () = learnt.reached(1) => Ok(()),
+            }
+        };
+        match timeout(STATE_WITHIN, begun).await {
+            Ok(begun) => begun?,
+            Err(_) => return Err(LearnError::Gap("the beginning".to_owned()).into()),
+        }
+        tasks.spawn("verify windows", keep_windows(learnt.clone(), order.window));
+        Ok(learnt)
+    }
+
+    fn start_clients(&self) -> u32 {
+        let Self { order, scene, .. } = self;
+        for client in 0..order.clients {
+            scene.tasks.spawn("verify client", client::run((*scene).clone(), client));
+        }
+        let mut count = order.clients;
+        if scene.direct.is_some() {
+            for encoding in scene.encodings.clone() {
+                scene.tasks.spawn("verify twin", client::run_twin((*scene).clone(), count, encoding));
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Every other writer writes past the server that is judged, where it is known how.
+    async fn write(&self, calm: &CancellationToken) {
+        let Self { order, scene, .. } = self;
+        let plan = WriterPlan { writers: order.writers, rate: order.rate };
+        let writer = |number: u32| {
+            let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
+            let target = past.unwrap_or_else(|| scene.subject()).clone();
+            writing::run((*scene).clone(), number, plan, target, calm.clone())
+        };
+        join_all((0..order.writers).map(writer)).await;
+    }
+
+    async fn break_things(&self, learnt: &Arc<Learnt>, calm: &CancellationToken) {
+        let (least, most) = self.order.fault_every;
+        let (commands, log) = (self.order.faults.clone(), self.order.out.join(FAULTS_FILE));
+        let plan = FaultPlan { commands, least, most, first_within: self.order.duration / 2, log };
+        faults::run(self.scene.clone(), learnt.clone(), plan, calm.clone()).await;
+    }
+
+    /// Waits for the end of the time, or what ends it before; says what that was.
+    async fn until_over(&self, learnt: &Learnt, began: Instant) -> Option<String> {
+        let scene = self.scene;
+        let over = sleep(self.order.duration);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                () = &mut over => return None,
+                () = self.stop.cancelled() => return Some("the run was ended before its time".to_owned()),
+                () = scene.recorder.full() => return Some("the record was full before the time was over".to_owned()),
+                error = learnt.ended() => return Some(error.to_string()),
+                () = sleep(TICK) => {}
+            }
+            self.progress.tick(|| {
+                let RecordCounts { events, answers, writes, .. } = scene.recorder.counts();
+                let seconds = began.elapsed().as_secs();
+                format!("{seconds} s: {writes} writes, {events} events, {answers} lists and gets")
+            });
+        }
+    }
+
+    /// Gives the last changes the time that a change may take.
+    async fn settle(&self, learnt: &Learnt) {
+        tokio::select! {
+            () = sleep(self.order.patience + BEYOND_PATIENCE) => {}
+            () = self.stop.cancelled() => {}
+            _ = learnt.ended() => {}
+        }
+    }
+
+    /// Learns the truth as far as anybody has seen.
+    async fn close(&self, learnt: &Learnt) -> Result<(), VerifyError> {
+        let scene = self.scene;
+        let target = scene.target(AskedServer::Direct);
+        let Some(version) = writing::fence(scene, target).await else {
+            learnt.tell();
+            scene.notes.add("the last write failed: what was seen at the end was not judged");
+            return Ok(());
+        };
+        let reached = async {
+            tokio::select! {
+                error = learnt.ended() => Err(error),
+                () = learnt.reached(version) => Ok(()),
+            }
+        };
+        let reached = timeout(TRUTH_WITHIN, reached).await;
+        learnt.tell();
+        match reached {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error.into()),
+            Err(_) => scene.notes.add(format!("the truth was not learnt within {TRUTH_WITHIN:?} behind the end")),
+        }
+        Ok(())
+    }
+}
+
+/// etcd, with certificates of its own.
+async fn etcd_target(etcd: &EtcdOrder, credentials: &TargetCredentials) -> Result<Target, VerifyError> {
+    let EtcdOrder { url, ca, certificate, key, .. } = etcd;
+    let own = TargetCredentials {
+        ca: ca.clone(),
+        client_certificate: certificate.clone(),
+        client_key: key.clone(),
+        insecure: credentials.insecure,
+        ..TargetCredentials::default()
+    };
+    Ok(own.target(url).await?.by(AGENT))
+}

@@ -1,0 +1,224 @@
+//! What the binaries share: exit codes, the log, the runtime, shutdown signals, and `serve` as a command.
+
+use std::fmt::Display;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+use futures_util::future::BoxFuture;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{Level, Metadata};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::reload;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::app::{self, Bound, Inherited, LogLevel, Reloading, StartError};
+use crate::config::{Log, Serve, ServeArguments, manual_pages, write_manual};
+
+/// `sysexits.h`: wrong usage, an internal error, wrong configuration.
+pub const EX_USAGE: u8 = 64;
+const EX_SOFTWARE: u8 = 70;
+pub const EX_CONFIG: u8 = 78;
+/// The exit codes of shells for a command that cannot be run, and for one that does not exist.
+pub const EX_CANNOT_RUN: u8 = 126;
+pub const EX_NOT_FOUND: u8 = 127;
+/// Exit codes of commands that check something: a check failed, or the result is inconclusive.
+pub const FAILED: u8 = 1;
+pub const INCONCLUSIVE: u8 = 2;
+
+/// Crates whose log lines are shown below INFO. `access` is the target of request and watch lines.
+const OWN_TARGETS: [&str; 9] =
+    ["kube_fanout", "access", "base", "kubeapi", "probe", "demo", "bench", "verify", "fanoutctl"];
+
+/// A binary, by its name, which begins every error message.
+#[derive(Debug, Clone, Copy)]
+pub struct Program(pub &'static str);
+
+impl Program {
+    /// Prints an error and returns the exit code.
+    #[expect(clippy::print_stderr, reason = "the log may not have started")]
+    pub fn fail(self, code: u8, error: &(impl Display + ?Sized)) -> ExitCode {
+        eprintln!("{}: {error}", self.0);
+        ExitCode::from(code)
+    }
+
+    /// Prints why the arguments were rejected, or the help or version that they ask for.
+    pub fn reject(self, error: &clap::Error) -> ExitCode {
+        // The output may be closed.
+        let _ = error.print();
+        ExitCode::from(if error.use_stderr() { EX_USAGE } else { 0 })
+    }
+
+    /// Prints the result of a command.
+    pub fn print(self, text: &str) -> ExitCode {
+        // The output may be closed.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        ExitCode::SUCCESS
+    }
+
+    /// Prints the manual page of a program, or writes the pages of all its commands into a directory.
+    pub fn manual(self, command: clap::Command, dir: Option<&Path>) -> ExitCode {
+        if let Some(dir) = dir {
+            return match write_manual(command, dir) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => self.fail(1, &format!("cannot write into {}: {error}", dir.display())),
+            };
+        }
+        match manual_pages(command) {
+            // The first page is that of the program itself.
+            Ok(pages) => {
+                pages.first().map_or(ExitCode::SUCCESS, |page| self.print(&String::from_utf8_lossy(&page.text)))
+            }
+            Err(error) => self.fail(1, &error),
+        }
+    }
+
+    /// Runs a command to its end on a new runtime.
+    pub fn block_on(self, future: impl Future<Output = ExitCode>) -> ExitCode {
+        match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => {
+                let code = runtime.block_on(future);
+                // A task that still blocks is not waited for.
+                runtime.shutdown_background();
+                code
+            }
+            Err(error) => self.fail(1, &error),
+        }
+    }
+
+    /// Runs a command that ends at the first SIGTERM or SIGINT at the latest. If signal handlers cannot be installed,
+    /// returns `cannot`.
+    pub fn block_on_until_shutdown(
+        self,
+        cannot: u8,
+        command: impl AsyncFnOnce(BoxFuture<'static, ()>) -> ExitCode,
+    ) -> ExitCode {
+        self.block_on(async {
+            match after_signals(1) {
+                Ok(shutdown) => command(Box::pin(shutdown)).await,
+                Err(error) => self.fail(cannot, &error),
+            }
+        })
+    }
+
+    /// Starts the log of a command that has no configuration, at `level` unless `RUST_LOG` says otherwise.
+    pub fn start_command_log(self, level: &str) {
+        match Log::of_command(level) {
+            Ok(log) => drop(self.start_log(&log)),
+            Err(why) => {
+                self.fail(EX_CONFIG, &why);
+                drop(self.start_log(&Log { level: level.to_owned(), ..Log::default() }));
+            }
+        }
+    }
+
+    /// Starts the log. Returns a function that changes its level, unless the level comes from the environment.
+    fn start_log(self, log: &Log) -> LogLevel {
+        let is_for_good = log.is_of_environment;
+        let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
+        let lines = tracing_subscriber::fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false);
+        let log_of = tracing_subscriber::registry().with(filter).with(filter_fn(shows_no_wire));
+        let started = if log.json { log_of.with(lines.json()).try_init() } else { log_of.with(lines).try_init() };
+        if let Err(error) = started {
+            self.fail(1, &error);
+        }
+        Box::new(move |level| {
+            if is_for_good {
+                return Ok(());
+            }
+            let filter = EnvFilter::try_new(level).map_err(|error| error.to_string())?;
+            handle.reload(filter).map_err(|error| error.to_string())
+        })
+    }
+
+    /// Runs the proxy until SIGTERM or SIGINT; a second signal ends the drain.
+    pub fn serve(self, arguments: ServeArguments) -> ExitCode {
+        let config = match arguments.clone().resolve() {
+            Ok(config) => config,
+            Err(problems) => return self.fail(EX_CONFIG, &problems),
+        };
+        let log_level = self.start_log(&config.log);
+        app::tell_panics();
+        if !config.core_dumps {
+            app::keep_memory_private();
+        }
+        // Before anything is bound, because the limit bounds the connections that a listener accepts.
+        app::raise_open_files();
+        // There is one thread yet.
+        match Inherited::from_environment() {
+            Ok(inherited) => self.block_on(self.run(config, inherited, (arguments, log_level))),
+            Err(error) => self.fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
+        }
+    }
+
+    async fn run(
+        self,
+        config: Serve,
+        inherited: Inherited,
+        (arguments, log_level): (ServeArguments, LogLevel),
+    ) -> ExitCode {
+        let mut bound = match Bound::bind_with(config, inherited).await {
+            Ok(bound) => bound,
+            Err(error @ StartError::Bind { .. }) => return self.fail(1, &error),
+            Err(error) => return self.fail(EX_CONFIG, &error),
+        };
+        let (first, second) = match (after_signals(1), after_signals(2)) {
+            (Ok(first), Ok(second)) => (first, second),
+            (Err(error), _) | (_, Err(error)) => return self.fail(1, &error),
+        };
+        let hangups = match signal(SignalKind::hangup()) {
+            Ok(hangups) => hangups,
+            Err(error) => return self.fail(1, &error),
+        };
+        if let Err(error) = bound.reload(Reloading { arguments, hangups, log_level }) {
+            return self.fail(EX_CONFIG, &error);
+        }
+        print_addresses(&bound);
+        match bound.run(first, second).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(lost) => self.fail(EX_SOFTWARE, &lost),
+        }
+    }
+}
+
+/// Prints one line per address, on standard output, for scripts that wait for it.
+#[expect(clippy::print_stdout, reason = "scripts wait for these lines")]
+fn print_addresses(bound: &Bound) {
+    for address in bound.addresses() {
+        println!("serving on {address}");
+    }
+    if let Some(address) = bound.admin_address() {
+        println!("metrics and health on {address}");
+    }
+    if let Some(address) = bound.healthz_address() {
+        println!("health on {address}");
+    }
+    if let Some(address) = bound.metrics_address() {
+        println!("metrics on {address}");
+    }
+}
+
+/// Completes after `count` signals, SIGTERM or SIGINT.
+fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        for _ in 0..count {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+    })
+}
+
+/// Hides lines of libraries below INFO, whatever `RUST_LOG` says, because HTTP and TLS libraries print headers with
+/// tokens and frames with Secrets there (R-SECRET-1, R-THREAT-15).
+fn shows_no_wire(line: &Metadata<'_>) -> bool {
+    let is_own = OWN_TARGETS.contains(&line.target().split("::").next().unwrap_or_default());
+    is_own || *line.level() <= Level::INFO
+}
