@@ -20,8 +20,9 @@ use crate::cache::{Cursor, FeedState, Pull, Start, View};
 use crate::feeds::{FeedHandle, Scope};
 use crate::serve::feed_spec;
 use crate::wire::{Encoding, Representation};
-use base::{Tasks, random, watch};
+use base::{Tasks, random};
 use kubeapi::{EventType, Gvr};
+use tokio::sync::watch;
 
 /// Listens to one kind of RBAC's objects, by an ordinary feed.
 struct Listener {

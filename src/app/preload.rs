@@ -14,7 +14,8 @@ use crate::config::Serve;
 use crate::feeds::{FeedHandle, Feeds, Unavailable};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
-use base::{LogLimit, NotReady, Ready, Tasks, Tunable, watch};
+use base::{LogLimit, NotReady, Ready, Tasks, Tunable};
+use tokio::sync::watch;
 
 /// The pause before a preloaded feed that could not start, or has ended, is started again.
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);

@@ -18,8 +18,9 @@ use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
 use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
-use base::{Ready, Shares, Tasks, WallClock, mutant, watch};
+use base::{Ready, Shares, Tasks, WallClock, mutant};
 use kubeapi::{Access, Payer, RequestInfo, User, Verb};
+use tokio::sync::watch;
 
 /// Decides who somebody is and what they may do.
 #[derive(Clone)]

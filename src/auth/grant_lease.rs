@@ -27,8 +27,9 @@ use super::lease_terms::{Asserted, LeaseTerms, Stands};
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::upstream::CredentialId;
-use base::{Tasks, random, watch};
+use base::{Tasks, random};
 use kubeapi::{Access, Payer, User};
+use tokio::sync::watch;
 
 /// What an open watch stands on.
 #[derive(Debug)]

@@ -14,8 +14,9 @@ use super::agenda::Agenda;
 use super::authenticator::Authenticator;
 use super::namespace_quota::NamespaceShare;
 use super::{AffectedScope, NotGranted};
-use base::{until, watch};
+use base::until;
 use kubeapi::{Access, User};
+use tokio::sync::watch;
 
 /// The verdicts on a collection's namespaces: which of them somebody may read, as far as that was found out.
 pub(super) struct NamespaceVerdicts {

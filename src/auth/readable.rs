@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 use super::grant_lease::GrantLease;
 use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
 use super::{Grant, NotGranted, Revoked};
-use base::watch;
 use kubeapi::{Access, Gvr};
+use tokio::sync::watch;
 
 /// A permission for a collection: for everything that a request asks for, or for some namespaces of it.
 #[derive(Debug, Clone)]

@@ -6,7 +6,8 @@ use tokio::time::{Instant, sleep};
 use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use crate::upstream::Error;
-use base::{Backoff, NotReady, Ready, Waits, watch};
+use base::{Backoff, NotReady, Ready, Waits};
+use tokio::sync::watch;
 
 /// Whether upstream lets this proxy create reviews of one topic: what the last review that it answered has shown.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
@@ -6,7 +6,6 @@ use tokio::sync::OnceCell;
 
 use super::states::PastState;
 use crate::wire::{Lengths, Object, Representation};
-use base::HashKeys;
 use kubeapi::ObjectKey;
 
 /// Neighbouring objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them: lists are made of chunks.
@@ -47,7 +46,7 @@ pub struct Chunker {
 /// Objects that are cut between two yields to other tasks: half a millisecond.
 const CUT_AT_A_TIME: usize = 2_048;
 /// A secret, so that whoever chooses objects' names cannot foresee names of chunks.
-static SEED: LazyLock<HashKeys> = LazyLock::new(HashKeys::default);
+static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Chunk {
     /// The average length, of bodies as they came: several TLS records, and a millisecond of compression.

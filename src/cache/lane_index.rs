@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Event;
 use super::lane::Lane;
 use super::lane_key::LaneTerm;
-use base::Map;
+use indexmap::IndexMap;
 use kubeapi::Attributes;
 
 /// The narrow lanes of one namespace, or of all namespaces together. An event finds here the lanes that it concerns.
@@ -19,19 +19,19 @@ pub(super) struct LaneIndex {
     names: ByValue,
     /// By the field's place in the table. A table has a dozen fields at most.
     fields: Vec<(usize, ByValue)>,
-    labels: Map<Box<str>, LabelLanes>,
+    labels: IndexMap<Box<str>, LabelLanes>,
 }
 
-type ByValue = Map<Box<str>, Arc<Lane>>;
+type ByValue = IndexMap<Box<str>, Arc<Lane>>;
 
 /// The lanes for one label.
 #[derive(Debug, Default)]
 struct LabelLanes {
     present: Option<Arc<Lane>>,
     equal: ByValue,
-    sets: Map<Box<[Box<str>]>, Arc<Lane>>,
+    sets: IndexMap<Box<[Box<str>]>, Arc<Lane>>,
     /// The lanes of sets, by each of their values.
-    members: Map<Box<str>, Vec<Arc<Lane>>>,
+    members: IndexMap<Box<str>, Vec<Arc<Lane>>>,
 }
 
 impl LaneIndex {
@@ -42,7 +42,7 @@ impl LaneIndex {
             LaneTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
             LaneTerm::Field(position, value) => {
                 let at = self.fields.iter().position(|(field, _)| field == position).unwrap_or_else(|| {
-                    self.fields.push((*position, Map::default()));
+                    self.fields.push((*position, IndexMap::default()));
                     self.fields.len() - 1
                 });
                 self.fields[at].1.entry(value.clone()).or_insert_with(fresh).clone()
@@ -70,7 +70,7 @@ impl LaneIndex {
                 let Some(lanes) = self.labels.get_mut(key) else { return false };
                 let dropped = lanes.release(term);
                 if lanes.is_empty() {
-                    self.labels.remove(key);
+                    self.labels.swap_remove(key);
                 }
                 dropped
             }
@@ -152,12 +152,12 @@ impl LabelLanes {
                 let Some(lane) = self.sets.get(values).filter(|lane| !lane.has_readers()).cloned() else {
                     return false;
                 };
-                self.sets.remove(values);
+                self.sets.swap_remove(values);
                 for value in values {
                     let Some(lanes) = self.members.get_mut(value) else { continue };
                     lanes.retain(|member| !Arc::ptr_eq(member, &lane));
                     if lanes.is_empty() {
-                        self.members.remove(value);
+                        self.members.swap_remove(value);
                     }
                 }
                 true
@@ -199,10 +199,10 @@ fn unread(lane: Option<&Arc<Lane>>) -> bool {
     lane.is_some_and(|lane| !lane.has_readers())
 }
 
-fn drop_unread<K, Q>(lanes: &mut Map<K, Arc<Lane>>, key: &Q) -> bool
+fn drop_unread<K, Q>(lanes: &mut IndexMap<K, Arc<Lane>>, key: &Q) -> bool
 where
     K: Hash + Eq + Borrow<Q>,
     Q: Hash + Eq + ?Sized,
 {
-    unread(lanes.get(key)) && lanes.remove(key).is_some()
+    unread(lanes.get(key)) && lanes.swap_remove(key).is_some()
 }

@@ -6,7 +6,8 @@ use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
-use base::{Map, mutant};
+use base::mutant;
+use indexmap::IndexMap;
 
 /// The lanes of one feed. They find the readers that an event concerns in a few look-ups, however many readers there
 /// are.
@@ -16,7 +17,7 @@ pub(super) struct Lanes {
     pub(super) all: Arc<Lane>,
     /// Narrow lanes that span all namespaces.
     everywhere: LaneIndex,
-    namespaces: Map<Box<str>, LaneIndex>,
+    namespaces: IndexMap<Box<str>, LaneIndex>,
     /// How many narrow lanes are open.
     narrow: usize,
     /// Events that each of them holds.
@@ -30,7 +31,7 @@ impl Lanes {
         Self {
             all: Arc::new(Lane::new(LaneKey::all(), from, usize::MAX)),
             everywhere: LaneIndex::default(),
-            namespaces: Map::default(),
+            namespaces: IndexMap::default(),
             narrow: 0,
             narrow_events_max,
         }
@@ -60,7 +61,7 @@ impl Lanes {
                 let Some(index) = self.namespaces.get_mut(namespace) else { return };
                 let dropped = index.release(&key.term);
                 if index.is_empty() {
-                    self.namespaces.remove(namespace);
+                    self.namespaces.swap_remove(namespace);
                 }
                 dropped
             }

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::progress::Progress;
 use super::shared::Shared;
-use base::watch;
 use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 /// Follows how far a feed is. While somebody waits for a change, the newest version is taken to be whole as soon as
 /// silence allows it.

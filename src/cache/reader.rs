@@ -17,8 +17,9 @@ use super::transaction::Transaction;
 use super::wakes::Wakes;
 use super::{CacheConfig, ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
-use base::{Account, Cut, mutant, watch};
+use base::{Account, Cut, mutant};
 use kubeapi::{Gvr, ResourceVersion};
+use tokio::sync::watch;
 
 /// Reads one feed. Cloning shares.
 #[derive(Debug, Clone)]

@@ -15,8 +15,9 @@ use super::timeline::Timeline;
 use super::wholeness::Wholeness;
 use super::{CacheConfig, ChunkCache};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
-use base::{Tunable, watch};
+use base::Tunable;
 use kubeapi::{Gvr, ResourceVersion};
+use tokio::sync::watch;
 
 /// What one writer and many readers share.
 #[derive(Debug)]

@@ -21,8 +21,9 @@ use super::wakes::Wakes;
 use super::wholeness::Wholeness;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
-use base::{linger_before, mutant, watch};
+use base::mutant;
 use kubeapi::{Gvr, ResourceVersion};
+use tokio::sync::watch;
 
 /// The only writer of a feed's cache. It is not `Clone`: there is one reflector per feed.
 #[derive(Debug)]
@@ -130,7 +131,7 @@ impl CacheWriter {
         };
         self.shared.chunks.expire(now);
         self.shared.publish(|progress| progress.rv = whole);
-        linger_before("recorded, not woken", move || wakes.wake());
+        wakes.wake();
         self.enforce_budget();
         Ok(Applied::Fresh)
     }

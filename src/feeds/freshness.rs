@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::wanted_versions::WantedVersions;
-use base::watch;
 use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 /// Since when a feed is known to be current, and since when somebody needs it to be.
 ///

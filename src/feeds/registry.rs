@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::refusals::Refusals;
 use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
 use crate::wire::{Encoding, Representation};
-use base::{Map, Tunable};
+use base::Tunable;
 use kubeapi::ResourceVersion;
 
 /// A request for a feed that does not run: its writer, for whoever runs reflectors.
@@ -35,14 +36,14 @@ struct Shared {
     /// With one lock: what becomes of one feed is decided by how many there are, and by the others of its resource. In
     /// parts it would be found no sooner, for most look for the same: one, two and four threads took 50, 104 and 206 ns
     /// with one lock, and 47, 97 and 206 ns in parts (benches/README.md).
-    feeds: Mutex<Map<FeedKey, Arc<Feed>>>,
+    feeds: Mutex<BTreeMap<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that lasts.
     refused: Mutex<Refusals>,
     /// How other representations are obtained, for each feed: refusals outlive the feed that found them. This and what
     /// follows changes where feeds begin and end, under their lock.
-    renderings: Mutex<Map<FeedKey, Renderings>>,
+    renderings: Mutex<BTreeMap<FeedKey, Renderings>>,
     /// When feeds were retired, for as long as the feeds in their place have not settled.
-    outdated: Mutex<Map<FeedKey, Instant>>,
+    outdated: Mutex<BTreeMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
 }
@@ -149,7 +150,7 @@ impl Feeds {
     }
 
     /// The renderings for a feed that begins.
-    fn renderings_of(&self, key: &FeedKey, running: &Map<FeedKey, Arc<Feed>>) -> Renderings {
+    fn renderings_of(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) -> Renderings {
         let mut all = self.shared.renderings.lock();
         if all.len() >= FEEDS_MAX {
             all.retain(|key, _| running.contains_key(key));
@@ -195,7 +196,7 @@ impl Feeds {
     }
 
     /// Forgets what belongs to a feed that is over, except refusals, and its counts for a while.
-    fn close(&self, key: &FeedKey, running: &Map<FeedKey, Arc<Feed>>) {
+    fn close(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) {
         self.shared.counts.lock().close(key, self.shared.config.get().counts_age_max);
         if !running.contains_key(key) {
             self.shared.renderings.lock().retain(|of, renderings| of != key || renderings.has_refused());
@@ -252,7 +253,7 @@ impl Feeds {
 }
 
 /// The latest version that a live feed of the resource has reached.
-fn shown(key: &FeedKey, feeds: &Map<FeedKey, Arc<Feed>>) -> ResourceVersion {
+fn shown(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.newest().max(feed.reader.shown_at())).max().unwrap_or_default()
 }

@@ -1,10 +1,11 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
 use crate::wire::{Renderer, Representation};
-use base::{Map, watch};
+use tokio::sync::watch;
 
 /// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
 ///
@@ -19,7 +20,7 @@ pub struct Renderings {
 #[derive(Debug)]
 struct Shared {
     /// A feed has a handful, which begin and end together. Readers share the lock.
-    modes: RwLock<Map<Representation, RenderingMode>>,
+    modes: RwLock<BTreeMap<Representation, RenderingMode>>,
     /// The representation that is qualified before anybody asks for it.
     expected: Option<Representation>,
     /// Whether a reader has asked for that one.

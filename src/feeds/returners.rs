@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::cache::{CacheReader, View};
-use base::watch;
 use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 /// The clients that come from before a feed's history. Only the first history of a feed can be made to begin earlier,
 /// so nothing here is reset.

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::upstream::Build;
-use base::watch;
 use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 /// Whether the bodies that a feed holds are as the server that it follows writes them.
 ///

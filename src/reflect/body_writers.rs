@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::feeds::Feed;
 use crate::upstream::{Build, Server};
 use crate::wire::Encoding;
-use base::watch;
 use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 /// The servers behind one feed's bodies. The reflector says which server it reads from; the [`Renewer`](super::renew)
 /// finds out of which release these servers are.

@@ -38,7 +38,7 @@ use tokio::time::{Instant, timeout};
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::ProofCost;
 use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
-use base::{linger, mutant, random};
+use base::{mutant, random};
 use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::catch_up::CatchUp;
@@ -256,7 +256,6 @@ impl Prover {
         self.upstream.feed.current_gets.cost(ProofCost::Position);
         let lister = self.upstream.lister(SideRequest::Position);
         let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
-        linger("answered, not proven").await;
         let asked = if mutant(16) { Instant::now() } else { asked };
         Some(Position { asked, at })
     }

@@ -12,8 +12,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
 use crate::wire::BookmarkTemplate;
-use base::{Backoff, LogLimit, Waits, linger, random, watch};
+use base::{Backoff, LogLimit, Waits, random};
 use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 use super::body_writers::BodyWriters;
 use super::continuity::Continuity;
@@ -176,7 +177,6 @@ impl Reflector {
     /// Takes a step to the next state. Also returns what went wrong on the way.
     async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
         if let State::Listed { .. } = state {
-            linger("listed, not watched").await;
             if let Some(rested) = self.rests_until.take() {
                 self.writer.set_state(FeedState::Stale { since: self.last_sign });
                 sleep_until(rested).await;

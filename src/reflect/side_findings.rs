@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::cache::{Change, Prehistory, Unexplained};
 use crate::wire::Object;
-use base::watch;
 use kubeapi::{ObjectKey, ResourceVersion};
+use tokio::sync::watch;
 
 /// A finding of those that work beside a reflector.
 #[derive(Debug)]

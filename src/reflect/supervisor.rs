@@ -10,7 +10,7 @@ use crate::cache::FeedEnd;
 use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
-use base::{Tasks, Tunable, linger};
+use base::{Tasks, Tunable};
 
 use super::archivist::Archivist;
 use super::body_writers::BodyWriters;
@@ -96,7 +96,6 @@ impl Supervisor {
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
             let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
-            linger("feed begun").await;
             // An event is the reflector's alone: what is beside it is looked at when it has been woken itself.
             let mut beside = FuturesUnordered::from_iter([
                 prover.run().map(|never| match never {}).boxed(),
@@ -118,7 +117,6 @@ impl Supervisor {
             let end = leaving.end;
             // It leaves the registry first, so that whoever is woken by the end finds no trace of it.
             drop(leaving);
-            linger("left, not ended").await;
             reflector.end(end);
         });
     }
@@ -143,5 +141,34 @@ async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Tunable<ReflectConfig>) 
         if feeds.end_if_idle(feed, config.get().idle_max) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{CacheConfig, FeedState};
+    use crate::feeds::{FeedKey, FeedSpec, Scope};
+    use crate::wire::Encoding;
+    use kubeapi::Gvr;
+
+    #[tokio::test(start_paused = true)]
+    async fn feed_whose_task_panics_ends_and_the_next_reader_gets_a_new_one() {
+        let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+        let gvr = Gvr::new("", "v1", "pods");
+        let spec = FeedSpec::like_pods(FeedKey { gvr, scope: Scope::Cluster, encoding: Encoding::Json });
+        let first = feeds.handle(&spec, None).expect("there is room");
+        let Demand { feed, writer } = demands.recv().await.expect("a demand");
+        let registry = feeds.clone();
+        let panicked = tokio::spawn(async move {
+            let _writer = writer;
+            let _leaving = Leaving { feeds: &registry, feed: &feed, end: FeedEnd::Shutdown };
+            panic!("of this test");
+        });
+        assert!(panicked.await.is_err_and(|error| error.is_panic()));
+        assert!(matches!(first.reader.state(), FeedState::Ended(_)), "{:?}", first.reader.state());
+        let second = feeds.handle(&spec, None).expect("there is room");
+        assert_ne!(second.reader.state(), first.reader.state());
+        assert!(demands.try_recv().is_ok(), "the new feed asks for a reflector");
     }
 }

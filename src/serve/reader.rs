@@ -33,7 +33,7 @@ use crate::feeds::{FeedHandle, Feeds};
 use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
-use base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores, linger};
+use base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores};
 use kubeapi::{Status, VersionMatch, WatchStart};
 
 /// When a watch may try again that found its feed still being filled.
@@ -283,7 +283,6 @@ impl Reader {
         };
         let received = request.received;
         let admitted = Admitted { received, permit, place, source, opened, namespaces, chunks: None, row };
-        linger("granted, not begun").await;
         Ok(self.open_watch(request, admitted, &read, failed).await)
     }
 

@@ -19,8 +19,9 @@ use super::strict_transport::StrictTransport;
 use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
 use crate::net::CertificateValidity;
 use crate::wire::Encoding;
-use base::{Tasks, watch};
+use base::Tasks;
 use kubeapi::{Payer, Status};
+use tokio::sync::watch;
 
 /// Talks to upstream with our own credentials. Cloning shares the connections.
 #[derive(Clone, Debug)]

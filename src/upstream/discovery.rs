@@ -24,8 +24,8 @@ pub use self::reading::DiscoveryDocuments;
 use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
 use super::{Build, Cause, Client, Error};
 use crate::wire::Encoding;
-use base::watch;
 use kubeapi::{FieldTable, Gvr, PageStore};
+use tokio::sync::watch;
 
 /// One resource that upstream serves.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep};
 pub use self::choice::EndpointTimes;
 pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointSwitch, NextStep, SwitchCause};
 use super::{Error, ServerUrl};
-use base::{random, watch};
+use base::random;
+use tokio::sync::watch;
 
 /// The servers of upstream besides what the credentials say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBuf, ReadBufCursor};
 
-use base::watch;
+use tokio::sync::watch;
 
 /// What the servers behind one shard of a pool have said last. Cloning shares.
 #[derive(Debug, Clone)]

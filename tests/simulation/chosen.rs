@@ -6,7 +6,6 @@ use demo::{CountPerResource, RequestCounts};
 use verify::Record;
 
 use crate::excuses;
-use crate::failpoints::Delays;
 use crate::faults::{Fault, FaultKind};
 use crate::panics::with_panics;
 use crate::plan::Plan;
@@ -34,7 +33,7 @@ fn quiet_plan() -> Plan {
 /// Runs a plan. It must keep every promise.
 fn kept(plan: Plan) -> Kept {
     let plan = Plan { drains: false, ..plan };
-    let (ran, panics) = with_panics(|| run_plan(plan, &Delays::none()));
+    let (ran, panics) = with_panics(|| run_plan(plan));
     let Ran { verdict, lines, began_ns, asked, .. } = ran.unwrap_or_else(|| panic!("{}", panics.join("\n")));
     let broken = excuses::broken(&verdict, &lines);
     let first = verdict.first().map(|violation| format!("{violation:?}")).unwrap_or_default();

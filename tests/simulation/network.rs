@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::watch;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 /// Connections of one kind: those of a client, or those to upstream.

@@ -10,6 +10,7 @@ use kube_fanout::app::{Bound, Inherited, TaskLost};
 use kube_fanout::config::Serve;
 use kube_fanout::net::{Address, Listener};
 use kube_fanout::upstream::{CredentialSource, MemoryUpstream};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use verify::{
@@ -17,8 +18,7 @@ use verify::{
     WindowRecord,
 };
 
-use crate::failpoints::{Delays, Hits, Panics};
-use crate::faults::{Broken, FaultKind, PANIC};
+use crate::faults::{Broken, FaultKind};
 use crate::network::Network;
 use crate::plan::{ENCODINGS, Plan};
 
@@ -43,7 +43,6 @@ pub struct Ran {
     /// The records, a line each.
     pub lines: Vec<u8>,
     pub notes: Vec<String>,
-    pub hits: Hits,
     /// What was broken, by its name in [`KINDS`](crate::faults::KINDS).
     pub faults: Vec<&'static str>,
     /// The clock of the records when the run began.
@@ -54,30 +53,37 @@ pub struct Ran {
 
 /// Runs what a seed has drawn, and judges it.
 pub fn run(seed: u64) -> Ran {
-    run_plan(Plan::draw(seed), &Delays::draw(seed))
+    run_plan(Plan::draw(seed))
 }
 
 /// Runs a plan, whoever has made it, and judges it.
-pub fn run_plan(plan: Plan, delays: &Delays) -> Ran {
+pub fn run_plan(plan: Plan) -> Ran {
     let seed = plan.seed;
     fastrand::seed(seed);
     base::random::seed(seed);
     // The clock of all records begins before the first run's own does.
     now_ns();
-    let panics = delays.panics();
-    let mut faults: Vec<_> = plan.faults.iter().map(|fault| fault.kind.name()).collect();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let (began_ns, asked, lines, notes) = runtime.expect("a runtime").block_on(async {
+    let faults: Vec<_> = plan.faults.iter().map(|fault| fault.kind.name()).collect();
+    let (began_ns, asked, lines, notes) = runtime(seed).block_on(async {
         let began_ns = now_ns();
-        let (asked, lines, notes) = Simulation::begin(plan, panics.clone()).await.run_to_the_end().await;
+        let (asked, lines, notes) = Simulation::begin(plan).await.run_to_the_end().await;
         (began_ns, asked, lines, notes)
     });
-    faults.extend(panics.borrow().iter().map(|_| PANIC));
     let text = std::str::from_utf8(&lines).expect("JSON");
     let records = text.lines().map(|line| serde_json::from_str::<Record>(line).expect("a record"));
     let history = History::of(records).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let verdict = RunVerdict::of(&history, &Requirements::default());
-    Ran { verdict, lines, notes, hits: delays.hits(), faults, began_ns, asked }
+    Ran { verdict, lines, notes, faults, began_ns, asked }
+}
+
+/// A runtime on virtual time, whose choices among branches and tasks follow from the seed.
+fn runtime(seed: u64) -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_time().start_paused(true);
+    #[cfg(tokio_unstable)]
+    builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&seed.to_le_bytes()));
+    assert!(cfg!(tokio_unstable), "seed {seed} cannot be repeated: run `make simulation`");
+    builder.build().expect("a runtime")
 }
 
 struct Simulation {
@@ -91,7 +97,6 @@ struct Simulation {
     clientele: Arc<Clientele>,
     stop: Option<oneshot::Sender<()>>,
     app: tokio::task::JoinHandle<Result<(), TaskLost>>,
-    panics: Panics,
 }
 
 /// Something that is to be done at a moment.
@@ -110,7 +115,7 @@ enum Act {
 }
 
 impl Simulation {
-    async fn begin(plan: Plan, panics: Panics) -> Self {
+    async fn begin(plan: Plan) -> Self {
         let up = demo::upstream().nodes(0).bookmark_period(plan.bookmark_period).in_memory();
         let to_upstream = Network::new(plan.latency, plan.piece_bytes);
         let to_application = Network::new(plan.latency, plan.piece_bytes);
@@ -145,7 +150,7 @@ impl Simulation {
         let (stop, stopped) = oneshot::channel();
         let app = tokio::spawn(bound.run(async { drop(stopped.await) }, std::future::pending()));
         let (changes, from) = (up.changes(plan.plural()), up.revision());
-        Self { plan, up, changes, from, to_upstream, to_application, clientele, stop: Some(stop), app, panics }
+        Self { plan, up, changes, from, to_upstream, to_application, clientele, stop: Some(stop), app }
     }
 
     async fn run_to_the_end(mut self) -> (RequestCounts, Vec<u8>, Vec<String>) {
@@ -166,11 +171,6 @@ impl Simulation {
             writer.await.expect("no panic");
         }
         self.learn_until(Instant::now() + PATIENCE + Duration::from_secs(1)).await;
-        for from_ns in self.panics.borrow().iter().copied() {
-            let to_ns = from_ns + u64::try_from(SETTLES.as_nanos()).expect("seconds");
-            let name = PANIC.to_owned();
-            self.clientele.put(&Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() }));
-        }
         let clientele = Arc::into_inner(self.clientele).expect("writers are gone");
         let (lines, notes) = clientele.leave().await;
         let asked = self.up.counts();

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::failpoints::{FAILPOINTS, Hits};
 use crate::faults::KINDS;
 use crate::run::Ran;
 
@@ -21,10 +20,9 @@ pub struct Tally {
     least: Option<(u64, u64)>,
     /// How often something of each kind was broken.
     faults: BTreeMap<&'static str, u64>,
-    hits: Hits,
 }
 
-/// Seeds of which it is expected that they break everything there is to break, and pass every failpoint.
+/// Seeds of which it is expected that they break everything there is to break.
 pub const TELLING_SEEDS: u64 = 100;
 /// A seed that judges less often says too little.
 const JUDGED_MIN: u64 = 10;
@@ -46,11 +44,6 @@ impl Tally {
         for kind in &ran.faults {
             *self.faults.entry(kind).or_default() += 1;
         }
-        for (at, hits) in &ran.hits {
-            let sum = self.hits.entry(at).or_default();
-            sum.passed += hits.passed;
-            sum.lingered += hits.lingered;
-        }
         judged >= JUDGED_MIN
     }
 
@@ -63,21 +56,8 @@ impl Tally {
         if self.seeds >= TELLING_SEEDS {
             let unbroken = KINDS.iter().filter(|kind| !self.faults.contains_key(*kind));
             lacks.extend(unbroken.map(|kind| format!("{kind} never happened")));
-            lacks.extend(self.unpassed());
         }
-        lacks.extend(self.unknown());
         lacks
-    }
-
-    /// Failpoints that nothing has passed.
-    pub fn unpassed(&self) -> impl Iterator<Item = String> {
-        let unpassed = FAILPOINTS.iter().filter(|(at, _)| !self.hits.contains_key(at));
-        unpassed.map(|(at, between)| format!("{at} ({between}) was never passed"))
-    }
-
-    fn unknown(&self) -> impl Iterator<Item = String> {
-        let unknown = self.hits.keys().filter(|at| FAILPOINTS.iter().all(|(known, _)| known != *at));
-        unknown.map(|at| format!("{at} is not in the list of failpoints"))
     }
 }
 
@@ -91,8 +71,6 @@ impl fmt::Display for Tally {
         let (least_seed, least) = self.least.unwrap_or_default();
         writeln!(f, "promises judged {judged} times, at least {least} times in a seed ({least_seed})")?;
         let faults: Vec<_> = self.faults.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
-        writeln!(f, "broken: {}", faults.join(", "))?;
-        let hits = self.hits.iter().map(|(at, hits)| format!("{at} {} ({})", hits.passed, hits.lingered));
-        write!(f, "failpoints passed (lingered at): {}", hits.collect::<Vec<_>>().join(", "))
+        write!(f, "broken: {}", faults.join(", "))
     }
 }

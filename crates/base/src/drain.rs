@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use super::watch;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;

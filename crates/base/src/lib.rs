@@ -13,8 +13,6 @@ mod cut;
 mod deadlines;
 mod descriptors;
 mod drain;
-mod failpoint;
-mod hash_keys;
 mod log_limit;
 mod metrics;
 mod mutant;
@@ -28,7 +26,6 @@ mod tasks;
 mod tunable;
 mod turn_queue;
 mod wake_flag;
-pub mod watch;
 
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
@@ -38,10 +35,6 @@ pub use cut::Cut;
 pub use deadlines::{Deadline, Deadlines};
 pub use descriptors::{DESCRIPTOR_TRIES, descriptor_wanted, lacks_descriptor, want_descriptor};
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
-#[cfg(debug_assertions)]
-pub use failpoint::draw_delays;
-pub use failpoint::{linger, linger_before};
-pub use hash_keys::{HashKeys, Map};
 pub use log_limit::LogLimit;
 pub use metrics::describe;
 pub use mutant::mutant;

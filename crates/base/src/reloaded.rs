@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::metrics::Reloads;
-use super::watch;
+use tokio::sync::watch;
 
 /// A value that is read from files, and read again when they change. Cloning shares it.
 ///

@@ -9,7 +9,8 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::{CorePlace, Cores, watch};
+use super::{CorePlace, Cores};
+use tokio::sync::watch;
 
 /// The owner of background tasks: each has a name, and all end with their owner.
 ///

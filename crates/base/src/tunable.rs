@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::watch;
+use tokio::sync::watch;
 
 /// A value that may be put in another's place while it is in use. Cloning shares it.
 ///

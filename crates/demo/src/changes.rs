@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::store::{ObjectStore, StoreEvent};
-use base::watch;
+use tokio::sync::watch;
 
 /// What happens to a resource in the store itself, from the moment on at which it was asked for: no fault touches it.
 #[derive(Debug)]

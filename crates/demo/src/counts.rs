@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::kinds::KINDS;
-use base::watch;
+use tokio::sync::watch;
 
 /// A number for each resource, by its plural.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,8 @@ use super::counts::Counter;
 use super::reviews::ReviewAnswers;
 use super::store::ObjectStore;
 use super::switches::Switches;
-use base::{now_ns, watch};
+use base::now_ns;
+use tokio::sync::watch;
 
 /// Requests that are remembered for tests to look at.
 const SEEN_MAX: usize = 4096;

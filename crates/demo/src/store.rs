@@ -15,7 +15,7 @@ use super::json::JsonMembers;
 use super::kinds::{KINDS, ServedKind};
 use super::object::{Meta, StoredObject};
 use super::status::DemoStatus;
-use base::watch;
+use tokio::sync::watch;
 
 /// The objects of a resource at one revision, in the order of their keys.
 pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;

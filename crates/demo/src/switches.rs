@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use super::freeze::Freeze;
-use base::watch;
+use tokio::sync::watch;
 
 /// Orders that an open watch may fall behind by before it misses one.
 const ORDERS_MAX: usize = 64;

@@ -20,8 +20,8 @@ use super::store::{ObjectMap, StoreEvent, StoreEventType, frame};
 use super::switches::{Act, FaultOrder, Stall};
 use super::table::IncludeObject;
 
-use base::watch;
 use frames::seen_as;
+use tokio::sync::watch;
 
 /// The size up to which objects are written together when a watch begins with the initial objects.
 const BATCH_BYTES: usize = 64 * 1024;

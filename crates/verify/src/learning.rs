@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use super::Digest;
 use super::record::{EventKind, KnownRecord, Record, TruthRecord, TruthSource};
 use super::scene::Scene;
-use base::{now_ns, watch};
+use base::now_ns;
+use tokio::sync::watch;
 
 pub(super) use direct::Direct;
 pub(super) use etcd::Etcd;

@@ -15,7 +15,7 @@ use crate::reflect::side_findings::{Divergence, Explanation, Found, Proof, Renew
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
-use base::{linger, mutant};
+use base::mutant;
 use kubeapi::ResourceVersion;
 
 /// A clean end that comes sooner, without an item, was no watch in earnest.
@@ -127,9 +127,7 @@ impl Reflector {
                 Err(next) => return next,
             }
             silence = self.settles_by_silence();
-            if silence.is_some() {
-                linger("amid a transaction").await;
-            }
+            if silence.is_some() {}
         }
     }
 

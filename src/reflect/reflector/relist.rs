@@ -13,7 +13,6 @@ use crate::reflect::metrics::{Gap, SideRequest};
 use crate::reflect::session::BrokenStream;
 use crate::reflect::side_findings::Divergence;
 use crate::upstream::Error;
-use base::linger;
 use kubeapi::ResourceVersion;
 
 /// A feed of up to this size is listed again in one request, whose answer is read whole.
@@ -64,7 +63,6 @@ impl Reflector {
                 .map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
-        linger("listed again, not swapped").await;
         if matches!(recovered, Recovered::OtherHistory) {
             self.relists.listed(Instant::now());
             self.give_up(at, "a list cannot have come of what was told before");
