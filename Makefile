@@ -299,13 +299,6 @@ imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forg
 	$(SEED:%=IMPERFECT_SEED=%) IMPERFECT_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 imperfect::
 
-.PHONY: gets
-gets: ## GETs without a version, directly and through a release build: cost, p99, none old (SECONDS=60 RATE=2000)
-	@tests/kube/build.sh
-	$(CARGO) build --release $(LOCKED)
-	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout GETS_SECONDS=$(SECONDS) GETS_RATE=$(or $(RATE),2000) \
-	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture gets::many_gets
-
 .PHONY: fuzz
 fuzz: ## Bytes that no peer should send, for every parser, each for SECONDS (SECONDS=60 ARGS="events pages")
 	@fuzz/run.sh $(SECONDS) $(ARGS)

@@ -10,7 +10,6 @@
 //! asks upstream, and nothing knows of requests.
 
 mod counts;
-mod current_gets;
 mod feed;
 mod feed_key;
 mod feed_spec;
@@ -27,7 +26,6 @@ mod wanted_versions;
 mod tests;
 
 pub use counts::{CountedMetric, FeedCounts};
-pub use current_gets::{CurrentGets, GetOutcome, ProofCost};
 pub use feed::{Feed, FeedHandle};
 pub use feed_key::{FeedKey, Scope};
 pub use feed_spec::FeedSpec;

@@ -45,7 +45,6 @@ STAGES = [
     ("goaways", ["goaways", "REQUESTS=10000"], 5, False),
     ("endurance", ["endurance", "SECONDS=1800"], 31, True),
     ("neighbours", ["neighbours"], 6, False),
-    ("gets", ["gets"], 6, False),
     ("informers", ["informers"], 10, False),
     ("informers-of-events", ["informers-of-events"], 10, False),
     ("rebalance", ["rebalance"], 6, False),

@@ -1,5 +1,4 @@
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,8 +39,6 @@ pub(super) struct AccessReviewer {
     /// Decisions by which proxies behind us are answered for what is not in the cache.
     of_proxies: Decisions,
     config: AuthConfig,
-    /// Questions of requests that were not worth putting when they came up, by their hash: the next time they are.
-    put_off: Cache<u64, ()>,
     /// How many questions one user's requests may cost, and how many those of all.
     budget: DefaultKeyedRateLimiter<Payer>,
     requests_pace: QuestionPace<()>,
@@ -109,8 +106,6 @@ const QUESTION_BYTES: usize = 512;
 const QUESTION_TEXT_MAX: usize = 10_000;
 /// How many bytes such questions of requests may take.
 const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
-/// How many questions that were put off are known.
-const PUT_OFF_MAX: u64 = 100_000;
 /// How long a request waits when all requests together ask for too much.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How many users are remembered before idle ones are forgotten.
@@ -130,7 +125,6 @@ impl AccessReviewer {
             of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
             of_proxies: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
             config: config.clone(),
-            put_off: Cache::builder().max_capacity(PUT_OFF_MAX).time_to_live(config.allowed_ttl).build(),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
             leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
@@ -157,21 +151,6 @@ impl AccessReviewer {
             AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, key, Some(since), ask).await,
         };
         decision?.vouched()
-    }
-
-    /// Whether the answer is remembered, or so many ask that it is worth a question: the second time within as long as
-    /// answers are remembered.
-    pub(super) async fn is_worth_asking(&self, user: &Arc<User>, access: &Arc<Access>) -> bool {
-        let question = Question { user: user.clone(), access: access.clone() };
-        if self.of_requests(access).contains_key(&question) {
-            return true;
-        }
-        let mut hasher = DefaultHasher::new();
-        question.hash(&mut hasher);
-        let hash = hasher.finish();
-        let is_second = self.put_off.contains_key(&hash);
-        self.put_off.insert(hash, ()).await;
-        is_second
     }
 
     /// Whether the user of a proxy behind us may ask for this. It asks for its clients, again and again, and nothing of

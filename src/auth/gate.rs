@@ -154,19 +154,6 @@ impl Gate {
         grant
     }
 
-    /// Grants this request if that is known to be right, or will be asked again and again. Otherwise nothing is said:
-    /// whoever passes the request on spares upstream a question.
-    pub async fn grant_if_worth_asking(&self, caller: &Caller, info: &RequestInfo) -> Option<Grant> {
-        let access = Arc::new(Access::of(info));
-        let Some(shared) = &self.delegated else { return Some(Grant::new(access, None)) };
-        if let Some(known) = shared.known(caller).ok()?
-            && !shared.authenticator.access_reviewer.is_worth_asking(&known.user, &access).await
-        {
-            return None;
-        }
-        shared.grant(caller, info, access).await.ok()
-    }
-
     /// Whether a proxy behind us may ask for what is no content of the cache: reviews of its callers, and what upstream
     /// says of itself.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {

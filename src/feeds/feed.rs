@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{CurrentGets, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
+use super::{FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
 use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, PinTerms, Pins, Snapshot};
 use crate::wire::{Columns, Representation};
 use base::Cut;
@@ -19,7 +19,6 @@ pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
     pub freshness: Freshness,
-    pub current_gets: CurrentGets,
     pub renderings: Renderings,
     pub vintage: Vintage,
     pub returners: Returners,
@@ -85,7 +84,6 @@ impl Feed {
                 spec,
                 reader,
                 freshness,
-                current_gets: CurrentGets::default(),
                 renderings,
                 vintage: Vintage::default(),
                 returners: Returners::default(),

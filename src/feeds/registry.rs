@@ -131,14 +131,9 @@ impl Feeds {
 
     /// The feed for `key` if it runs, and reads objects under this edition of their definition.
     pub fn find(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<FeedHandle> {
-        self.glance(key, edition).map(FeedHandle::new)
-    }
-
-    /// The same for whoever only looks whether there is one, which is no use of it: it does not keep the feed running.
-    pub fn glance(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<Arc<Feed>> {
         let feed = self.shared.feeds.lock().get(key).cloned()?;
         let is_over = matches!(feed.reader.state(), FeedState::Ended(_));
-        (!is_over && feed.spec.edition.as_ref() == edition).then_some(feed)
+        (!is_over && feed.spec.edition.as_ref() == edition).then(|| FeedHandle::new(feed))
     }
 
     /// Why a representation of this feed's objects is not derived, whether or not the feed runs.

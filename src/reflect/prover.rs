@@ -36,7 +36,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{FeedState, Snapshot};
-use crate::feeds::ProofCost;
 use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
 use base::{mutant, random};
 use kubeapi::{ObjectKey, ResourceVersion};
@@ -253,7 +252,6 @@ impl Prover {
     async fn position(&self) -> Option<Position> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         self.upstream.metrics.asked(SideRequest::Position);
-        self.upstream.feed.current_gets.cost(ProofCost::Position);
         let lister = self.upstream.lister(SideRequest::Position);
         let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
         let asked = if mutant(16) { Instant::now() } else { asked };
@@ -290,7 +288,6 @@ impl Prover {
     async fn listed(&self, query: &str) -> Result<Listed, Error> {
         self.upstream.metrics.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
-        self.upstream.feed.current_gets.cost(ProofCost::Equality(before.len()));
         let reach = Reach::of(&self.upstream.feed.reader, before.rv);
         let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
         let VersionPage { at, versions, is_from_memory, .. } = page;
@@ -427,7 +424,6 @@ impl Prover {
     /// tells its readers how far that is if it is `announced`.
     async fn by_catching_up(&self, announced: bool) -> Result<(), Ended> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
-        self.upstream.feed.current_gets.cost(ProofCost::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
         // More may have happened at the version of the newest event, which our own stream does not tell: a watch from

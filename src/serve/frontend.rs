@@ -23,7 +23,7 @@ use super::response_context::{
     AUDIT_ID, REASON, REFUSED_BY, ResponseContext, expectation_failed, malformed, new_audit_id,
 };
 use super::reviews::ReviewDesk;
-use super::route::{ForwardReason, GetRead, Route, RouteInput, WatchRead, check_kind, route};
+use super::route::{ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
 use super::serve_config::ServeConfig;
 use super::sightings::{Sightings, Who};
 use super::sources::Unready;
@@ -34,7 +34,7 @@ use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 use base::{DrainWatch, Ready, Tasks, Tunable};
-use kubeapi::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, VersionMatch, reaches_inside};
+use kubeapi::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 
 /// Accepts requests, and hands each to the part that answers it.
 #[derive(Debug)]
@@ -328,24 +328,16 @@ impl Frontend {
             Ok(ours) => ours,
         };
         // A caller that may not read learns nothing of what else is wrong with the request.
-        let (permit, turn) = match &route {
-            Route::Get(read) if read.version == VersionMatch::Unset => {
-                match self.shared_proof(&request, resource, read).await {
-                    Some((permit, turn)) => (permit, Some(turn)),
-                    None => return self.pass(request, ForwardReason::ConsistentGet).await,
-                }
-            }
-            _ => match self.permit(&mut request, resource).await {
-                Ok(permit) => (permit, None),
-                Err(refused) => return request.turned_away(&refused),
-            },
+        let permit = match self.permit(&mut request, resource).await {
+            Ok(permit) => permit,
+            Err(refused) => return request.turned_away(&refused),
         };
         let payer = request.caller.payer();
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let answered = match route {
             Route::Refuse(status) => Err(Unready::Refuse(status)),
             Route::Get(read) => {
-                let reading = pin!(self.reader.get(&request, &permit, resource, read, turn));
+                let reading = pin!(self.reader.get(&request, &permit, resource, read));
                 self.admission.while_waiting(payer.as_ref(), reading).await.unwrap_or_else(|shed| Err(shed.into()))
             }
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
@@ -368,20 +360,6 @@ impl Frontend {
             response.extensions_mut().insert(decision);
         }
         response
-    }
-
-    /// Leave to read an object's most recent state here, and when to ask for the proof, if that costs upstream less
-    /// than passing the request on.
-    async fn shared_proof(
-        &self,
-        request: &ReadRequest,
-        resource: &Resource,
-        read: &GetRead,
-    ) -> Option<(Permit, Instant)> {
-        let turn = self.reader.turn_of_get(resource, read, request.received)?;
-        let granted = pin!(self.gate.grant_if_worth_asking(&request.caller, &request.info));
-        let granted = self.admission.while_waiting(request.caller.payer().as_ref(), granted).await;
-        Some((Permit::Whole(granted.ok()??), turn))
     }
 
     /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.

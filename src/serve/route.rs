@@ -365,6 +365,9 @@ fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representati
         Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::Parameter.into()),
         version => version?,
     };
+    if version == VersionMatch::Unset {
+        return Err(ForwardReason::ConsistentGet.into());
+    }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
     Ok(Route::Get(GetRead { representation, key, version }))

@@ -14,8 +14,7 @@ use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use crate::auth::Permit;
 use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
-    CurrentGets, FeedHandle, FeedKey, FeedSpec, Feeds, GetOutcome, RenderingMode, RenderingRefusal as Underived, Scope,
-    Unavailable,
+    FeedHandle, FeedKey, FeedSpec, Feeds, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable,
 };
 use crate::listing::Shed;
 use crate::upstream::{Resource, ResourceOrigin};
@@ -215,25 +214,6 @@ impl Sources {
         })
     }
 
-    /// When a GET of the most recent state should ask for a proof that it shares with others, if it should. Most are
-    /// passed on, and leave no trace: none keeps a feed running, or asks for a representation.
-    pub(super) fn turn_of_get(
-        &self,
-        resource: &Resource,
-        namespace: Option<&str>,
-        wanted: Representation,
-        received: Instant,
-    ) -> Option<Instant> {
-        let widest = self.config.get().coverage.scope(resource).ok()?;
-        let running = |encoding: &Encoding| {
-            let mut scopes = scopes(widest.clone(), namespace);
-            scopes.find_map(|scope| self.feeds.glance(&key(resource, scope, *encoding), resource.edition.as_ref()))
-        };
-        let feed = encodings(resource, wanted).iter().find_map(running)?;
-        let live = feed.reader.state() == FeedState::Live;
-        feed.current_gets.turn(received).filter(|_| live)
-    }
-
     /// Waits until the feed is as fresh as the request asks, for `fresh_wait_max` at most and no longer than the feed
     /// runs.
     pub(super) async fn fresh(
@@ -269,23 +249,6 @@ impl Sources {
             }
             VersionMatch::Unset => self.current(feed, received, Instant::now() + wait_max).await,
         }
-    }
-
-    /// Waits until the feed is proven to be current, together with other GETs, or not for long: to pass a GET on costs
-    /// little.
-    pub(super) async fn current_for_get(
-        &self,
-        feed: &FeedHandle,
-        received: Instant,
-        turn: Instant,
-    ) -> Result<(), Unready> {
-        sleep_until(turn).await;
-        let proven = self.current(feed, received, turn + CurrentGets::WAIT_MAX).await;
-        feed.current_gets.came_to(match proven {
-            Ok(()) => GetOutcome::Proven { waited: received.elapsed() },
-            Err(_) => GetOutcome::Late,
-        });
-        proven
     }
 
     /// Waits like [`fresh`](Self::fresh), for a caller that is told the feed's version: then what came a moment ago is

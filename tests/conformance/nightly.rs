@@ -20,7 +20,6 @@ mod faults;
 mod floods;
 mod follower;
 mod freshness;
-mod gets;
 mod hostile;
 mod imperfect;
 mod informers_of_events;

@@ -31,7 +31,6 @@ mod deadlines;
 #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
 mod drain;
 mod drain_storms;
-mod gets;
 mod handshakes;
 mod memory;
 mod quiet;

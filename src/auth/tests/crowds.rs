@@ -176,24 +176,6 @@ async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before(
     scene.gate.grant(&caller, &watch).await.expect("it is asked about again");
 }
 
-/// Who could be passed on for as little costs a question when it comes again, and is not refused for it.
-#[tokio::test(start_paused = true)]
-async fn a_request_that_could_be_passed_on_is_asked_about_when_it_comes_again() {
-    let scene = scene();
-    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
-    let one = info("/api/v1/namespaces/t1/pods/one");
-    scene.stub.asked();
-    let granted = async || scene.gate.grant_if_worth_asking(&caller, &one).await.is_some();
-    assert!(!granted().await);
-    assert_eq!(scene.stub.asked().len(), 0);
-    for put in [1, 0] {
-        assert!(granted().await);
-        assert_eq!(scene.stub.asked().len(), put);
-    }
-    let other = info("/api/v1/namespaces/t1/pods/other");
-    assert!(scene.gate.grant_if_worth_asking(&caller, &other).await.is_none(), "each object is asked about apart");
-}
-
 /// A decision is for a user with everything that upstream knows of it, and for nobody else of that name (A3).
 #[tokio::test(start_paused = true)]
 async fn whoever_differs_in_anything_is_asked_about_apart() {

@@ -1,7 +1,5 @@
 //! Answers GETs.
 
-use tokio::time::Instant;
-
 use super::{Answered, Reader};
 use crate::auth::Permit;
 use crate::serve::metrics;
@@ -13,24 +11,13 @@ use crate::upstream::Resource;
 use kubeapi::Status;
 
 impl Reader {
-    /// When this GET of the most recent state should ask for a proof, if it is worth one.
-    pub(in super::super) fn turn_of_get(
-        &self,
-        resource: &Resource,
-        read: &GetRead,
-        received: Instant,
-    ) -> Option<Instant> {
-        self.sources.turn_of_get(resource, read.namespace(), read.representation, received)
-    }
-
-    /// One object. A read of its most recent state has a `turn`.
+    /// One object.
     pub(in super::super) async fn get(
         &self,
         request: &ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: GetRead,
-        turn: Option<Instant>,
     ) -> Answered {
         if !permit.names(Some(read.key.name())) {
             return Err(Unready::Forward(ForwardReason::Ungranted));
@@ -40,10 +27,7 @@ impl Reader {
             return Err(Unready::Forward(ForwardReason::NotCached));
         };
         let feed = &source.feed;
-        match turn {
-            Some(turn) => self.sources.current_for_get(feed, request.received, turn).await?,
-            None => self.sources.fresh(feed, read.version, (request.received, false)).await?,
-        }
+        self.sources.fresh(feed, read.version, (request.received, false)).await?;
         self.sources.of_present(&source).await?;
         // An object is told with its own version, and no other.
         let Some(current) = feed.reader.newest_objects() else {

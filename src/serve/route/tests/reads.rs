@@ -19,14 +19,14 @@ fn a_get_names_one_object_and_how_fresh_it_must_be() {
 }
 
 #[test]
-fn a_get_without_a_version_is_of_the_most_recent_state() {
+fn get_without_version_is_forwarded() {
     assert_said(&[
-        ("/api/v1/namespaces/a/pods/p", "get json a/p current"),
-        ("/api/v1/namespaces/a/pods/p?resourceVersion=", "get json a/p current"),
-        ("/api/v1/namespaces/a/pods/p?resourceVersionMatch=Exact", "get json a/p current"),
-        ("/api/v1/nodes/n?watch=1", "get json n current"),
-        ("/api/v1/namespaces/a", "get json a current"),
-        ("/apis/example.com/v1/planets/mars", "get json mars current"),
+        ("/api/v1/namespaces/a/pods/p", "forward: consistent_get"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=", "forward: consistent_get"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersionMatch=Exact", "forward: consistent_get"),
+        ("/api/v1/nodes/n?watch=1", "forward: consistent_get"),
+        ("/api/v1/namespaces/a", "forward: consistent_get"),
+        ("/apis/example.com/v1/planets/mars", "forward: consistent_get"),
     ]);
 }
 
