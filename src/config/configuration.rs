@@ -227,7 +227,7 @@ pub(super) struct DelegatedSection {
     /// again; half as many of one user's. Where a change of RBAC touches more open decisions than can be asked
     /// about in four seconds, the others follow at this pace
     pub(super) lease_reviews_per_second: Number<1, 100_000>,
-    /// Namespaces of open [readable](READABLE.md) watches that are asked about again. Such watches together stand
+    /// Namespaces of open [readable](GUIDES.md) watches that are asked about again. Such watches together stand
     /// on four times as many at most; beyond that they are refused with 429
     pub(super) namespaces_per_second: Number<1, 100_000>,
     /// The same of one user (name and UID): by default its open readable watches stand on 2,000 namespaces together

@@ -1,4 +1,7 @@
 //! The versions that a prover has been told, and those that it still pursues.
+//!
+//! Each feed asks for its own position. An apiserver answers with the revision of its whole storage, but resources may
+//! be in different ones (`--etcd-servers-overrides`), and the revision of another storage proves nothing.
 
 use std::collections::VecDeque;
 

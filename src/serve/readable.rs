@@ -1,4 +1,4 @@
-//! Requests for the part of a collection across namespaces that the caller may read (docs/READABLE.md).
+//! Requests for the part of a collection across namespaces that the caller may read (docs/GUIDES.md).
 
 use http::header::HeaderName;
 use http::{Request, Uri};

@@ -64,7 +64,7 @@ async fn what_an_audit_log_promises_a_proxy_spares() {
     let asked = ask_all(&direct, &maps, DIRECT, version).await;
     eventually("all is in the log", async || (answered(DIRECT) == asked).then_some(())).await;
     let (memory, rest) = estimated(&log, DIRECT);
-    let [block] = blocks("docs/INSTALL.md", "what_an_audit_log_promises_a_proxy_spares");
+    let [block] = blocks("docs/FORMS.md", "what_an_audit_log_promises_a_proxy_spares");
     let log = log.display().to_string();
     let shell = Shell::in_checkout(bed.file("reader"));
     let said = shell.run(&with(&block, &[("/var/log/kubernetes/audit.log", &log)]));

@@ -1,4 +1,5 @@
-//! The commands of docs/INSTALL.md and README.md on a real control plane, word for word but for what each test says.
+//! The commands of README.md, docs/QUICKSTART.md, docs/FORMS.md, docs/INSTALL.md and docs/GUIDES.md on a real control
+//! plane, word for word but for what each test says.
 //! What the manifests hold runs as its containers say.
 
 mod container;
@@ -74,17 +75,14 @@ async fn variables(direct: &Http, workload: &str) -> Value {
     client["spec"]["template"]["spec"]["containers"][0]["env"].clone()
 }
 
-/// The commands of docs/INSTALL.md and docs/GUIDES.md by which clients come to a proxy, and go back.
-async fn clients_are_told(shell: &Shell, direct: &Http, point: &str, back: &str) {
-    let [controller, agent] = blocks("docs/GUIDES.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
+/// Points an agent and a controller at the proxy, and the agent back at the apiserver.
+async fn clients_are_pointed(shell: &Shell, direct: &Http, [agent, controller, back]: [&str; 3]) {
     let told = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
-    for commands in [point, &agent] {
-        shell.run(commands);
-        assert_eq!(variables(direct, "daemonsets/agent").await, told);
-        shell.run(back);
-        assert_eq!(variables(direct, "daemonsets/agent").await, Value::Null);
-    }
-    shell.run(&controller);
+    shell.run(agent);
+    assert_eq!(variables(direct, "daemonsets/agent").await, told);
+    shell.run(back);
+    assert_eq!(variables(direct, "daemonsets/agent").await, Value::Null);
+    shell.run(controller);
     assert_eq!(variables(direct, "deployments/controller").await, told);
 }
 
@@ -93,8 +91,10 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     let Some(bed) = bed::own("install-central").await.filter(|_| has(&["openssl"])) else { return };
     let shell = reader(&bed).set("NAMESPACE", "agents").set("CONTROLLER", "controller");
     let (direct, root) = (bed.direct(), Root::new(&bed, "central"));
-    let [check, central, holders, scrapers, self_signed, pointing, point, back] =
+    let [check, central, holders, scrapers, self_signed] =
         blocks("docs/INSTALL.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
+    let [pointing, agent, controller, back] =
+        blocks("docs/GUIDES.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
     shell.run(&self_signed);
     shell.run(&central);
     let proxy = run(&root, &direct, "deployments/kube-fanout", None).await;
@@ -109,7 +109,7 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     agents(&bed, &client).await;
     let authority = fs::read_to_string(shell.home.join("tls.crt")).expect("it was made");
     let kubeconfig = through(&client, &pointing, "kube-fanout", &proxy, &authority);
-    clients_are_told(&shell, &direct, &point, &back).await;
+    clients_are_pointed(&shell, &direct, [&agent, &controller, &back]).await;
     let before = proxy.sum("kube_fanout_served_total").await;
     let list = format!("kubectl --kubeconfig '{}' get --raw", kubeconfig.display());
     let said = shell.run(&format!("{list} '{PODS}'"));
@@ -307,7 +307,7 @@ async fn a_node_gets_its_certificate_and_is_proxied_with_it() {
     let Some(bed) = bed::beside_others().await.filter(|_| has(&["openssl", "curl"])) else { return };
     let shell = reader(&bed).set("NODE_NAME", "n1");
     let [request] = blocks("docs/INSTALL.md", "a_node_gets_its_certificate_and_is_proxied_with_it");
-    let [socket] = blocks("README.md", "a_node_gets_its_certificate_and_is_proxied_with_it");
+    let [socket] = blocks("docs/FORMS.md", "a_node_gets_its_certificate_and_is_proxied_with_it");
     let mut asking = shell.command(&request);
     let asked = tokio::task::spawn_blocking(move || asking.output().expect("a shell"));
     let _signer = signer(&bed, "kube-fanout-n1").await;
@@ -399,7 +399,10 @@ async fn the_commands_of_the_readme_lead_to_a_cluster() {
     let spec = json!({"containers": [{"name": "c", "image": "i"}]});
     let pods = format!("/api/v1/namespaces/{}/pods", bed.namespace("readme").await);
     direct.create(&pods, json!({"metadata": {"name": "seen"}, "spec": spec})).await;
-    let [workstation, central] = blocks("README.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [first_two] = blocks("README.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [workstation] = blocks("docs/QUICKSTART.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    assert!(workstation.starts_with(&first_two), "the README begins as the quick start does: {first_two}");
+    let [central] = blocks("docs/FORMS.md", "the_commands_of_the_readme_lead_to_a_cluster");
     let address = free_address();
     let listen = format!("--listen {address} --admin 127.0.0.1:0");
     let workstation = with(&workstation, &[("--listen 127.0.0.1:8001", &listen), ("127.0.0.1:8001", &address)]);

@@ -1,4 +1,4 @@
-//! A tree of proxies: the apiserver sees those in front of it, and nothing of those behind them (docs/SCALE.md). `make
+//! A tree of proxies: the apiserver sees those in front of it, and nothing of those behind them (docs/FORMS.md). `make
 //! tree` plants a larger one.
 
 mod idle;

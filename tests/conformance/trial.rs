@@ -31,19 +31,18 @@ async fn on_a_real_control_plane_everything_is_killed_and_nothing_is_lost() {
     said.lines().rev().take(4).for_each(say);
 }
 
-/// As somebody does it who follows docs/INSTALL.md or README.md in a checkout, looks at it and presses Ctrl-C.
+/// The command of docs/QUICKSTART.md in a checkout, ended by Ctrl-C.
 #[tokio::test]
 async fn the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c() {
     let Some(testbed) = binary() else { return };
-    let [block] = blocks("docs/INSTALL.md", "the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c");
-    let [first] = blocks("README.md", "the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c");
-    assert_eq!(with(&first, &[("cargo run --release --", "kube-fanout")]), block, "another build of the same");
+    let [block] = blocks("docs/QUICKSTART.md", "the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c");
     let shell = Shell::in_checkout(scratch_file("try"));
     fs::create_dir_all(shell.home.join("target/testbed")).expect("a folder");
     shell.link("target/testbed/kube-testbed", &testbed);
     let (out, log) = (shell.home.join("out"), shell.home.join("log"));
     // A thousand of them would take the processors from every test beside this one.
-    let fewer = with(&block, &[("fanoutctl try", &format!("fanoutctl try --informers {INFORMERS}"))]);
+    let fewer = format!("fanoutctl try --informers {INFORMERS}");
+    let fewer = with(&block, &[("cargo run --release -- try", &fewer)]);
     let mut command = shell.command(&format!("exec {fewer}"));
     command.stdout(File::create(&out).expect("a file")).stderr(File::create(&log).expect("a file"));
     let mut process = Process::start("fanoutctl try", &mut command);

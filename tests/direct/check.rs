@@ -1,4 +1,4 @@
-//! What `kube-fanout check` says before a proxy runs (docs/INSTALL.md, "Before it runs").
+//! What `kube-fanout check` says before a proxy runs (docs/INSTALL.md, "Before you install").
 
 use std::path::Path;
 

@@ -158,7 +158,16 @@ fn every_flag_in_a_block_is_one_that_the_command_has() {
     let dir = Dir::new();
     let shell = Shell::in_checkout(dir.join("home")).set("NODE_NAME", "n1");
     let mut count = 0;
-    for document in ["README", "docs/BENCH", "docs/INSTALL", "docs/OPERATING", "docs/RUNBOOK", "docs/VERIFY"] {
+    for document in [
+        "README",
+        "docs/BENCH",
+        "docs/FORMS",
+        "docs/INSTALL",
+        "docs/OPERATING",
+        "docs/QUICKSTART",
+        "docs/RUNBOOK",
+        "docs/VERIFY",
+    ] {
         for command in own_commands(&format!("{document}.md")) {
             let said = shell.run(&format!("{command} --help"));
             assert!(said.contains("Usage: "), "{command}: {said}");
@@ -173,11 +182,11 @@ fn every_flag_in_a_block_is_one_that_the_command_has() {
 #[test]
 fn the_settings_in_the_documents_are_valid() {
     let dir = Dir::new();
-    let [scale] = blocks("docs/SCALE.md", "the_settings_in_the_documents_are_valid");
+    let [tree] = blocks("docs/FORMS.md", "the_settings_in_the_documents_are_valid");
     let [config, scraped] = blocks("docs/CONFIG.md", "the_settings_in_the_documents_are_valid");
     let credentials = kubeconfig(&dir, "http://127.0.0.1:1", "").display().to_string();
     let config = with(&config, &[("/etc/kube-fanout/kubeconfig", &credentials)]);
-    for settings in [scale, config, scraped] {
+    for settings in [tree, config, scraped] {
         let file = dir.file("config.yaml", &settings).display().to_string();
         let checked = run(&["config", "check", "--config", &file, "--kubeconfig", &credentials]);
         assert_eq!(checked.code, Some(0), "{settings}: {}", checked.stderr);

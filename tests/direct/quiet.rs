@@ -44,7 +44,7 @@ async fn are_proven(app: &App) {
     }
 }
 
-/// The figures of docs/SCALE.md, "What a proof costs".
+/// Prints what proofs cost upstream when 20 clients list each of four quiet resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
 async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {

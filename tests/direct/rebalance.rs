@@ -154,7 +154,7 @@ impl Stage {
     }
 }
 
-/// The figures of docs/SCALE.md, "Rebalancing".
+/// Prints how soon replicas have even shares, and how many watches moved at once.
 #[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
 fn print(scale: Scale, seen: &Seen, aged: &[Instant], drained: &[Instant]) {
     let all = scale.members * WATCHES_EACH;

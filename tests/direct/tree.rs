@@ -1,5 +1,5 @@
 //! What the proxies below a proxy cost its upstream: nothing. What they ask of an apiserver as such, and for their own
-//! feeds, is answered or shared by the tier above (docs/SCALE.md).
+//! feeds, is answered or shared by the tier above (docs/FORMS.md).
 
 use std::time::{Duration, Instant};
 
