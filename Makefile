@@ -201,7 +201,7 @@ upgrade: ## From the previous Kubernetes minor: no state of the old release, no 
 MINORS ?=
 
 .PHONY: matrix
-matrix: ## Answers of every Kubernetes minor, compared: writes docs/CLIENTS.md (MINORS="1.36 1.35"; minutes more when cold)
+matrix: ## Answers of every Kubernetes minor, compared: writes docs/dev/COMPARED.md (MINORS="1.36 1.35"; minutes more when cold)
 	@CARGO="$(CARGO)" python3 tests/matrix.py --minors "$(MINORS)" -- $(LOCKED) $(ARGS)
 
 SECONDS ?= 60

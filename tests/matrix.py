@@ -1,5 +1,6 @@
 """Does the proxy answer as the apiserver does, whichever minor that is? Builds the control plane of each minor that
-tests/kube has versions of, runs the conformance tests below against it, and writes what passed into docs/CLIENTS.md.
+tests/kube has versions of, runs the conformance tests below against it, and writes the results into
+docs/dev/COMPARED.md.
 
 Ends with 1 if a test failed or did not run. With `--minors`, other minors keep what was written of them before."""
 
@@ -13,7 +14,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BED = ROOT / "tests" / "kube"
-DOCUMENT = ROOT / "docs" / "CLIENTS.md"
+DOCUMENT = ROOT / "docs" / "dev" / "COMPARED.md"
 BEGIN, END = "<!-- written by make matrix -->\n", "<!-- as far as here -->\n"
 # What compares an answer or a stream with the apiserver's own, byte for byte, and needs nothing but the test bed. Tests
 # of loads, of faults and of time are of the proxy rather than of a minor: they run with the newest one, in make test.

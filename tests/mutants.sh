@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts each bug of docs/GUARANTEES.md, "Mutants", back and runs the tests that are named beside it: they must fail with
-# the bug, those from outside by the judge that is named, and pass without it.
+# Enables each bug of docs/dev/PROMISES.md, "Mutants", and runs the tests that are named beside it: they must fail with
+# the bug, those in tests/ by the judge that is named, and pass without it.
 #
 # tests/mutants.sh [NUMBER ...]: those bugs, or all. SAMPLE=n draws so many of all by SEED, which is drawn if it is not
 # given, and runs the first test of each. All bugs are in one build, and KUBE_FANOUT_MUTANT says which one a process has
@@ -24,7 +24,7 @@ rows() {
         $0 = substr($0, RSTART + RLENGTH)
       }
       print row
-    }' docs/GUARANTEES.md
+    }' docs/dev/PROMISES.md
 }
 
 chosen=("$@") tests_max=99

@@ -15,6 +15,8 @@ mod documents;
 mod files;
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/journeys.rs"]
+mod journeys;
 #[path = "tidy/names.rs"]
 mod names;
 #[path = "tidy/prose.rs"]

@@ -1,6 +1,6 @@
 //! The cache held against a model that is obviously right, and its promises one by one.
 //!
-//! `model` says in a few lines what docs/GUARANTEES.md demands; `world` runs the real cache beside it and compares
+//! `model` says in a few lines what docs/DIFFERENCES.md promises; `world` runs the real cache beside it and compares
 //! after every step. `random` and `exhaustive` choose the steps; the other files are tables of single promises.
 
 mod boundary;

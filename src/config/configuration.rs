@@ -7,129 +7,119 @@ use super::fields::{Number, OneOrList, Period, address_or_off, one_or_list};
 use super::words::{ApiVersion, AuthWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
 use crate::{auth, cache, net, reflect, serve};
 
-/// A period about rights has bounds: a shorter one would ask upstream without end, and a longer one would keep a right
-/// alive for longer than anybody remembers.
+/// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
+/// revoked permission can stay in use.
 type RightsPeriod = Period<10, 3_600_000>;
 
-/// What can be said in the file. The documentation of each field is what docs/CONFIG.md and `config schema` say.
+/// The configuration file. The doc comment of each field is its description in docs/CONFIG.md and `config schema`.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct Configuration {
-    /// The version of this file's form; without it the only one there is
+    /// Version of this file's format; if absent, the current one
     #[schemars(extend(
         "x-type" = "word",
         "x-bounds" = "`kube-fanout.io/v1alpha1`",
         "x-example" = "kube-fanout.io/v1alpha1"
     ))]
     pub(super) api_version: Option<ApiVersion>,
-    /// What this file is
+    /// Kind of this file
     #[schemars(extend("x-type" = "word", "x-bounds" = "`Configuration`", "x-example" = "Configuration"))]
     pub(super) kind: Option<Kind>,
-    /// The apiserver, or what stands before it
+    /// The apiserver, or the proxy tier above this one
     pub(super) upstream: UpstreamSection,
-    /// Where clients connect. HTTP/1.1 and HTTP/2 on each; unix sockets are made with mode 0600, and are for the
-    /// proxy's own user and root only
+    /// Client listeners, HTTP/1.1 and HTTP/2. Only the proxy's user and root can connect to a unix socket (mode 0600)
     #[schemars(
         with = "OneOrList",
         extend("x-type" = "address, or list of addresses", "x-bounds" = "local with `auth: none`")
     )]
     #[serde(deserialize_with = "one_or_list")]
     pub(super) listen: Vec<String>,
-    /// The [live page](OPERATING.md#the-live-page), `/metrics`, `/livez`, `/readyz`, `/debug/feeds`, `/debug/cost`,
-    /// `/debug/config`; `/debug/watches` and `/debug/recent` for those who may see
-    /// [who reads what](SECURITY.md#who-sees-who-reads-what)
+    /// Admin listener: [live page](OPERATING.md), `/metrics`, health, `/debug/*`. Pages that show callers need
+    /// permission ([SECURITY.md](SECURITY.md))
     #[schemars(extend("x-type" = "address or `off`", "x-bounds" = "local"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) admin: String,
-    /// `/healthz`, `/livez` and `/readyz` for a kubelet or a balancer: `ok`, or what is not ready and why. May be bound
-    /// to all interfaces, because nothing else is shown there. Takes every Host
+    /// Listener for `/healthz`, `/livez` and `/readyz` only. It may bind to all interfaces and accepts every Host
+    /// header
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) healthz_bind_address: String,
-    /// `/metrics` for a Prometheus elsewhere, the same that the admin address shows. Unless `metrics.auth` says
-    /// otherwise, without TLS and without asking who reads: see
-    /// [SECURITY.md](SECURITY.md#metrics-and-health-for-other-machines). Rendered once a second at most
+    /// Listener for `/metrics` only. Without `metrics.auth` it has neither TLS nor authentication. Rendered at most
+    /// once a second
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) metrics_bind_address: String,
-    /// The certificate of the TCP listeners
+    /// Certificate of the TCP listeners
     pub(super) tls: TlsSection,
-    /// `none`: every caller is the proxy itself, as with `kubectl proxy`. Refused on addresses that other machines
-    /// can reach. `delegated`: upstream is asked who a caller is and what it may read; see [delegated](#delegated).
-    /// Without TLS refused on addresses that other machines can reach
+    /// `none`: every caller acts as the proxy's identity, as with `kubectl proxy`; local addresses only. `delegated`:
+    /// the apiserver authenticates callers and authorizes reads ([delegated](#delegated)); other addresses need TLS
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`"))]
     pub(super) auth: AuthWord,
-    /// With `auth: none`: hosts that TCP listeners answer to besides `localhost` and the loopback addresses,
-    /// without a port; keeps web pages from reaching a local port by a name of theirs. The addresses of the admin
-    /// pages and of metrics answer to them too, whatever `auth` is, and to every numeric address
+    /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses (against DNS
+    /// rebinding). The admin and metrics listeners accept them and numeric addresses with any `auth`
     #[schemars(extend("x-type" = "list of names"))]
     pub(super) allowed_hosts: Vec<String>,
-    /// Web pages that may send requests to TCP listeners with `auth: none`, with the client certificate of their
-    /// user (`auth: delegated`), and to the addresses of the admin pages and of metrics. Compared whole, without
-    /// patterns. Requests of all other pages are refused, unless they are for the page's own origin: see
-    /// [SECURITY.md](SECURITY.md#ports-without-authentication)
+    /// Origins of web pages that may use TCP listeners with `auth: none` or with a client certificate, and the admin
+    /// and metrics listeners. Other cross-origin requests are refused ([SECURITY.md](SECURITY.md))
     #[schemars(extend("x-type" = "list of origins", "x-bounds" = "`scheme://host` or `scheme://host:port`"))]
     pub(super) allowed_origins: Vec<String>,
-    /// With `auth: none`: whether TCP listeners pass on what reaches into pods, services and nodes, which is
-    /// `exec`, `attach`, `portforward` and `proxy` of whatever resource. Unix sockets always do
+    /// With `auth: none`: whether TCP listeners forward `exec`, `attach`, `portforward` and `proxy`. Unix sockets
+    /// always forward them
     pub(super) exec_on_loopback: bool,
-    /// What a read without a resourceVersion is answered with. `strict`: only with proof that the cache has every
-    /// write that was complete when the request came. `bounded`: with what a live feed has, without proof
+    /// How a read without resourceVersion is answered: from the cache with proof that it is current (`strict`), or
+    /// without proof (`bounded`)
     #[schemars(extend("x-type" = "word", "x-bounds" = "`strict`, `bounded`"))]
     pub(super) consistency: ConsistencyWord,
-    /// Feeds started with the process, and again if they end; never idle. `/readyz` waits until each has
-    /// been complete once. Built-in resources in protobuf, the others in JSON
+    /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists. Built-in
+    /// resources use protobuf
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
-    /// How long a feed of `preload` may be without its stream before `/readyz` answers 503, until it has one again.
-    /// `0s`: for ever. Whatever else is held does not count: see [Readiness](#readiness)
+    /// How long a `preload` feed may lack its upstream stream before `/readyz` returns 503; `0s`: unlimited
+    /// ([Readiness](#readiness))
     pub(super) ready_stale_max: Period,
-    /// For a proxy on a node, with that node's identity or one like it: see [On a node](#on-a-node)
+    /// Node that this proxy serves, with that node's identity or a similar one ([On a node](#on-a-node))
     #[schemars(extend(
         "x-example" = "n7",
         "x-type" = "name",
         "x-bounds" = "a DNS subdomain; with `auth: none` on unix sockets only"
     ))]
     pub(super) node: Option<String>,
-    /// From SIGTERM to the end, at most: see [Stopping](#stopping)
+    /// Maximum time from SIGTERM to exit ([Stopping](#stopping))
     pub(super) drain: Period,
-    /// All TCP addresses are bound with `SO_REUSEPORT`, so that a successor can listen beside
-    /// this process: see [Giving the port over](#giving-the-port-over)
+    /// Bind TCP addresses with `SO_REUSEPORT`, so that a successor can listen beside this process ([Handing over the
+    /// port](#handing-over-the-port))
     pub(super) reuse_port: bool,
-    /// How callers are known, and with whose rights their requests go on, with `auth: delegated`
+    /// Authentication and authorization with `auth: delegated`
     pub(super) delegated: DelegatedSection,
-    /// Who may read metrics at `metricsBindAddress`
+    /// Who may read `metricsBindAddress`
     pub(super) metrics: MetricsSection,
-    /// How much history each feed keeps for watches to resume in
+    /// Event history of each feed, from which watches resume
     pub(super) window: WindowSection,
-    /// What is held, and for how long
+    /// Which resources are cached, and for how long
     pub(super) feeds: FeedsSection,
-    /// Beyond a limit a request is refused at once with 429
+    /// Limits on concurrent work; a request above a limit gets 429
     pub(super) limits: LimitsSection,
-    /// A record of what is answered here
+    /// Audit log of requests that the proxy answers
     pub(super) audit: AuditSection,
-    /// What the process says of itself
+    /// Log lines of the process
     pub(super) log: LogSection,
 }
 
-/// The apiserver, or what stands before it.
+/// The apiserver, or the proxy tier above this one.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct UpstreamSection {
-    /// Client certificates, tokens, token files and exec plugins; refused when it turns TLS verification off, or
-    /// names an `http://` server that is not a loopback address. Read again when it changes, and so are the
-    /// certificates and keys that it names; another `server` takes a restart.
-    /// Plugins have the limit of open files that the proxy was started with
+    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart. Refused if it disables
+    /// TLS verification or names an `http://` server that is not on loopback
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/kubeconfig",
-        "x-default" = "the pod's service account; outside of a cluster ~/.kube/config"
+        "x-default" = "in-cluster service account, else `~/.kube/config`"
     ))]
     pub(super) kubeconfig: Option<PathBuf>,
-    /// Servers of one cluster, in the order of preference, in place of the `server` that the kubeconfig names; the same
-    /// credentials, authorities and `tls-server-name` are for each of them. One is used at a time: see [Several
-    /// servers](#several-servers). Empty: the kubeconfig's
+    /// Servers of one cluster in order of preference, instead of the kubeconfig's `server` ([Several
+    /// servers](#several-servers))
     #[schemars(extend(
         "x-type" = "list of URLs",
         "x-bounds" = "`https://`, or `http://` to a loopback address; 8 at most"
@@ -142,130 +132,119 @@ pub(super) struct UpstreamSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct TlsSection {
-    /// PEM chain for the TCP listeners; new connections are shown what it holds now. A unix socket never speaks TLS
+    /// PEM chain for the TCP listeners; reloaded for new connections. Unix sockets never use TLS
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.crt", "x-bounds" = "with `tls.key`"))]
     pub(super) certificate: Option<PathBuf>,
-    /// Its key, PEM
+    /// Private key, PEM
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.key", "x-bounds" = "with `tls.certificate`"))]
     pub(super) key: Option<PathBuf>,
-    /// A certificate of our own for `localhost`, the loopback addresses, `allowedHosts` and the listeners'
-    /// addresses
-    #[schemars(extend("x-bounds" = "not with the two above"))]
+    /// Generate a certificate at each start, for `localhost`, loopback, `allowedHosts` and the listeners' addresses
+    #[schemars(extend("x-bounds" = "not with a certificate"))]
     pub(super) self_signed: bool,
-    /// Where it is written
+    /// File to write that certificate to, for clients to trust
     #[schemars(extend("x-example" = "/run/kube-fanout/ca.crt", "x-bounds" = "with `tls.selfSigned`"))]
     pub(super) self_signed_out: Option<PathBuf>,
 }
 
-/// How callers are known, and with whose rights their requests go on.
+/// Authentication and authorization of callers.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct DelegatedSection {
-    /// Authorities whose client certificates are taken: common name and organizations are user and groups. PEM;
-    /// read again when it changes
+    /// CA of client certificates, PEM; reloaded. Common name is the user, organizations are the groups
     #[schemars(extend("x-example" = "/etc/kube-fanout/client-ca.crt", "x-bounds" = "with TLS"))]
     #[serde(rename = "clientCA")]
     pub(super) client_ca: Option<PathBuf>,
-    /// A kubeconfig whose identity may impersonate and nothing else. Requests of certificate holders that are
-    /// passed through go with it; without it they are refused, unless the certificate is the proxy's own identity.
-    /// Tokens are passed on as they are. It could act as anybody, so with `node` the proxy does not start
+    /// Kubeconfig of an identity that may only impersonate, used to forward requests of callers known by certificate.
+    /// Without it they are refused, unless the certificate is the proxy's own identity. Not allowed with `node`
     #[schemars(extend("x-example" = "/etc/kube-fanout/impersonator.kubeconfig"))]
     pub(super) impersonator: Option<PathBuf>,
-    /// Authorities of proxies in front whose `X-Remote-User`, `-Uid`, `-Group` and `-Extra-*` are believed
+    /// CA of front proxies whose `X-Remote-User`, `-Uid`, `-Group` and `-Extra-*` headers are trusted
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/front-proxy-ca.crt",
-        "x-bounds" = "not an authority of clients, also when either file changes"
+        "x-bounds" = "must not share a CA with `clientCA`"
     ))]
     #[serde(rename = "frontProxyCA")]
     pub(super) front_proxy_ca: Option<PathBuf>,
-    /// Common names of those proxies; empty: any
+    /// Allowed common names of front proxies; empty: any
     #[schemars(extend("x-type" = "list of names"))]
     pub(super) front_proxy_names: Vec<String>,
-    /// What tokens must be meant for; empty: whatever the apiserver itself takes
+    /// Audiences that tokens must have; empty: the apiserver's own
     #[schemars(extend("x-type" = "list"))]
     pub(super) audiences: Vec<String>,
-    /// Whether requests without a credential may be answered from the cache, as `system:anonymous`. Otherwise they
-    /// are passed through without one
+    /// Whether the cache serves requests without credentials, as `system:anonymous`. Otherwise they are forwarded
     pub(super) anonymous: bool,
-    /// How long an answer about a token is remembered, at most until the token ends
+    /// Cache TTL of token reviews; never beyond the token's expiry
     #[serde(rename = "tokenTTL")]
     pub(super) token_ttl: RightsPeriod,
-    /// How long a yes of the authorizer is
+    /// Cache TTL of allow decisions
     #[serde(rename = "allowedTTL")]
     pub(super) allowed_ttl: RightsPeriod,
-    /// How long a no is. That of the Node authorizer, if no pod of the node needs the object, is not remembered
+    /// Cache TTL of deny decisions
     #[serde(rename = "deniedTTL")]
     pub(super) denied_ttl: RightsPeriod,
-    /// How often the right behind an open watch is asked about again, or up to a fifth sooner, whatever is known of
-    /// changes
+    /// Maximum interval between checks of an open watch's permission
     pub(super) recheck: RightsPeriod,
-    /// The same of a right that RBAC gives, as the authorizer says, while changes of RBAC are seen. A shorter one is as
-    /// long as `recheck`
+    /// The same for permissions from RBAC, while the proxy watches RBAC; at least `recheck`
     pub(super) recheck_rbac: RightsPeriod,
-    /// The same of a right of a node, which the Node authorizer gives, whatever is known of changes
+    /// The same for permissions from the Node authorizer
     pub(super) recheck_nodes: RightsPeriod,
-    /// The same of whose a token is, if that is to be asked about more rarely. A shorter one is as long as `recheck`
+    /// The same for the token of an open watch; at least `recheck`
     pub(super) recheck_tokens: RightsPeriod,
-    /// How long open watches go on while their rights cannot be checked
+    /// How long open watches continue while permissions cannot be checked
     pub(super) outage_grace: RightsPeriod,
-    /// Different accesses of one user that upstream is asked about; beyond it 429
+    /// New access reviews per second for one user; above it 429
     pub(super) accesses_per_second_per_user: Number<1, 100_000>,
-    /// How many different accesses of one user at once
+    /// Burst of new access reviews for one user
     pub(super) accesses_burst_per_user: Number<1, 100_000>,
-    /// Different accesses of all requests together that upstream is asked about; requests beyond that wait for two
-    /// seconds at most, then 429
+    /// New access reviews per second for all users; above it requests wait up to two seconds, then 429
     pub(super) accesses_per_second: Number<1, 100_000>,
-    /// Unknown tokens that upstream is asked about; as many again of tokens that were somebody's within the last
-    /// hour
+    /// Token reviews per second of unknown tokens, and as many again of tokens valid within the last hour
     pub(super) reviews_per_second: Number<1, 100_000>,
-    /// Unknown tokens of one client address; beyond it 429
+    /// Reviews per second of unknown tokens from one client address; above it 429
     pub(super) reviews_per_second_per_source: Number<1, 100_000>,
-    /// How many unknown tokens of one client address at once
+    /// Burst of reviews of unknown tokens from one client address
     pub(super) reviews_burst_per_source: Number<1, 100_000>,
-    /// Questions about tokens, and as many about accesses, by which the rights behind open watches are asked about
-    /// again; half as many of one user's. Where a change of RBAC touches more open decisions than can be asked
-    /// about in four seconds, the others follow at this pace
+    /// Token reviews per second for open watches, and as many access reviews; half for one user
     pub(super) lease_reviews_per_second: Number<1, 100_000>,
-    /// Namespaces of open [readable](GUIDES.md) watches that are asked about again. Such watches together stand
-    /// on four times as many at most; beyond that they are refused with 429
+    /// Namespaces of open [readable](GUIDES.md#lists-and-watches-of-permitted-namespaces) watches rechecked per second.
+    /// These watches may span four times as many; above it 429
     pub(super) namespaces_per_second: Number<1, 100_000>,
-    /// The same of one user (name and UID): by default its open readable watches stand on 2,000 namespaces together
+    /// The same for one user (name and UID)
     pub(super) namespaces_per_second_per_user: Number<1, 100_000>,
 }
 
-/// Who may read metrics on the address for other machines.
+/// Who may read `metricsBindAddress`.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct MetricsSection {
-    /// `none`: whoever reaches `metricsBindAddress`. `delegated`: upstream is asked who scrapes (TokenReview) and
-    /// whether it may `get` the non-resource URL `/metrics` (SubjectAccessReview); see [metrics](#metrics)
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`, which takes TLS"))]
+    /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on the non-resource
+    /// URL `/metrics` (SubjectAccessReview)
+    #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)"))]
     #[expect(clippy::doc_markdown, reason = "kinds of objects, which the table writes as words")]
     pub(super) auth: AuthWord,
-    /// The certificate of that address
+    /// Certificate of that listener
     pub(super) tls: MetricsTlsSection,
 }
 
-/// The certificate of the address that metrics are read at.
+/// Certificate of `metricsBindAddress`.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct MetricsTlsSection {
-    /// PEM chain for `metricsBindAddress`; new connections are shown what it holds now
+    /// PEM chain for `metricsBindAddress`; reloaded for new connections
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/metrics.crt",
-        "x-default" = "with `metrics.auth: delegated` that of `tls`",
+        "x-default" = "`tls.certificate`, if `metrics.auth` is `delegated`",
         "x-bounds" = "with `metrics.tls.key`"
     ))]
     pub(super) certificate: Option<PathBuf>,
-    /// Its key, PEM
+    /// Private key, PEM
     #[schemars(extend("x-example" = "/etc/kube-fanout/metrics.key", "x-bounds" = "with `metrics.tls.certificate`"))]
     pub(super) key: Option<PathBuf>,
-    /// A certificate of our own for `localhost`, the loopback addresses, `allowedHosts` and the address, which nobody
-    /// can verify
-    #[schemars(extend("x-bounds" = "not with the two above"))]
+    /// Generate a certificate at each start. Scrapers cannot verify it
+    #[schemars(extend("x-bounds" = "not with a certificate"))]
     pub(super) self_signed: bool,
 }
 
@@ -274,99 +253,87 @@ pub(super) struct MetricsTlsSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct WindowSection {
-    /// Bytes of event frames, per feed; a quarter of `feeds.memoryMebibytes` at most
+    /// Bytes of events per feed; at most a quarter of `feeds.memoryMebibytes`
     pub(super) mebibytes: Number<1, 1_048_576>,
-    /// Events, per feed; the default is the apiserver's own largest history
+    /// Events per feed; the default is the apiserver's own maximum
     pub(super) events: Number<1, 10_000_000>,
     /// Age of the oldest event
     pub(super) age: Period,
 }
 
-/// What is held, and for how long.
+/// Which resources are cached, and for how long.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 #[expect(clippy::doc_markdown, reason = "kinds of objects, which the table writes as words")]
 pub(super) struct FeedsSection {
-    /// The only resources that are held: `pods`, `deployments.apps`, `widgets.v1.example.com`. Others pass through;
-    /// what the proxy itself reads, CustomResourceDefinitions and APIServices, it holds all the same. Empty:
-    /// everything that can be watched
+    /// Only resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can
+    /// be watched. CustomResourceDefinitions and APIServices are always cached
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) resources: Vec<String>,
-    /// Sensitive kinds that are held all the same. Without it Secrets pass through where callers are told apart and
-    /// on a node, and ConfigMaps on a node; with `auth: none` elsewhere nothing is sensitive, as the caller is the
-    /// proxy itself
+    /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, and ConfigMaps
+    /// on a node
     #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
     pub(super) sensitive: Vec<SensitiveWord>,
-    /// The memory of all feeds together, with what the allocator takes for it: see [Memory](#memory). A resource
-    /// that does not fit passes through
-    #[schemars(extend("x-default" = "half of the memory that there is, 16 to 8192"))]
+    /// Memory of all feeds together ([Memory](#memory)). Requests for a resource that does not fit are forwarded
+    #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]
     pub(super) memory_mebibytes: Option<Number<1, 16_777_216>>,
-    /// A feed that nobody has read for so long is stopped, and its memory given back. Looked at every five seconds
+    /// Stop a feed that had no reader for this time, and free its memory
     pub(super) idle: Period,
-    /// How often a feed that somebody reads, and that has changed, is compared with upstream, give or take
-    /// half of that. `0s`: never. See [Self-checks](#self-checks)
+    /// Mean interval between comparisons of a feed with upstream; `0s`: never ([Self-checks](#self-checks))
     pub(super) self_check: Period,
-    /// How long a request waits for a feed that is being filled before it passes through
+    /// How long a request waits for a feed's initial list before it is forwarded
     pub(super) sync_wait: Period,
-    /// Snapshots held per feed for clients that are paging through a LIST; one costs about what has changed since
+    /// Snapshots kept per feed for clients that page through a LIST
     pub(super) held_snapshots: Number<1, 100_000>,
-    /// How long after its first page; upstream answers later ones, and says when they are too late
+    /// How long a snapshot is kept after its first page; later pages are forwarded
     pub(super) held_snapshot_age: Period,
 }
 
-/// How much may be under way at a time.
+/// Limits on concurrent work.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct LimitsSection {
-    /// Connections, per listener; no more than three quarters of the descriptors that the process may have (the
-    /// hard limit, `ulimit -Hn`: the soft one is raised to it at start, which is logged)
+    /// Connections per listener; at most three quarters of `ulimit -Hn`
     pub(super) connections: Number<1, 1_000_000>,
-    /// Age at which a connection is ended gracefully, give or take a tenth: GOAWAY or `Connection: close`, and what
-    /// runs on it goes on. `0s`: never
+    /// Age at which a connection is closed gracefully, ± 10 %; open requests continue. `0s`: never
     pub(super) connection_age: Period,
-    /// How long a watch lasts whose client does not say it, up to twice: upstream's `--min-request-timeout`
+    /// Duration of a watch without `timeoutSeconds`, up to twice this (the apiserver's `--min-request-timeout`)
     pub(super) min_request_timeout: Period<1_000, 86_400_000>,
-    /// Watches served from the cache; one whose selectors hold more than 2 KiB counts as another one for every 2
-    /// KiB (selectors of 16 KiB: some ten to two hundred)
+    /// Watches served from the cache, plus one for every 2 KiB of a watch's selectors
     pub(super) watches: Number<1, 10_000_000>,
     /// Watches of one user
     pub(super) watches_per_caller: Number<1, 10_000_000>,
-    /// What answers that are on their way out may hold together: LISTs from memory, of which each is charged its
-    /// length, a quarter MiB at most; GETs from memory above 64 KiB, and upstream's answers that identical requests
-    /// share, of which each is charged all of it. One user has half of it. It also limits how many requests may wait
-    #[schemars(extend("x-default" = "an eighth of the memory that there is, 16 to 1024"))]
+    /// Bytes of responses being sent: LISTs (at most 256 KiB each), GETs above 64 KiB, shared upstream responses; half
+    /// for one user
+    #[schemars(extend("x-default" = "an eighth of available memory, 16 to 1024"))]
     pub(super) list_mebibytes: Option<Number<1, 1_048_576>>,
-    /// Passed-through requests that are no stream: each is over within a minute or two, whether or not its client
-    /// reads and writes. What upstream is asked for proxies below (reviews, discovery) counts too
+    /// Forwarded requests that are not streams, and reviews and discovery for proxies below
     pub(super) forwards: Number<1, 1_000_000>,
-    /// Passed-through requests of one user
+    /// Forwarded requests of one user
     pub(super) forwards_per_caller: Number<1, 1_000_000>,
-    /// Passed-through watches, logs, tunnels and what is behind `proxy`; each has an upstream connection of its own
+    /// Forwarded watches, logs, tunnels and `proxy` requests
     pub(super) streams: Number<1, 1_000_000>,
-    /// Passed-through streams of one user
+    /// Forwarded streams of one user
     pub(super) streams_per_caller: Number<1, 1_000_000>,
-    /// Reads that pass through because their feed was not filled in time: a cold proxy must not become a thousand
-    /// watches
+    /// Forwarded reads whose feed did not sync in time; protects the apiserver from a cold proxy
     pub(super) unready_forwards: Number<0, 1_000_000>,
-    /// Requests without a credential that are passed through; each has an upstream connection of its own (`auth:
-    /// delegated`)
+    /// Forwarded requests without credentials (`auth: delegated`)
     pub(super) anonymous_forwards: Number<0, 1_000_000>,
 }
 
-/// A record of what is answered here.
+/// Audit log of requests that the proxy answers.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct AuditSection {
-    /// Appended to; `-` is standard output. A file that was renamed or removed, as by a rotation, is made again
-    /// with mode 0600
+    /// Log file, appended to; `-` is standard output. After a rotation it is created again with mode 0600
     #[schemars(extend("x-example" = "/var/log/kube-fanout/audit.log", "x-type" = "path or `-`"))]
     pub(super) path: Option<String>,
 }
 
-/// What the process says of itself.
+/// Log lines of the process.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
@@ -374,7 +341,7 @@ pub(super) struct LogSection {
     /// `off`, `error`, `warn`, `info`, `debug`, `trace`, or a list such as `info,kube_fanout::reflect=debug`
     #[schemars(extend("x-type" = "filter"))]
     pub(super) level: String,
-    /// How a log line looks
+    /// Format of log lines
     #[schemars(extend("x-type" = "word", "x-bounds" = "`text`, `json`"))]
     pub(super) format: LogFormat,
 }

@@ -1,5 +1,5 @@
-//! What can be said in the file, read from the types that read it: the JSON schema, a file of defaults, and the rows of
-//! docs/CONFIG.md.
+//! Documentation of the configuration file, generated from the types that parse it: the JSON schema, a file with all
+//! defaults, and the table rows of docs/CONFIG.md.
 
 use std::fmt::Write as _;
 
@@ -21,15 +21,15 @@ struct Key {
     default: Value,
 }
 
-/// The JSON schema of the file, for editors and for whoever generates it.
+/// The JSON schema of the file, for editors and generators.
 pub fn schema() -> Value {
     schemars::schema_for!(Configuration).to_value()
 }
 
-/// A file that says every default, with what each key means.
+/// A YAML file with the default and the description of every key.
 pub fn defaults() -> String {
     let mut text =
-        "# Every key, with its default. What is behind a `#` has none, and shows what it looks like.\n".to_owned();
+        "# Every key with its default. A commented-out key has no default: its value is an example.\n".to_owned();
     for key in keys() {
         key.write_yaml(&mut text, "");
     }

@@ -17,7 +17,7 @@ pub struct SettingChanges {
     pub restart: Vec<String>,
 }
 
-/// The keys that are taken while the process runs (docs/CONFIG.md, "Reading it again"). All others take a restart.
+/// The keys that are taken while the process runs (docs/CONFIG.md, "Reloading"). All others take a restart.
 const RELOADED: [&str; 32] = [
     "allowedHosts",
     "allowedOrigins",
@@ -132,7 +132,7 @@ mod tests {
     fn every_key_that_is_taken_is_one_and_the_document_lists_them() {
         let settings = said("");
         let text = include_str!("../../docs/CONFIG.md");
-        let (_, below) = text.split_once("### Reading it again").expect("a section");
+        let (_, below) = text.split_once("## Reloading").expect("a section");
         let (section, _) = below.split_once("\n## ").unwrap_or((below, ""));
         for key in RELOADED.iter().chain(&DECISIVE) {
             assert!(settings.0.contains_key(*key), "{key} is no key");

@@ -1,5 +1,5 @@
-//! Proves that a feed is current, for readers that may not be given an older state (ARCHITECTURE.md, "How it is
-//! done").
+//! Proves that a feed is current, for readers that may not be given an older state (ARCHITECTURE.md,
+//! "Mechanisms").
 //!
 //! One question upstream serves every reader that came before it was sent:
 //!

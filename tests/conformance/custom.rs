@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::bed::{self, Ask, Ended, Http, Pair, Plane, eventually, promised, say, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// How long the proxy may be behind upstream about a definition (docs/DIFFERENCES.md, "A changed definition").
+/// How long the proxy may be behind upstream about a definition (docs/DIFFERENCES.md, "Changed definitions").
 pub const FOLLOWS: Duration = Duration::from_secs(1);
 
 /// A custom resource of its own for a test.

@@ -16,7 +16,7 @@ const TRIALS: usize = 6;
 /// Definitions that go while so many clients list their objects.
 const DELETIONS: usize = 2;
 const LISTING: usize = 20;
-/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Not configurable").
+/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Fixed limits").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A definition of this test's own, in a group of its own.

@@ -1,5 +1,5 @@
-//! Requests for versions that are too old (R-ROW-1, R-ROW-2 and R-ROW-13), where the apiserver's history begins later
-//! and etcd has been compacted.
+//! Requests for versions that are too old (R-GONE-1, R-GONE-3, R-CONTINUE-4), where the apiserver's history begins
+//! later and etcd has been compacted.
 
 use serde_json::{Value, json};
 

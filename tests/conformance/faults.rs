@@ -31,7 +31,7 @@ use noise::Noise;
 use plan::Side;
 use relay::{Latest, Relay};
 
-/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Not configurable").
+/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Fixed limits").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How long faults go on at once, and how long there are none then: long enough to see what is late.
 const ARMED: Duration = Duration::from_secs(10);

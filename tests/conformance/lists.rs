@@ -1,4 +1,4 @@
-//! Observable behaviour of lists and gets: rows of docs/rules/observed.md.
+//! Observable behaviour of lists and gets, each on the apiserver and on the proxy.
 
 use futures_util::future::join;
 use kubeapi::{FieldTable, Gvr};

@@ -12,7 +12,7 @@ use crate::bed::{self, Outcome, Plan, Plane, Proxy, eventually, say};
 pub const COUNT: usize = 20;
 
 /// How long a feed pauses between two attempts: at first at least, and ever at most. The least doubles from one pause
-/// to the next (docs/CONFIG.md, "Not configurable").
+/// to the next (docs/CONFIG.md, "Fixed limits").
 const PAUSES: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
 /// How often a feed may be refused besides, by an apiserver that listens and is not ready.
 pub const REFUSALS_MAX: i64 = 2;

@@ -1,4 +1,4 @@
-//! Observable behaviour of headers, methods and representations: rows of docs/rules/observed.md.
+//! Observable behaviour of headers, methods and representations, each on the apiserver and on the proxy.
 
 use futures_util::future::join_all;
 use http::Method;

@@ -1,4 +1,4 @@
-//! Observable behaviour of watches: rows of docs/rules/observed.md, each on the apiserver and on the proxy.
+//! Observable behaviour of watches, each on the apiserver and on the proxy.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

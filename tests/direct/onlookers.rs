@@ -1,4 +1,4 @@
-//! Who reads what is shown to those who may see it (docs/SECURITY.md, "Who sees who reads what").
+//! Who reads what is shown to those who may see it (docs/SECURITY.md, "Client activity pages").
 
 use http::Method;
 use kube_fanout::auth::AuthMode;

@@ -1,4 +1,4 @@
-//! RBAC is followed while open watches need it, and costs upstream nothing otherwise (docs/GUARANTEES.md, A4 and I2).
+//! RBAC is followed while open watches need it, and costs upstream nothing otherwise (A4, I2).
 
 use std::time::Duration;
 

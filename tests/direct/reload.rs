@@ -1,4 +1,4 @@
-//! A configuration file that changes is taken while everything runs (docs/CONFIG.md, "Reading it again").
+//! A configuration file that changes is taken while everything runs (docs/CONFIG.md, "Reloading").
 
 use bench::{Fleet, Plan, TargetCredentials};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
 //! Who may read metrics on the address for other machines, where upstream is asked (docs/SECURITY.md, "Metrics and
-//! health for other machines").
+//! health addresses").
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Everything that comments and documents cite exists: rules of docs/rules and promises of docs/GUARANTEES.md by their
-//! ids, documents by their names and headings.
+//! Everything that comments and documents cite exists: rules of docs/dev/rules and promises of docs/DIFFERENCES.md by
+//! their ids, documents by their names and headings. Every rule is cited.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use crate::assert_none;
 use crate::files::{self, File};
 use crate::source::Source;
 
-const RULES: &str = "docs/rules/";
-const GUARANTEES: &str = "docs/GUARANTEES.md";
+const RULES: &str = "docs/dev/rules/";
+const PROMISES: &str = "docs/DIFFERENCES.md";
 
 /// What there is to be cited.
 #[derive(Debug, Default)]
@@ -24,10 +24,9 @@ impl Known {
         let mut known = Self::default();
         for file in documents {
             let headings: Vec<_> = headings(&file.text).collect();
-            let rules = headings.iter().filter(|_| file.name.starts_with(RULES));
-            let rules = rules.filter_map(|(line, heading)| Some((*line, rule_at_start(heading)?)));
-            let rows = if file.name == GUARANTEES { promises(&file.text) } else { Vec::new() };
-            for (line, id) in rules.chain(rows) {
+            let rules = if file.name.starts_with(RULES) { rules(&file.text) } else { Vec::new() };
+            let rows = if file.name == PROMISES { promises(&file.text) } else { Vec::new() };
+            for (line, id) in rules.into_iter().chain(rows) {
                 known.ids.entry(id).or_default().push(format!("{}:{line}", file.name));
             }
             known.documents.insert(file.name.clone(), headings.into_iter().map(|(_, heading)| heading).collect());
@@ -41,10 +40,10 @@ impl Known {
     }
 
     /// The headings of the document that `name` stands for in `file`: from the root, from the file's own folder, or
-    /// below docs.
+    /// below docs or docs/dev.
     fn headings_of(&self, file: &str, name: &str) -> Option<&Vec<String>> {
         let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let places = ["", folder, "docs"].map(|place| joined(place, name));
+        let places = ["", folder, "docs", "docs/dev"].map(|place| joined(place, name));
         places.iter().find_map(|place| self.documents.get(place))
     }
 }
@@ -58,7 +57,7 @@ fn violations(known: &Known, file: &str, line: usize, text: &str, words: bool) -
     };
     for (at, id) in ids(text, words) {
         if !known.ids.contains_key(&id) {
-            wrong(at, format!("{id} is defined neither in {RULES} nor in {GUARANTEES}"));
+            wrong(at, format!("{id} is defined neither in {RULES} nor in {PROMISES}"));
         }
     }
     for (at, name) in documents(text) {
@@ -105,6 +104,12 @@ fn ids(text: &str, words: bool) -> Vec<(usize, String)> {
     found
 }
 
+/// The definitions of rules: list items that begin with a bold id, `- **R-LIST-4** …`, and their lines.
+fn rules(text: &str) -> Vec<(usize, String)> {
+    let id = |(at, line): (usize, &str)| Some((at + 1, rule_at_start(line.strip_prefix("- **")?)?));
+    text.lines().enumerate().filter_map(id).collect()
+}
+
 /// `R-LIST-4`, where `text` begins with it.
 fn rule_at_start(text: &str) -> Option<String> {
     let (subject, rest) = text.strip_prefix("R-")?.split_once('-')?;
@@ -120,9 +125,9 @@ fn is_promise(word: &str) -> bool {
     (1..=2).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The rows of the tables of promises; those of the track record only cite.
+/// The rows of the tables of promises.
 fn promises(text: &str) -> Vec<(usize, String)> {
-    let rows = text.lines().enumerate().take_while(|(_, line)| *line != "## Track record");
+    let rows = text.lines().enumerate();
     let id = |(at, line): (usize, &str)| Some((at + 1, line.strip_prefix("| ")?.split(' ').next()?.to_owned()));
     rows.filter_map(id).filter(|(_, id)| is_promise(id)).collect()
 }
@@ -195,7 +200,43 @@ fn what_is_cited_can_be_found() {
             }
         }
     }
-    assert_none("citations of what is not there (docs/rules/README.md says how to cite)", &missing);
+    assert_none("citations of what is not there (docs/dev/rules/README.md says how to cite)", &missing);
+}
+
+#[test]
+fn every_rule_is_cited_outside_of_the_rules() {
+    let mut uncited = Known::of(&files::of_kind("md")).ids;
+    uncited.retain(|id, _| id.starts_with("R-"));
+    assert!(uncited.len() > 100, "the rules were not found");
+    let citing = |file: &File| !file.name.starts_with(RULES) && !file.name.starts_with("tests/tidy/");
+    for file in files::all().iter().filter(|file| citing(file)) {
+        for id in cited_rules(&file.text) {
+            uncited.remove(&id);
+        }
+    }
+    assert_none("rules that nothing cites: delete them", &uncited.into_keys().collect::<Vec<_>>());
+}
+
+/// The rules that a text cites, alone or in a range: `R-ACCEPT-1 to R-ACCEPT-3`.
+fn cited_rules(text: &str) -> Vec<String> {
+    let cited: Vec<_> = ids(text, false);
+    let mut found: Vec<_> = cited.iter().map(|(_, id)| id.clone()).collect();
+    for pair in cited.windows(2) {
+        let [(at, first), (next, last)] = pair else { continue };
+        let is_range = text[at + first.len()..*next].split_whitespace().eq(["to"]);
+        let numbered =
+            |id: &str| id.rsplit_once('-').and_then(|(kind, n)| Some((kind.to_owned(), n.parse::<u32>().ok()?)));
+        if let (true, Some((kind, from)), Some((_, to))) = (is_range, numbered(first), numbered(last)) {
+            found.extend((from..to).map(|n| format!("{kind}-{n}")));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_range_of_rules_cites_each_of_them() {
+    let cited = cited_rules("as R-GET-1 and R-ACCEPT-2 to R-ACCEPT-4 say");
+    assert_eq!(cited, ["R-GET-1", "R-ACCEPT-2", "R-ACCEPT-4", "R-ACCEPT-2", "R-ACCEPT-3"]);
 }
 
 #[test]
@@ -208,8 +249,9 @@ fn example() -> Known {
     let file = |name: &str, text: &str| File { name: name.to_owned(), text: text.to_owned() };
     Known::of(&[
         file("ARCHITECTURE.md", "# Architecture\n\n## How a gap is mended\n```sh\n# No heading\n```\n"),
-        file("docs/rules/reads.md", "# Reads\n\n### R-LIST-4 Items are in order\n\nSee R-LIST-1.\n"),
-        file("docs/GUARANTEES.md", "| Id |\n| W10 | a |\n| W11b | b |\n## Track record\n| W12 | c |\n"),
+        file("docs/dev/rules/reads.md", "# Reads\n\n- **R-LIST-4** Items are in order. See R-LIST-1.\n"),
+        file("docs/DIFFERENCES.md", "| Id |\n| W10 | a |\n| W11b | b |\n"),
+        file("docs/dev/PROMISES.md", "| Id |\n| W10 | `a.rs::b` |\n"),
     ])
 }
 
@@ -223,7 +265,7 @@ fn a_planted_citation_of_nothing_is_found() {
         "W10, W12",
         "cited like `W9`",
         "as semantics.md says",
-        "(docs/rules/lists.md)",
+        "(docs/dev/rules/lists.md)",
         "[rules](../rules.md)",
         "(ARCHITECTURE.md, \"How a gap is closed\")",
         "(ARCHITECTURE.md, \"No heading\")",
@@ -245,7 +287,7 @@ fn what_can_be_found_or_only_looks_like_a_citation_is_not() {
     let fine = [
         "the order of items (R-LIST-4), W10 and W11b",
         "W10–W11b: both, `W10` and R-LIST-4.",
-        "[rules](rules/reads.md#r-list-4-items-are-in-order), docs/rules/reads.md and rules/reads.md",
+        "[rules](dev/rules/reads.md#reads), docs/dev/rules/reads.md and dev/rules/reads.md",
         "(ARCHITECTURE.md, \"How a gap is mended\")",
         "(ARCHITECTURE.md,\n\"How a gap\nis mended\")",
         "[gaps](../ARCHITECTURE.md#how-a-gap-is-mended), [all](../ARCHITECTURE.md)",
@@ -263,11 +305,13 @@ fn an_id_that_is_defined_twice_is_found_and_one_that_is_only_cited_is_not() {
     assert_eq!(example().defined_twice(), Vec::<String>::new());
     let file = |name: &str, text: &str| File { name: name.to_owned(), text: text.to_owned() };
     let twice = Known::of(&[
-        file("docs/rules/a.md", "### R-A-1 One\n### R-A-2 Two\n"),
-        file("docs/rules/b.md", "### R-A-1 Another\n"),
-        file("docs/GUARANTEES.md", "| I3 | a |\n| I3 | b |\n## Track record\n| I3 | c |\n"),
+        file("docs/dev/rules/a.md", "- **R-A-1** One\n- **R-A-2** Two\n"),
+        file("docs/dev/rules/b.md", "- **R-A-1** Another\n"),
+        file("docs/DIFFERENCES.md", "| I3 | a |\n| I3 | b |\n"),
+        file("docs/dev/PROMISES.md", "| I3 | c |\n"),
     ]);
-    let expected = ["I3: docs/GUARANTEES.md:1, docs/GUARANTEES.md:2", "R-A-1: docs/rules/a.md:1, docs/rules/b.md:1"];
+    let expected =
+        ["I3: docs/DIFFERENCES.md:1, docs/DIFFERENCES.md:2", "R-A-1: docs/dev/rules/a.md:1, docs/dev/rules/b.md:1"];
     assert_eq!(twice.defined_twice(), expected);
 }
 

@@ -76,8 +76,8 @@ fn labels(file: &str, of: &str) -> Names {
 fn every_flag_is_documented() {
     let shared = "crates/fanoutctl/src/arguments/credentials.rs";
     flags_are_documented(&["src/config/serve_arguments.rs"], "docs/CONFIG.md");
-    flags_are_documented(&["crates/fanoutctl/src/arguments/bench.rs", shared], "docs/BENCH.md");
-    flags_are_documented(&["crates/fanoutctl/src/arguments/verify.rs", shared], "docs/VERIFY.md");
+    flags_are_documented(&["crates/fanoutctl/src/arguments/bench.rs", shared], "docs/tools/BENCH.md");
+    flags_are_documented(&["crates/fanoutctl/src/arguments/verify.rs", shared], "docs/tools/VERIFY.md");
 }
 
 fn flags_are_documented(of_command: &[&str], document_name: &str) {
@@ -126,11 +126,11 @@ fn links_lead_somewhere() {
 fn the_functions_that_documents_name_are_there() {
     let mut missing = Vec::new();
     for (document, at_least) in [
-        ("docs/GUARANTEES.md", 20),
-        ("docs/CLIENTS.md", 10),
-        ("docs/FAULTS.md", 200),
+        ("docs/dev/PROMISES.md", 500),
+        ("docs/dev/COMPARED.md", 10),
+        ("docs/dev/FAULTS.md", 200),
+        ("docs/dev/THREATS.md", 200),
         ("docs/GUIDES.md", 5),
-        ("docs/SECURITY.md", 50),
         ("CONTRIBUTING.md", 20),
     ] {
         let text = files::text(document);
@@ -148,14 +148,18 @@ fn the_functions_that_documents_name_are_there() {
 }
 
 #[test]
-fn every_promise_is_observed_from_outside() {
-    let text = files::text("docs/GUARANTEES.md");
-    let (promises, _) = text.split_once("## Track record").expect("the promises stand before the track record");
-    assert!(promises_of(promises).count() > 40, "the promises were not found");
-    assert_none("promises of docs/GUARANTEES.md without a test from outside", &unobserved(promises));
+fn every_promise_has_a_test_over_real_connections() {
+    let differences = files::text("docs/DIFFERENCES.md");
+    let promised: Names = promises_of(section(&differences, "Promises")).map(|(id, _)| id.to_owned()).collect();
+    assert!(promised.len() > 40, "the promises were not found");
+    let index = files::text("docs/dev/PROMISES.md");
+    let tests = section(&index, "Promises");
+    let tested: Names = promises_of(tests).map(|(id, _)| id.to_owned()).collect();
+    assert_same("promised in docs/DIFFERENCES.md", &promised, "in docs/dev/PROMISES.md, \"Promises\"", &tested);
+    assert_none("promises without a test over real connections in docs/dev/PROMISES.md", &unobserved(tests));
 }
 
-/// The rows of tables of promises: their ids and their last cells.
+/// The rows of a table of promises: their ids and their last cells.
 fn promises_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(promise)
 }
@@ -164,7 +168,7 @@ fn promise(row: &str) -> Option<(&str, &str)> {
     let (id, rest) = row.strip_prefix("| ")?.strip_suffix('|')?.split_once(" |")?;
     let ends_id = |c: char| c.is_ascii_digit() || c == 'b';
     let is_id = id.starts_with(|c: char| c.is_ascii_uppercase()) && id.ends_with(ends_id);
-    is_id.then_some((id, rest.rsplit_once('|')?.1.trim()))
+    is_id.then_some((id, rest.rsplit_once('|').map_or(rest, |(_, last)| last).trim()))
 }
 
 /// The ids of promises whose last cell names no test over real connections.
@@ -176,19 +180,19 @@ fn unobserved(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_promise_that_nobody_observes_is_found() {
-    let head = "| Id | Promise | Unit tests | Tests from outside |\n|---|---|---|---|\n";
-    let rows = "| W1 | a | | `tests/direct/a.rs::b` |\n| W11b | a | `tests/direct/a.rs::b` | |\n\
-        | L2 | a | | `src/a.rs::b` |\n| F3 | a | | `src/a.rs::b`, `tests/conformance/a.rs::b` |\n";
+fn promise_without_a_test_over_connections_is_found() {
+    let head = "| Id | Unit tests | Tests over connections |\n|---|---|---|\n";
+    let rows = "| W1 | | `tests/direct/a.rs::b` |\n| W11b | `tests/direct/a.rs::b` | |\n\
+        | L2 | | `src/a.rs::b` |\n| F3 | | `src/a.rs::b`, `tests/conformance/a.rs::b` |\n";
     assert_eq!(unobserved(&format!("{head}{rows}")), ["W11b", "L2"]);
 }
 
 #[test]
 fn every_fault_is_injected_or_says_why_not() {
-    let text = files::text("docs/FAULTS.md");
+    let text = files::text("docs/dev/FAULTS.md");
     let (injected, rest) = text.split_once("## Not injected").expect("what is injected stands first");
     assert!(injected.lines().filter_map(fault).count() > 50, "the faults were not found");
-    assert_none("faults of docs/FAULTS.md that nothing injects and nobody explains", &unaccounted(injected, rest));
+    assert_none("faults of docs/dev/FAULTS.md that nothing injects and nobody explains", &unaccounted(injected, rest));
 }
 
 /// A fault's id, and the rest of its row.
@@ -225,7 +229,7 @@ fn a_fault_that_nobody_accounts_for_is_found() {
 
 #[test]
 fn every_mutant_has_a_place_and_a_test() {
-    let document = files::text("docs/GUARANTEES.md");
+    let document = files::text("docs/dev/PROMISES.md");
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
     assert!(rows.len() > 20, "the mutants were not found");
     let untested = rows.iter().filter(|(_, rest)| !rest.contains(".rs::")).map(|(number, _)| number.clone());
@@ -241,7 +245,7 @@ fn every_mutant_has_a_place_and_a_test() {
         switched.extend(numbers.filter(|number| number.bytes().all(|b| b.is_ascii_digit())));
     }
     let listed: Names = rows.into_iter().map(|(number, _)| number).collect();
-    assert_same("switched in src", &switched, "in the table of docs/GUARANTEES.md, \"Mutants\"", &listed);
+    assert_same("switched in src", &switched, "in the table of docs/dev/PROMISES.md, \"Mutants\"", &listed);
 }
 
 /// A mutant's number, and the rest of its row.
@@ -267,18 +271,6 @@ fn a_judge_that_nobody_has_is_found() {
     {
         assert!(!names(row), "{row}");
     }
-}
-
-#[test]
-fn the_specs_that_are_compared_are_listed() {
-    let specs = files::text("tests/e2e/specs.txt");
-    let compared: Names = specs.lines().map(str::to_owned).collect();
-    assert!(compared.len() > 100, "the specs were not found");
-    let document = files::text("docs/CLIENTS.md");
-    let cell = |line: &str| Some(line.strip_prefix("| [sig-")?.strip_suffix(" |")?.to_owned());
-    let rows = section(&document, "Upstream's own tests").lines().filter_map(cell);
-    let listed: Names = rows.map(|row| format!("[sig-{row}")).collect();
-    assert_same("in tests/e2e/specs.txt", &compared, "in docs/CLIENTS.md", &listed);
 }
 
 /// Rust files of the crates.

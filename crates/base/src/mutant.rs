@@ -1,4 +1,4 @@
-/// Whether the bug with this number of docs/GUARANTEES.md, "Mutants", is switched on: `KUBE_FANOUT_MUTANT` says so when
+/// Whether the bug with this number of docs/dev/PROMISES.md, "Mutants", is on: `KUBE_FANOUT_MUTANT` says so when
 /// the process starts. It is asked beside the code that keeps the bug out, so that `make mutants` can put each back and
 /// see that a test notices. Only builds with debug assertions have the switch, as those of tests are.
 #[cfg(debug_assertions)]

@@ -11,7 +11,7 @@ pub(super) enum Better {
     Neither,
 }
 
-/// Every figure: its name, its unit, which way is better, and what it is. docs/BENCH.md has them all.
+/// Every figure: its name, its unit, which way is better, and what it is. docs/tools/BENCH.md has them all.
 pub(super) const CATALOGUE: &[(&str, &str, Better, &str)] = &[
     ("watches", "", Better::Neither, "watches that were opened"),
     ("connections", "", Better::Neither, "connections that they share"),

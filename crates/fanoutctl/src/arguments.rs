@@ -52,10 +52,10 @@ pub(crate) enum ToolCommand {
     /// Try it on this machine: a kube-apiserver, the proxy and informers, all of which may be killed, and a live page
     #[command(after_help = TRY_EXAMPLES)]
     Try(TryArguments),
-    /// Put load on an apiserver or on what stands in front of it, and measure both (docs/BENCH.md)
+    /// Put load on an apiserver or on what stands in front of it, and measure both (docs/tools/BENCH.md)
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArguments>),
-    /// Find out whether an apiserver, or what stands in front of it, keeps its promises (docs/VERIFY.md)
+    /// Find out whether an apiserver, or what stands in front of it, keeps its promises (docs/tools/VERIFY.md)
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify(Box<VerifyArguments>),
     /// Estimate from an apiserver's audit log how much load proxies would remove

@@ -2,7 +2,7 @@
 //!
 //! What a request means ([`RequestInfo`], [`ListOptions`], [`Choice`]), which objects it is about ([`Selector`]), and
 //! how a refusal is spelled ([`Status`]). All of it is decided from the request alone, by rules that are the
-//! apiserver's to the byte; docs/rules/README.md leads to them.
+//! apiserver's to the byte; docs/dev/rules/README.md leads to them.
 //!
 //! **Invariant:** nothing here opens a socket, reads a clock or knows that a cache exists.
 

@@ -1,4 +1,4 @@
-//! The route table, row by row. Sources are docs/rules/requests.md and docs/rules/reads.md; messages are the
+//! The route table, row by row. Sources are docs/dev/rules/requests.md and docs/dev/rules/reads.md; messages are the
 //! apiserver's.
 
 mod encodings;

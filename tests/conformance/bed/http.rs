@@ -133,7 +133,7 @@ fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     false
 }
 
-/// How long a read waits for a proof that the cache is current (docs/CONFIG.md, "Not configurable") before it is passed
+/// How long a read waits for a proof that the cache is current (docs/CONFIG.md, "Fixed limits") before it is passed
 /// on.
 const PROOF_WITHIN: Duration = Duration::from_secs(3);
 /// The beginning of what a server says whose cache did not reach a version in time.

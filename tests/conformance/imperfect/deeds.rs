@@ -43,7 +43,7 @@ pub const FLAGS: [&str; 3] = [
     "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
 ];
 
-/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Not configurable").
+/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Fixed limits").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Before the end of a run nothing more is done.
 const CALM: Duration = Duration::from_secs(2);

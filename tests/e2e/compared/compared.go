@@ -115,7 +115,7 @@ func explain(name string, a, b Result) string {
 	return fmt.Sprintf("%s\n  directly %s, through the proxy %s\n%s\n", name, state(a), state(b), reason)
 }
 
-// Markdown is the list of the specs that passed on both sides, for docs/CLIENTS.md.
+// Markdown is the list of the specs that passed on both sides, for docs/dev/COMPARED.md.
 func Markdown(direct, proxied Run) string {
 	var table strings.Builder
 	table.WriteString("| Spec |\n|---|\n")

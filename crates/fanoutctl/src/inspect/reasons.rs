@@ -1,7 +1,7 @@
 /// What a reason means, and what can be done: for those who ask why.
 pub(super) fn meaning(reason: &str) -> &'static str {
     let found = MEANINGS.iter().find(|(known, _)| *known == reason);
-    found.map_or("docs/METRICS.md and docs/CLIENTS.md say what this means", |(_, meaning)| meaning)
+    found.map_or("docs/METRICS.md says what this means", |(_, meaning)| meaning)
 }
 
 const MEANINGS: [(&str, &str); 41] = [
