@@ -15,8 +15,8 @@ mod series;
 pub use configuration::{ConfigReader, ConfigShown};
 pub use cost::{CostReader, CostRow};
 pub use exporter::{Exporter, exporter};
-pub use private::{Admittance, NotAdmitted, Onlooker, PrivatePages};
-pub use public::{HealthPages, MetricsPage, MetricsReaders, ScrapeAdmittance};
+pub use private::{NotAdmitted, PageAccess, PrivatePage, PrivatePages};
+pub use public::{HealthPages, MetricsPage, MetricsReaders, ScrapeAccess};
 
 use std::fmt::Write;
 
@@ -28,14 +28,14 @@ use http_body_util::Full;
 use crate::auth::BrowserGuard;
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
-use base::{Pending, Pulse, Ready};
+use base::{Pending, Ready, RuntimeHeartbeat};
 
 /// What the admin pages show.
 #[derive(Clone)]
 pub struct AdminPages {
     pub ready: Ready,
     /// The pulse of the runtime that serves clients.
-    pub pulse: Pulse,
+    pub pulse: RuntimeHeartbeat,
     pub feeds: Feeds,
     pub costs: CostReader,
     pub config: ConfigReader,
@@ -126,7 +126,7 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
 }
 
 /// Says whether clients can be answered. This does not depend on upstream's health (O3).
-fn livez(pulse: &Pulse) -> AdminAnswer {
+fn livez(pulse: &RuntimeHeartbeat) -> AdminAnswer {
     if pulse.is_lost() {
         let text = format!("the runtime that serves clients has not run for {} s\n", pulse.silent().as_secs());
         return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);

@@ -32,29 +32,29 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 
 use self::certificates::Certificates;
-use self::identity::Gates;
+use self::identity::Authorizers;
 pub use self::metrics::tell_panics;
 pub use self::open_files::{raise_open_files, run_plugin};
 pub use self::private_memory::keep_memory_private;
 use self::reload::Tuned;
 pub use self::reload::{LogLevel, Reloading};
 use crate::admin::{self, AdminPages, HealthPages, MetricsPage, MetricsReaders};
-use crate::auth::{self, AuthMode, BrowserGuard, Gate};
+use crate::auth::{self, AuthMode, Authorizer, BrowserGuard};
 use crate::config::Serve;
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
 use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
-use crate::serve::{self, Audit, Frontend, Sightings};
-use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, Insistence};
-use base::{self, Cores, DrainTrigger, DrainWatch, Pulse, Ready, Tasks, Tunable};
+use crate::serve::{self, ActiveWatches, Audit, Frontend};
+use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, RefusalBackoff};
+use base::{self, Cores, DrainTrigger, DrainWatch, Ready, Reloadable, RuntimeHeartbeat, Tasks};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
     listeners: Listeners,
     ops: ops::Ops,
     frontend: Arc<Frontend>,
-    gate: Gate,
+    gate: Authorizer,
     feeds: Feeds,
     rights: rights::Rights,
     tasks: Tasks,
@@ -64,7 +64,7 @@ pub struct Bound {
     records: Tasks,
     tuned: Tuned,
     reloading: Option<Reloading>,
-    pulse: Pulse,
+    pulse: RuntimeHeartbeat,
 }
 
 /// Why the application cannot start.
@@ -131,8 +131,8 @@ impl Bound {
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = Ready::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
-        let (tuned, sightings, pulse) = (Tuned::new(config), Sightings::default(), Pulse::new());
-        let gates = Gates::of(config, &client, &tasks)?;
+        let (tuned, sightings, pulse) = (Tuned::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
+        let gates = Authorizers::of(config, &client, &tasks)?;
         let gate = gates.clients;
         let pages = exporter.map(|exporter| AdminPages {
             ready: ready.clone(),
@@ -341,7 +341,7 @@ fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
 }
 
 /// Keeps the process from being ready as long as it may not create the reviews that every request needs.
-fn prove_rights(gate: &Gate, ready: &Ready, tasks: &Tasks) {
+fn prove_rights(gate: &Authorizer, ready: &Ready, tasks: &Tasks) {
     if let Some(proving) = gate.keep_ready(ready) {
         tasks.spawn_needed("review rights", proving);
     }
@@ -374,7 +374,7 @@ fn ops(
     pages: Option<AdminPages>,
     health: HealthPages,
     (readers, tls): (MetricsReaders, Option<Tls>),
-    browsers: &Tunable<BrowserGuard>,
+    browsers: &Reloadable<BrowserGuard>,
 ) -> Result<ops::Ops, StartError> {
     let taken = |address: Address| move |source| StartError::Bind { address, source };
     let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
@@ -419,9 +419,9 @@ fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
 }
 
 /// Returns how often upstream is asked again for what it has refused.
-fn insistence(config: &Serve) -> Insistence {
+fn insistence(config: &Serve) -> RefusalBackoff {
     let waits = config.cache.refused;
-    if config.serve.coverage.node.is_some() { Insistence::on_node(waits) } else { Insistence::central(waits) }
+    if config.serve.coverage.node.is_some() { RefusalBackoff::on_node(waits) } else { RefusalBackoff::central(waits) }
 }
 
 /// Opens the audit log. Returns it with the owner of its writer, which ends when nobody can record any more.

@@ -13,36 +13,36 @@
 
 mod access_reviewer;
 mod affected;
-mod agenda;
 mod authenticator;
+mod authorizer;
 mod browsers;
 mod certificate;
 mod chain;
 mod changes;
 mod credential;
-mod gate;
 mod grant;
 mod grant_lease;
-mod hearing;
 mod hosts;
 mod impersonation;
-mod lease_standing;
+mod lease_state;
 mod lease_terms;
 mod metrics;
 mod namespace_quota;
 mod namespace_verdicts;
 mod not_granted;
 mod once;
+mod peer_cert_chain;
 mod policy;
-mod question;
-mod question_pace;
+mod policy_watch_state;
 mod readable;
+mod recheck_schedule;
 mod request_sender;
+mod review_queue;
+mod review_rate_limit;
 mod review_rights;
 mod review_topic;
 mod reviews;
 mod separation;
-mod shown;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
@@ -55,22 +55,22 @@ use kubeapi::User;
 
 pub use affected::{Affected, AffectedScope, Subjects};
 pub use authenticator::{FrontProxy, Trusted};
+pub use authorizer::{Authorizer, Caller, Delegation, Known};
 pub use browsers::{BrowserGuard, Foreign, NoOrigin, PageOrigin};
-pub use certificate::{Authorities, AuthoritiesError, CertificateHolder, Untrusted, named_in};
+pub use certificate::{Authorities, AuthoritiesError, CertificateHolder, CertificateRejected, named_in};
 pub use chain::Chain;
 pub use credential::{BEARER_PROTOCOL, Malformed, Token, asserted, token_of};
-pub use gate::{Caller, Delegation, Gate, Known};
 pub use grant::Grant;
 pub use hosts::Hosts;
-pub use impersonation::{Impeded, Impersonation, NobodyNamed};
+pub use impersonation::{Impeded, Impersonation, NoImpersonatedUser};
 pub use metrics::describe;
 pub use namespace_verdicts::Verdict;
 pub use not_granted::{NotGranted, Revoked};
+pub use peer_cert_chain::PeerCertChain;
 pub use policy::{Policy, PolicyChange, PolicyKind};
 pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
 pub use request_sender::RequestSender;
 pub use separation::{AuthorityRole, Mixed, Separation};
-pub use shown::Shown;
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,6 +11,7 @@
 //! [`Pull::Expired`], never a silent gap. `rv` is upstream's; `seq` is our own dense index; they are never mixed.
 //! No async I/O and no HTTP in this layer.
 
+mod backfilled_events;
 mod beginning;
 mod budget;
 mod change;
@@ -31,10 +32,10 @@ mod lifecycle;
 mod outgrown;
 mod paging_snapshots;
 mod pinned;
-mod prehistory;
 mod progress;
 mod progress_follower;
 mod reader;
+mod resume_marker;
 mod ring;
 mod shared;
 mod single_flight;
@@ -46,38 +47,37 @@ mod stats;
 mod store;
 mod timeline;
 mod transaction;
+mod version_waiters;
 mod view;
 mod wakes;
-mod wholeness;
-mod witness;
 mod writer;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use backfilled_events::{BackfillMismatch, BackfilledEvents, MissingPrevious, RingRoom};
 pub use beginning::Beginning;
 pub use budget::{Budget, Gone, MemoryKind, MemoryUse};
 pub use change::{Applied, Change, OutOfOrder};
 pub use chunk_cache::{ChunkCache, DeflatedChunk, PlainChunk};
 pub use chunk_format::{ChunkFormat, ChunkPart};
 pub use chunks::{Chunk, Chunker};
-pub use cursor::{Cursor, Mark, Pull, Sifted, Stop};
+pub use cursor::{Cursor, FilteredEvent, Mark, Pull, Stop};
 pub use event::{Event, seen_as};
 pub use events_waiting::EventsWaiting;
 pub use follower::Follower;
 pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, PinTerms, Pins};
-pub use prehistory::{Misfit, Prehistory, RingRoom, Unexplained};
 pub use progress::{Progress, Settling};
 pub use progress_follower::ProgressFollower;
 pub use reader::{CacheReader, OpenedWatch, Start, TooOld};
+pub use resume_marker::ResumeMarker;
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
 pub use state_mark::StateMark;
 pub use stats::CacheStats;
 pub use transaction::REST_FOLLOWS_WITHIN;
 pub use view::View;
-pub use witness::Witness;
 pub use writer::CacheWriter;
 
 use std::time::Duration;

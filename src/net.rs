@@ -10,14 +10,15 @@ mod address;
 mod caller_turns;
 mod client_certificates;
 mod connection;
+mod connection_driver;
+mod connection_limiter;
 mod connection_limits;
-mod conversation;
-mod crowd;
 mod failures;
 mod handshakes;
 mod head_budget;
 mod http1;
 mod http2;
+mod idle_connections;
 mod inherited;
 mod lifetime;
 #[cfg(target_os = "linux")]
@@ -28,7 +29,6 @@ mod metrics;
 mod owners;
 mod parkable_body;
 mod peer;
-mod places;
 #[cfg(not(target_os = "linux"))]
 mod portable;
 mod preface;

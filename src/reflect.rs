@@ -10,14 +10,14 @@
 //! decode is never applied. Nothing here knows of clients: a slow client is held back elsewhere, where it does not
 //! pull.
 
-mod archivist;
 mod body_writers;
 mod catch_up;
 mod continuity;
 mod failure;
 mod gap;
+mod history_backfiller;
+mod history_check;
 mod initial_state;
-mod inquiry;
 mod mend;
 mod metrics;
 mod positions;
@@ -25,10 +25,10 @@ mod prover;
 mod qualify;
 mod reflect_config;
 mod reflector;
+mod reflector_findings;
 mod renew;
 mod self_check;
 mod session;
-mod side_findings;
 mod stream;
 mod supervisor;
 #[cfg(test)]

@@ -10,14 +10,14 @@
 //! pass through is a variant and a metric label. A stream is pulled by its client's room and by nothing else. Status
 //! codes are decided here and nowhere below.
 
-mod admission;
-mod alarms;
+mod active_watches;
 mod answered;
 mod audit;
 mod body;
 mod body_error;
 mod bounded_body;
 mod coalesce;
+mod concurrency;
 mod coverage;
 mod documents;
 mod event_chunks;
@@ -27,7 +27,6 @@ mod frontend;
 mod hold;
 mod metrics;
 mod object_answers;
-mod overdue;
 mod read_request;
 mod readable;
 mod reader;
@@ -40,9 +39,10 @@ mod route;
 mod scrapes;
 mod serve_config;
 mod session;
-mod sightings;
+mod slow_readers;
 mod sources;
 mod statuses;
+mod timer_queue;
 mod watch;
 mod watch_end;
 mod watch_transport;
@@ -51,14 +51,14 @@ pub mod websocket;
 #[cfg(test)]
 mod tests;
 
-pub use admission::AdmissionLimits;
+pub use active_watches::ActiveWatches;
 pub use audit::{Audit, AuditWriter, Destination as AuditDestination, source_ips, without_tokens};
 pub use body::ReplyBody;
-pub use coverage::{Coverage, Sensitive, Uncovered};
+pub use concurrency::ConcurrencyConfig;
+pub use coverage::{Coverage, OutsideCoverage, Sensitive};
 pub use frontend::{Frontend, Parts};
 pub use metrics::describe;
-pub use overdue::Unread;
-pub use scrapes::ScrapeGate;
+pub use scrapes::ScrapeAuthorizer;
 pub use serve_config::{Consistency, ServeConfig};
-pub use sightings::Sightings;
+pub use slow_readers::Unread;
 pub use sources::spec as feed_spec;

@@ -43,7 +43,7 @@ pub use cost::{Cause, Cost, CostLedger};
 pub use credentials::{CredentialError, CredentialSource};
 pub use dial::MemoryUpstream;
 pub use discovery::{
-    Catalog, Declaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, Documents, Insistence, Resource,
+    Catalog, Declaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, Documents, RefusalBackoff, Resource,
     ResourceOrigin,
 };
 pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};

@@ -7,7 +7,7 @@ use super::cost::{self, CostRow};
 use super::folded::{Folded, Folding};
 use super::{process, series};
 use crate::feeds::Feeds;
-use base::Pulse;
+use base::RuntimeHeartbeat;
 
 /// Renders every metric of the process.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ pub fn exporter(describe: fn()) -> Result<Exporter, String> {
 impl Exporter {
     /// Renders what was recorded, and then what is read from the feeds, the costs and of the process, in Prometheus'
     /// text format.
-    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], pulse: &Pulse) -> String {
+    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], pulse: &RuntimeHeartbeat) -> String {
         self.folded.tell();
         let mut text = self.handle.render();
         self.folded.write(&mut text);

@@ -11,16 +11,16 @@ use super::{AdminAnswer, AdminPages, TEXT, answer, refuse_others};
 use crate::auth::BrowserGuard;
 
 /// Makes a page by its name and a query, as JSON.
-pub type Onlooker = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
+pub type PrivatePage = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Decides by a path and the headers of a request whether its sender may see the page.
-pub type Admittance = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), NotAdmitted>> + Send + Sync>;
+pub type PageAccess = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), NotAdmitted>> + Send + Sync>;
 
 /// The pages that say who reads what, and who may see them.
 #[derive(Clone)]
 pub struct PrivatePages {
-    pub page: Onlooker,
-    pub admittance: Admittance,
+    pub page: PrivatePage,
+    pub admittance: PageAccess,
 }
 
 /// Why somebody is not shown a page.

@@ -13,7 +13,7 @@ use portable as system;
 use rustix::process::{Resource, getrlimit};
 
 use super::series::{head, single};
-use base::Pulse;
+use base::RuntimeHeartbeat;
 
 /// What a process has taken so far; what cannot be read is not shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -31,7 +31,7 @@ const RUNTIME_SILENT: &str = "how long the runtime that serves clients has run n
 const TASKS: &str = "tasks, but for those of the admin address: a few for each connection and feed";
 
 /// Appends the metrics in Prometheus' text format.
-pub(super) fn write(pulse: &Pulse, out: &mut String) {
+pub(super) fn write(pulse: &RuntimeHeartbeat, out: &mut String) {
     let Taken { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
     let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
     for (name, kind, help, value) in [
@@ -59,7 +59,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_runtime_that_runs_nothing_is_told_by_its_silence() {
-        let pulse = Pulse::new();
+        let pulse = RuntimeHeartbeat::new();
         let _never_polled = pulse.beat();
         let silent = || {
             let mut text = String::new();

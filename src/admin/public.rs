@@ -14,14 +14,14 @@ use tokio::time::{Instant, timeout};
 use super::{AdminAnswer, AdminPages, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::BrowserGuard;
 use crate::net::Peer;
-use base::{Pulse, Ready, Tunable};
+use base::{Ready, Reloadable, RuntimeHeartbeat};
 use kubeapi::Status;
 
 /// What a kubelet or a balancer is told. It takes every Host, for there is nothing here that a web page could learn.
 #[derive(Debug, Clone)]
 pub struct HealthPages {
     pub ready: Ready,
-    pub pulse: Pulse,
+    pub pulse: RuntimeHeartbeat,
 }
 
 /// What a Prometheus on another machine is told.
@@ -36,14 +36,14 @@ pub struct MetricsPage {
 #[derive(Clone)]
 pub enum MetricsReaders {
     /// Whoever reaches the address, but for web pages: the page shows names of namespaces.
-    Everybody(Tunable<BrowserGuard>),
+    Everybody(Reloadable<BrowserGuard>),
     /// Those who are let in one by one.
-    Admitted(ScrapeAdmittance),
+    Admitted(ScrapeAccess),
 }
 
 /// Decides by the connection and the headers of a request whether its sender may read metrics, and says why not; `None`
 /// if nobody could decide.
-pub type ScrapeAdmittance = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, Admitted> + Send + Sync>;
+pub type ScrapeAccess = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, Admitted> + Send + Sync>;
 type Admitted = Option<Result<(), Status>>;
 
 /// How long that may take. It is decided on the runtime that serves clients, which may be stuck.
@@ -151,7 +151,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_not_alive_when_the_runtime_of_clients_has_stopped() {
-        let pages = HealthPages { ready: Ready::new(), pulse: Pulse::new() };
+        let pages = HealthPages { ready: Ready::new(), pulse: RuntimeHeartbeat::new() };
         let _never_polled = pages.pulse.beat();
         let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();
         assert_eq!(answer("/livez"), StatusCode::OK);

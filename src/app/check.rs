@@ -13,7 +13,7 @@ use crate::net::{ClientCertificates, Tls};
 use crate::preflight::{
     CertificateFile, CheckFinding, CheckOutcome, FleetCost, Needs, Wanted, certificates, cost, identity, rights, sizes,
 };
-use crate::serve::{Coverage, Uncovered};
+use crate::serve::{Coverage, OutsideCoverage};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
 use base::{Tasks, WallClock};
 
@@ -159,7 +159,7 @@ impl Plan {
     }
 }
 
-fn wanted(coverage: &Coverage, resource: &Resource) -> Result<Wanted, Uncovered> {
+fn wanted(coverage: &Coverage, resource: &Resource) -> Result<Wanted, OutsideCoverage> {
     let selector = coverage.scope(resource)?.selector();
     Ok(Wanted { gvr: resource.gvr.clone(), selector })
 }

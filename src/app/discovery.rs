@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::listener::{ChangeListener, News};
-use self::schedule::{ChangesHeard, Schedule, SettlingLooks};
+use self::schedule::{ChangeCoverage, Schedule, SettlingLooks};
 use super::rights::Rights;
 use crate::serve::feed_spec;
 use crate::upstream::{DeclaringResource, Documents};
@@ -146,13 +146,13 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are heard of from now on.
-    fn told(&self, is_answered: bool, heard: &Heard) -> ChangesHeard {
+    fn told(&self, is_answered: bool, heard: &Heard) -> ChangeCoverage {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
         match (is_answered, heard.is_all(), reads.definitions || reads.services) {
-            (false, ..) | (true, false, true) => ChangesHeard::Part,
-            (true, true, _) => ChangesHeard::All,
-            (true, false, false) => ChangesHeard::Nothing { again: catalog.refused_until() },
+            (false, ..) | (true, false, true) => ChangeCoverage::Part,
+            (true, true, _) => ChangeCoverage::All,
+            (true, false, false) => ChangeCoverage::Nothing { again: catalog.refused_until() },
         }
     }
 

@@ -4,30 +4,30 @@ use std::path::{Path, PathBuf};
 
 use super::StartError;
 use crate::auth::{
-    AuthConfig, AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted,
+    AuthConfig, AuthMode, Authorities, AuthorityRole, Authorizer, Delegation, FrontProxy, Separation, Trusted,
 };
 use crate::config::Serve;
 use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
-use base::{Reloaded, Tasks, WallClock};
+use base::{Tasks, WallClock, WatchedFile};
 
 /// The gates, which decide who somebody is and what they may read.
-pub(super) struct Gates {
-    pub(super) clients: Gate,
+pub(super) struct Authorizers {
+    pub(super) clients: Authorizer,
     /// The gate for who scrapes. Its memory and its budget are its own, so that a port that many can reach takes
     /// nothing from clients. `None` where whoever reaches that port may read.
-    pub(super) scrapes: Option<Gate>,
+    pub(super) scrapes: Option<Authorizer>,
 }
 
-impl Gates {
+impl Authorizers {
     /// Reads the authorities that certificates are taken by, and makes the gates.
     pub(super) fn of(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Self, StartError> {
         if config.auth == AuthMode::None && config.scrapes.is_none() {
-            return Ok(Self { clients: Gate::open(), scrapes: None });
+            return Ok(Self { clients: Authorizer::open(), scrapes: None });
         }
         let parts = delegation(config, client, tasks)?;
-        let gate = |auth: &AuthConfig| Gate::delegated(auth.clone(), parts.clone());
+        let gate = |auth: &AuthConfig| Authorizer::delegated(auth.clone(), parts.clone());
         let clients = match config.auth {
-            AuthMode::None => Gate::open(),
+            AuthMode::None => Authorizer::open(),
             AuthMode::Delegated => gate(&config.delegated.auth),
         };
         Ok(Self { clients, scrapes: config.scrapes.as_ref().map(gate) })
@@ -82,5 +82,5 @@ fn trusted(what: &'static str, path: &Path, role: AuthorityRole, apart: Separati
         apart.admit(role, &authorities).map_err(|error| error.to_string())?;
         Ok::<_, String>(authorities)
     };
-    Reloaded::load(what, vec![path.to_owned()], read).map_err(|error| StartError::Authorities(error.to_string()))
+    WatchedFile::load(what, vec![path.to_owned()], read).map_err(|error| StartError::Authorities(error.to_string()))
 }

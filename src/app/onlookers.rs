@@ -8,18 +8,18 @@ use futures_util::future::ready;
 use http::HeaderMap;
 use tokio::runtime::Handle;
 
-use crate::admin::{Admittance, NotAdmitted, PrivatePages};
-use crate::auth::{Caller, Gate, NotGranted, RequestSender};
-use crate::serve::Sightings;
+use crate::admin::{NotAdmitted, PageAccess, PrivatePages};
+use crate::auth::{Authorizer, Caller, NotGranted, RequestSender};
+use crate::serve::ActiveWatches;
 use kubeapi::{Query, RequestInfo};
 
 /// The pages, for whoever may `get` their paths as upstream says. Must be called on the runtime that upstream's
 /// connections belong to.
-pub(super) fn private_pages(gate: Gate, sightings: Sightings) -> PrivatePages {
+pub(super) fn private_pages(gate: Authorizer, sightings: ActiveWatches) -> PrivatePages {
     PrivatePages { page: Arc::new(move |name, query| sightings.page(name, query)), admittance: admittance(gate) }
 }
 
-fn admittance(gate: Gate) -> Admittance {
+fn admittance(gate: Authorizer) -> PageAccess {
     let upstreams = Handle::current();
     Arc::new(move |path, headers| {
         if gate.is_open() {
@@ -31,7 +31,7 @@ fn admittance(gate: Gate) -> Admittance {
     })
 }
 
-async fn admit(gate: &Gate, path: &str, headers: &HeaderMap) -> Result<(), NotAdmitted> {
+async fn admit(gate: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), NotAdmitted> {
     let sender = RequestSender { certificates: None, address: Some(Ipv4Addr::LOCALHOST.into()) };
     let caller = gate.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
     if !matches!(caller, Caller::Known(_)) {

@@ -17,7 +17,7 @@ use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
 use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
-use base::{DrainTrigger, Tasks, Tunable};
+use base::{DrainTrigger, Reloadable, Tasks};
 
 /// The listeners of metrics and health. They are bound with the others, and served on a thread and a runtime of their
 /// own.
@@ -38,7 +38,7 @@ pub(super) struct PublicPort {
 pub(super) struct Admin {
     listener: AdminListener,
     pages: AdminPages,
-    browsers: Tunable<BrowserGuard>,
+    browsers: Reloadable<BrowserGuard>,
 }
 
 /// What is served on one port.
@@ -81,7 +81,7 @@ impl Admin {
         address: &Address,
         reuse_port: bool,
         pages: AdminPages,
-        browsers: Tunable<BrowserGuard>,
+        browsers: Reloadable<BrowserGuard>,
     ) -> io::Result<Self> {
         let listener = match address {
             Address::Tcp(tcp) => AdminListener::Tcp(bind_tcp(*tcp, reuse_port)?),

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::rights::Rights;
-use crate::auth::{Affected, Gate, Policy, PolicyChange, PolicyKind};
+use crate::auth::{Affected, Authorizer, Policy, PolicyChange, PolicyKind};
 use crate::cache::{Cursor, FeedState, Pull, Start, View};
 use crate::feeds::{FeedHandle, Scope};
 use crate::serve::feed_spec;
@@ -46,7 +46,7 @@ pub(super) struct Pauses {
 
 /// The state that all listeners share.
 struct Heard {
-    gate: Gate,
+    gate: Authorizer,
     policy: Mutex<Policy>,
     kinds: Mutex<Vec<PolicyKind>>,
 }
@@ -59,7 +59,7 @@ const ROOM: usize = 256 << 10;
 /// Starts a listener for each kind, which listens while there are leases.
 pub(super) fn listen(
     rights: &Rights,
-    gate: &Gate,
+    gate: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &Tasks,
     Pauses { again, linger }: Pauses,

@@ -14,7 +14,7 @@ use crate::config::Serve;
 use crate::feeds::{FeedHandle, Feeds, Unavailable};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
-use base::{LogLimit, NotReady, Ready, Tasks, Tunable};
+use base::{LogLimit, NotReady, Ready, Reloadable, Tasks};
 use tokio::sync::watch;
 
 /// The pause before a preloaded feed that could not start, or has ended, is started again.
@@ -24,7 +24,7 @@ const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub(super) struct Preload {
     /// Says which there are, and how long one of them may be without its stream.
-    pub(super) running: Tunable<Serve>,
+    pub(super) running: Reloadable<Serve>,
     pub(super) ready: Ready,
 }
 

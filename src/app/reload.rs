@@ -15,7 +15,7 @@ use crate::feeds::Feeds;
 use crate::net::ConnectionLimits;
 use crate::reflect::ReflectConfig;
 use crate::serve::{Coverage, Frontend, ServeConfig};
-use base::{Reloaded, Tasks, Tunable};
+use base::{Reloadable, Tasks, WatchedFile};
 
 /// Where a running application's configuration comes from.
 pub struct Reloading {
@@ -34,14 +34,14 @@ pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 #[derive(Clone)]
 pub(super) struct Tuned {
     /// What the process runs with.
-    pub(super) running: Tunable<Serve>,
-    pub(super) connections: Tunable<ConnectionLimits>,
-    pub(super) reflect: Tunable<ReflectConfig>,
+    pub(super) running: Reloadable<Serve>,
+    pub(super) connections: Reloadable<ConnectionLimits>,
+    pub(super) reflect: Reloadable<ReflectConfig>,
     /// Those of clients' ports, and those of the admin pages and of metrics.
-    pub(super) browsers: Tunable<BrowserGuard>,
-    pub(super) ops_browsers: Tunable<BrowserGuard>,
+    pub(super) browsers: Reloadable<BrowserGuard>,
+    pub(super) ops_browsers: Reloadable<BrowserGuard>,
     started: Arc<ConfigSettings>,
-    file: Arc<OnceLock<(PathBuf, Reloaded<Serve>)>>,
+    file: Arc<OnceLock<(PathBuf, WatchedFile<Serve>)>>,
     /// The keys that wait for a restart.
     waiting: Arc<Mutex<Vec<String>>>,
 }
@@ -90,7 +90,7 @@ impl Tuned {
             arguments.resolve_text(&text).map_err(|problems| problems.to_string())
         };
         let wrong = |error: base::LoadError<String>| StartError::Configuration(error.to_string());
-        let file = Reloaded::load("configuration", vec![path.clone()], read).map_err(wrong)?;
+        let file = WatchedFile::load("configuration", vec![path.clone()], read).map_err(wrong)?;
         tasks.spawn_needed("configuration file", file.clone().keep_up(self.running.get().look_every));
         drop(self.file.set((path, file)));
         Ok(())

@@ -6,20 +6,20 @@ use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
 
 use super::reload::Tuned;
-use crate::admin::{MetricsReaders, ScrapeAdmittance};
-use crate::auth::{Gate, RequestSender};
-use crate::serve::ScrapeGate;
+use crate::admin::{MetricsReaders, ScrapeAccess};
+use crate::auth::{Authorizer, RequestSender};
+use crate::serve::ScrapeAuthorizer;
 
 /// Those who may read the path as upstream says; everybody where nobody is asked about. Must be called on the runtime
 /// that upstream's connections belong to.
-pub(super) fn readers(gate: Option<Gate>, tuned: &Tuned) -> MetricsReaders {
+pub(super) fn readers(gate: Option<Authorizer>, tuned: &Tuned) -> MetricsReaders {
     match gate {
         None => MetricsReaders::Everybody(tuned.ops_browsers.clone()),
-        Some(gate) => MetricsReaders::Admitted(admittance(ScrapeGate::new(gate, tuned.browsers.clone()))),
+        Some(gate) => MetricsReaders::Admitted(admittance(ScrapeAuthorizer::new(gate, tuned.browsers.clone()))),
     }
 }
 
-fn admittance(gate: ScrapeGate) -> ScrapeAdmittance {
+fn admittance(gate: ScrapeAuthorizer) -> ScrapeAccess {
     let upstreams = Handle::current();
     Arc::new(move |peer, headers| {
         let asking = upstreams.spawn(gate.clone().admit(RequestSender::of(peer), headers.clone()));

@@ -9,16 +9,16 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::changes::LOOKED_AT;
-use super::hearing::Hearing;
-use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, quota, remembered};
-use super::question_pace::QuestionPace;
+use super::policy_watch_state::PolicyWatchState;
+use super::review_queue::{ANSWER_MAX, Dated, ReviewClass, ReviewQueue, quota, remembered};
+use super::review_rate_limit::ReviewRateLimit;
 use super::review_rights::ReviewRight;
 use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::upstream::{AccessVerdict, Cause};
 use base::mutant;
-use kubeapi::{Access, AccessTarget, Payer, User};
+use kubeapi::{Access, AccessTarget, FlowDistinguisher, User};
 
 /// Asks upstream who may do what, and remembers the answer for seconds.
 ///
@@ -30,7 +30,7 @@ use kubeapi::{Access, AccessTarget, Payer, User};
 /// those about the namespaces of readable watches.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
-    questions: Questions,
+    questions: ReviewQueue,
     /// Decisions by what they were asked for: requests, leases, namespaces of leases.
     of_requests: Decisions,
     of_long_requests: Decisions,
@@ -40,14 +40,14 @@ pub(super) struct AccessReviewer {
     of_proxies: Decisions,
     config: AuthConfig,
     /// How many questions one user's requests may cost, and how many those of all.
-    budget: DefaultKeyedRateLimiter<Payer>,
-    requests_pace: QuestionPace<()>,
+    budget: DefaultKeyedRateLimiter<FlowDistinguisher>,
+    requests_pace: ReviewRateLimit<()>,
     /// The pace of leases' questions: of all, and of one user's.
-    leases_pace: QuestionPace<()>,
-    leases_pace_per_user: QuestionPace<Payer>,
+    leases_pace: ReviewRateLimit<()>,
+    leases_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
     /// The pace of questions about namespaces of readable watches: of all, and of one user's.
-    namespaces_pace: QuestionPace<()>,
-    namespaces_pace_per_user: QuestionPace<Payer>,
+    namespaces_pace: ReviewRateLimit<()>,
+    namespaces_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
 }
 
 /// What a question is asked for, and how old the answer may be.
@@ -61,11 +61,11 @@ pub(super) enum AccessPurpose {
     Namespace { since: Instant },
 }
 
-type Decisions = Cache<Question, Decision>;
+type Decisions = Cache<AccessQuery, Decision>;
 
 /// A question: which user wants which access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Question {
+struct AccessQuery {
     user: Arc<User>,
     access: Arc<Access>,
 }
@@ -79,7 +79,7 @@ struct Decision {
 
 /// That upstream has allowed something.
 #[derive(Debug)]
-pub(super) struct Vouched {
+pub(super) struct Allowed {
     /// When it was asked.
     pub(super) asked: Instant,
     /// Why, in the authorizer's words.
@@ -118,7 +118,7 @@ impl AccessReviewer {
         let longest = Ages { allowed: config.recheck.max(config.recheck_rbac).max(config.recheck_nodes), ..ages };
         Self {
             reviews,
-            questions: Questions::new(ReviewTopic::Access),
+            questions: ReviewQueue::new(ReviewTopic::Access),
             of_requests: decisions(ages, DECISIONS_BYTES_MAX),
             of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
             of_leases: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
@@ -126,11 +126,11 @@ impl AccessReviewer {
             of_proxies: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
             config: config.clone(),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
-            requests_pace: QuestionPace::new(config.accesses, config.accesses),
-            leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
-            leases_pace_per_user: QuestionPace::new(config.lease_reviews / 2, config.lease_reviews / 8),
-            namespaces_pace: QuestionPace::new(config.namespaces, config.namespaces / 4),
-            namespaces_pace_per_user: QuestionPace::new(config.namespaces_per_user, config.namespaces_per_user / 4),
+            requests_pace: ReviewRateLimit::new(config.accesses, config.accesses),
+            leases_pace: ReviewRateLimit::new(config.lease_reviews, config.lease_reviews / 4),
+            leases_pace_per_user: ReviewRateLimit::new(config.lease_reviews / 2, config.lease_reviews / 8),
+            namespaces_pace: ReviewRateLimit::new(config.namespaces, config.namespaces / 4),
+            namespaces_pace_per_user: ReviewRateLimit::new(config.namespaces_per_user, config.namespaces_per_user / 4),
         }
     }
 
@@ -140,8 +140,8 @@ impl AccessReviewer {
         user: &Arc<User>,
         access: &Arc<Access>,
         asks: AccessPurpose,
-    ) -> Result<Vouched, NotGranted> {
-        let question = Question { user: user.clone(), access: access.clone() };
+    ) -> Result<Allowed, NotGranted> {
+        let question = AccessQuery { user: user.clone(), access: access.clone() };
         let ask = || self.ask(&question, asks);
         let key = if mutant(20) { &question.in_part() } else { &question };
         let decision = match asks {
@@ -159,9 +159,9 @@ impl AccessReviewer {
         &self,
         user: &Arc<User>,
         access: &Arc<Access>,
-        hearing: &Hearing,
+        hearing: &PolicyWatchState,
     ) -> Result<(), NotGranted> {
-        let question = Question { user: user.clone(), access: access.clone() };
+        let question = AccessQuery { user: user.clone(), access: access.clone() };
         let is_upheld =
             |known: &Decision| known.is_by_policy() && hearing.upholds(known.asked, self.config.recheck_rbac);
         let since = match self.of_proxies.get(&question).await.filter(is_upheld) {
@@ -179,7 +179,7 @@ impl AccessReviewer {
         access: &Access,
         since: Instant,
     ) -> Option<(Instant, AccessVerdict)> {
-        let question = Question { user: Arc::new(user.clone()), access: Arc::new(access.clone()) };
+        let question = AccessQuery { user: Arc::new(user.clone()), access: Arc::new(access.clone()) };
         let known = self.of_requests(access).get(&question).await.filter(|known| known.asked >= since)?;
         let (allowed, reason) = match &known.allowed {
             Ok(reason) => (true, reason),
@@ -201,7 +201,7 @@ impl AccessReviewer {
         if user.len_bytes() > QUESTION_TEXT_MAX {
             return;
         }
-        let question = Question { user: Arc::new(user), access: Arc::new(access) };
+        let question = AccessQuery { user: Arc::new(user), access: Arc::new(access) };
         let decision = Decision::of(asked, verdict);
         let of_requests = (cause == Cause::AccessReview).then(|| self.of_requests(&question.access));
         let of_leases = (!is_long(&question.access)).then_some(&self.of_leases);
@@ -243,8 +243,8 @@ impl AccessReviewer {
         }
     }
 
-    async fn ask(&self, question: &Question, asks: AccessPurpose) -> Result<Decision, NotGranted> {
-        let payer = Payer::of(&question.user);
+    async fn ask(&self, question: &AccessQuery, asks: AccessPurpose) -> Result<Decision, NotGranted> {
+        let payer = FlowDistinguisher::of(&question.user);
         let asker = self.turn(&question.user, &payer, asks).await?;
         let cause = if asks == AccessPurpose::Request { Cause::AccessReview } else { Cause::LeaseReview };
         let reviewing = self.reviews.access(cause, &question.user, &question.access);
@@ -267,32 +267,37 @@ impl AccessReviewer {
     }
 
     /// Waits until the question may be put, or says that it may not.
-    async fn turn(&self, user: &User, payer: &Payer, asks: AccessPurpose) -> Result<QuestionClass, NotGranted> {
+    async fn turn(
+        &self,
+        user: &User,
+        payer: &FlowDistinguisher,
+        asks: AccessPurpose,
+    ) -> Result<ReviewClass, NotGranted> {
         let by = Instant::now() + ANSWER_MAX;
         match asks {
             AccessPurpose::Request => {
                 self.spend(payer)?;
                 let turn = self.requests_pace.turn(&(), Instant::now() + REQUEST_WAIT_MAX);
                 sleep_until(turn.ok_or_else(|| self.questions.over_budget())?).await;
-                Ok(if user.is_anonymous() { QuestionClass::Guess } else { QuestionClass::Known })
+                Ok(if user.is_anonymous() { ReviewClass::Guess } else { ReviewClass::Known })
             }
             AccessPurpose::Lease { .. } => {
                 let late = || self.questions.late();
                 sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
                 sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
-                Ok(QuestionClass::Lease)
+                Ok(ReviewClass::Lease)
             }
             AccessPurpose::Namespace { .. } => {
                 let over_budget = || self.questions.over_budget();
                 sleep_until(self.namespaces_pace_per_user.turn(payer, by).ok_or_else(over_budget)?).await;
                 sleep_until(self.namespaces_pace.turn(&(), by).ok_or_else(over_budget)?).await;
-                Ok(QuestionClass::Namespace)
+                Ok(ReviewClass::Namespace)
             }
         }
     }
 
     /// Counts a question of one user, which may ask so many in a second.
-    fn spend(&self, payer: &Payer) -> Result<(), NotGranted> {
+    fn spend(&self, payer: &FlowDistinguisher) -> Result<(), NotGranted> {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();
         }
@@ -300,7 +305,7 @@ impl AccessReviewer {
     }
 }
 
-impl Question {
+impl AccessQuery {
     /// What is left of it without UID, extra and selectors, which is not enough to remember an answer by.
     fn in_part(&self) -> Self {
         let (mut user, mut access) = (User::clone(&self.user), Access::clone(&self.access));
@@ -322,12 +327,12 @@ impl Decision {
         self.allowed.as_ref().is_ok_and(|reason| AccessVerdict::is_by_rbac(reason))
     }
 
-    fn vouched(self) -> Result<Vouched, NotGranted> {
-        Ok(Vouched { asked: self.asked, reason: self.allowed.map_err(NotGranted::Denied)? })
+    fn vouched(self) -> Result<Allowed, NotGranted> {
+        Ok(Allowed { asked: self.asked, reason: self.allowed.map_err(NotGranted::Denied)? })
     }
 }
 
-impl Vouched {
+impl Allowed {
     /// Whether upstream said that RBAC gives the right. It says so of no other authorizer's.
     pub(super) fn is_by_policy(&self) -> bool {
         AccessVerdict::is_by_rbac(&self.reason)
@@ -339,7 +344,7 @@ fn is_long(access: &Access) -> bool {
 }
 
 fn decisions(ages: Ages, bytes_max: u64) -> Decisions {
-    let weight = |question: &Question, _: &Decision| {
+    let weight = |question: &AccessQuery, _: &Decision| {
         let texts = question.access.len_bytes() + question.user.len_bytes();
         u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
     };
@@ -364,15 +369,15 @@ impl Ages {
 }
 
 #[allow(clippy::disallowed_types, reason = "the trait's own")]
-impl Expiry<Question, Decision> for Ages {
-    fn expire_after_create(&self, _: &Question, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
+impl Expiry<AccessQuery, Decision> for Ages {
+    fn expire_after_create(&self, _: &AccessQuery, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
         Some(self.of(decision))
     }
 
     /// Not for as long as what it takes the place of, which may have been a yes.
     fn expire_after_update(
         &self,
-        _: &Question,
+        _: &AccessQuery,
         decision: &Decision,
         _: std::time::Instant,
         _: Option<Duration>,

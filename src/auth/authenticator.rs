@@ -5,18 +5,18 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::access_reviewer::AccessReviewer;
-use super::certificate::{Authorities, CertificateHolder, Untrusted};
+use super::certificate::{Authorities, CertificateHolder, CertificateRejected};
 use super::credential::Credential;
 use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::token_reviewer::{self, TokenReviewer};
-use super::{AuthConfig, AuthorityRole, NotGranted, Shown};
+use super::{AuthConfig, AuthorityRole, NotGranted, PeerCertChain};
 use crate::upstream::CredentialId;
-use base::{Ready, Reloaded, WallClock};
+use base::{Ready, WallClock, WatchedFile};
 use kubeapi::User;
 
 /// The authorities whose certificates are accepted now: their file may change.
-pub type Trusted = Reloaded<Authorities>;
+pub type Trusted = WatchedFile<Authorities>;
 
 /// Proxies whose word about a caller is believed. They have a certificate of an authority that signs for nothing else.
 #[derive(Clone)]
@@ -100,7 +100,7 @@ impl Authenticator {
         named(hmac)
     }
 
-    fn chain_id(&self, shown: &Shown) -> CredentialId {
+    fn chain_id(&self, shown: &PeerCertChain) -> CredentialId {
         shown.id(|chain| {
             let mut hmac = ring::hmac::Context::with_key(&self.key);
             add(&mut hmac, b"certificate");
@@ -110,7 +110,7 @@ impl Authenticator {
     }
 
     /// Until when the word of whoever has shown this chain is believed; `None` if it is no such proxy.
-    fn front_proxy(&self, shown: &Shown) -> Option<SystemTime> {
+    fn front_proxy(&self, shown: &PeerCertChain) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
             shown.holder(AuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
@@ -145,11 +145,11 @@ impl Authenticator {
     }
 
     /// The holder of a certificate; `None` if the certificate is trusted and names nobody.
-    fn holder(&self, shown: &Shown) -> Result<Option<CertificateHolder>, NotGranted> {
+    fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, NotGranted> {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
         match shown.holder(AuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),
-            Err(Untrusted::Nameless) => Ok(None),
+            Err(CertificateRejected::Nameless) => Ok(None),
             Err(_) => Err(NotGranted::Unauthenticated),
         }
     }

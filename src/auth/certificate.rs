@@ -67,7 +67,7 @@ pub enum AuthoritiesError {
 
 /// Why a certificate is not accepted. For logs: the caller is told as little as upstream tells it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Untrusted {
+pub enum CertificateRejected {
     #[error("no certificate")]
     None,
     #[error("certificate: {0}")]
@@ -119,9 +119,9 @@ impl Authorities {
     }
 
     /// The holder of a certificate, at this moment.
-    pub fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, Untrusted> {
-        let (leaf, intermediates) = chain.split_first().ok_or(Untrusted::None)?;
-        let invalid = |error: &dyn fmt::Display| Untrusted::Invalid(error.to_string());
+    pub fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, CertificateRejected> {
+        let (leaf, intermediates) = chain.split_first().ok_or(CertificateRejected::None)?;
+        let invalid = |error: &dyn fmt::Display| CertificateRejected::Invalid(error.to_string());
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
         let time = UnixTime::since_unix_epoch(since);
         let end = EndEntityCert::try_from(leaf).map_err(|error| invalid(&error))?;
@@ -133,7 +133,7 @@ impl Authorities {
             .verify_for_usage(&algorithms, &self.anchors, intermediates, time, usage, None, Some(&permits))
             .map_err(|error| invalid(&error))?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
-        let user = Arc::new(subject(leaf, &parsed).ok_or(Untrusted::Nameless)?);
+        let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejected::Nameless)?);
         let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
         let last = between.chain([root, Validity::of(&parsed).to]).min().unwrap_or(0);

@@ -9,7 +9,7 @@ use http::header::{AUTHORIZATION, HeaderName, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue};
 use zeroize::Zeroizing;
 
-use super::Shown;
+use super::PeerCertChain;
 use kubeapi::User;
 
 /// A bearer token. It is never shown, and is wiped from memory when it is dropped.
@@ -22,9 +22,9 @@ pub(super) enum Credential {
     /// No credential at all.
     Nobody,
     Token(Token),
-    Certificate(Arc<Shown>),
+    Certificate(Arc<PeerCertChain>),
     /// The word of whoever has that certificate. It is believed if that is a proxy whose certificate we trust for this.
-    Asserted(Arc<Shown>, Arc<User>),
+    Asserted(Arc<PeerCertChain>, Arc<User>),
 }
 
 /// A malformed credential: 401, as upstream says it.

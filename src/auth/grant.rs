@@ -5,7 +5,7 @@ use kubeapi::{Access, AccessTarget, Gvr};
 
 /// A permission to read what one request asks for: verb, resource, namespace, name and selectors.
 ///
-/// Its fields are private, so only [`Gate::grant`](super::Gate::grant) makes one; reads from the cache require one by
+/// Its fields are private, so only [`Authorizer::grant`](super::Gate::grant) makes one; reads from the cache require one by
 /// type. The grant of a watch ends when upstream would no longer give it.
 #[derive(Debug, Clone)]
 pub struct Grant {

@@ -17,18 +17,18 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::access_reviewer::{AccessPurpose, Vouched};
+use super::access_reviewer::{AccessPurpose, Allowed};
 use super::authenticator::{Authenticator, Identity, Trusted};
 use super::changes::LOOKED_AT;
 use super::credential::Credential;
-use super::hearing::Hearing;
-use super::lease_standing::{Doubt, LeaseStanding};
-use super::lease_terms::{Asserted, LeaseTerms, Stands};
+use super::lease_state::{LeaseState, RecheckRequest};
+use super::lease_terms::{Asserted, DecisionTtls, LeaseTerms};
 use super::namespace_verdicts::NamespaceVerdicts;
+use super::policy_watch_state::PolicyWatchState;
 use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
 use crate::upstream::CredentialId;
 use base::{Tasks, random};
-use kubeapi::{Access, Payer, User};
+use kubeapi::{Access, FlowDistinguisher, User};
 use tokio::sync::watch;
 
 /// What an open watch stands on.
@@ -37,7 +37,7 @@ pub(super) struct GrantLease {
     /// Why it is over.
     revoked: OnceLock<Box<Revoked>>,
     over: CancellationToken,
-    shared: Arc<LeaseStanding>,
+    shared: Arc<LeaseState>,
     _keeper: DropGuard,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Leases {
     count: watch::Sender<usize>,
     /// How many go on although nobody can tell whether they may.
     in_doubt: Mutex<usize>,
-    hearing: Arc<Hearing>,
+    hearing: Arc<PolicyWatchState>,
 }
 
 /// Says that a lease is in doubt, for as long as it is.
@@ -68,7 +68,7 @@ struct Keeper {
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
     lease: Weak<GrantLease>,
-    standing: Arc<LeaseStanding>,
+    standing: Arc<LeaseState>,
     terms: LeaseTerms,
     until: Option<SystemTime>,
     good: Asserted,
@@ -98,7 +98,7 @@ const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
 impl Leases {
-    pub(super) fn new(hearing: Arc<Hearing>) -> Self {
+    pub(super) fn new(hearing: Arc<PolicyWatchState>) -> Self {
         Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), hearing }
     }
 
@@ -119,7 +119,7 @@ impl Leases {
         }
         let is_another = matches!(held, Entry::Vacant(_));
         let Claim { id, credential, user, until, access, verdicts } = claim;
-        let standing = Arc::new(LeaseStanding::new((id, credential), access, user, verdicts));
+        let standing = Arc::new(LeaseState::new((id, credential), access, user, verdicts));
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease {
             revoked: OnceLock::new(),
@@ -176,7 +176,7 @@ impl Leases {
         }
         let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
         for standing in touched {
-            standing.doubt(Doubt { since, begins: since + spread.mul_f64(random::f64()) });
+            standing.doubt(RecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
         }
     }
 
@@ -226,7 +226,7 @@ impl GrantLease {
     }
 
     /// Notes what upstream has said, by which a watch begins that stands on this.
-    pub(super) fn stands_on(&self, user: &User, vouched: &Vouched) {
+    pub(super) fn stands_on(&self, user: &User, vouched: &Allowed) {
         self.shared.stands_on(user, vouched);
     }
 
@@ -351,8 +351,8 @@ impl Keeper {
     }
 
     async fn identify(&self, since: Instant) -> Result<Identity, NotGranted> {
-        let LeaseStanding { id, credential, user, .. } = &*self.standing;
-        let payer = Payer::of(&user.lock());
+        let LeaseState { id, credential, user, .. } = &*self.standing;
+        let payer = FlowDistinguisher::of(&user.lock());
         let asks = token_reviewer::TokenPurpose::Lease { since, payer: &payer };
         self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
     }
@@ -373,7 +373,7 @@ impl Keeper {
     }
 
     /// When to ask again if nothing happens: when it is due, and soon behind a change once more.
-    fn next(&self, stands: Stands) -> Instant {
+    fn next(&self, stands: DecisionTtls) -> Instant {
         let due = self.good.due(stands);
         let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
         self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })

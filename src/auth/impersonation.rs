@@ -20,7 +20,7 @@ use kubeapi::{User, go_quote};
 
 /// The headers name nobody: 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NobodyNamed {
+pub enum NoImpersonatedUser {
     /// Groups or extras of a user without a name.
     #[error("requested {} without impersonating a user name", GoUser(.0))]
     Headless(User),
@@ -42,10 +42,10 @@ impl Impersonation {
     ///
     /// # Errors
     /// The headers name parts of somebody, but nobody.
-    pub fn of(headers: &HeaderMap) -> Result<Option<Self>, NobodyNamed> {
+    pub fn of(headers: &HeaderMap) -> Result<Option<Self>, NoImpersonatedUser> {
         let read = |name: &HeaderName, value: &HeaderValue| match text(value) {
             Some(text) => Ok(text.to_owned()),
-            None => Err(NobodyNamed::NotText(name.clone())),
+            None => Err(NoImpersonatedUser::NotText(name.clone())),
         };
         let all = |name: &'static str| {
             let name = HeaderName::from_static(name);
@@ -65,7 +65,7 @@ impl Impersonation {
             return Ok(Some(Self(user)));
         }
         let is_whole = user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty();
-        if is_whole { Ok(None) } else { Err(NobodyNamed::Headless(user)) }
+        if is_whole { Ok(None) } else { Err(NoImpersonatedUser::Headless(user)) }
     }
 }
 

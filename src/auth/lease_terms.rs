@@ -32,7 +32,7 @@ pub(super) struct Asserted {
 
 /// How long these two answers stand.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stands {
+pub(super) struct DecisionTtls {
     identity: Duration,
     right: Duration,
 }
@@ -60,17 +60,17 @@ impl LeaseTerms {
     }
 
     /// How long the answers of a new lease stand.
-    pub(super) fn first(&self) -> Stands {
+    pub(super) fn first(&self) -> DecisionTtls {
         let part = FIRST + (1.0 - FIRST) * random::f64();
-        Stands { identity: self.of_identity.mul_f64(part), right: self.of_right.mul_f64(part) }
+        DecisionTtls { identity: self.of_identity.mul_f64(part), right: self.of_right.mul_f64(part) }
     }
 
     /// How long those of a lease stand that has been asserted: what is new gets another time.
-    pub(super) fn next(&self, stands: Stands, before: Asserted, after: Asserted) -> Stands {
+    pub(super) fn next(&self, stands: DecisionTtls, before: Asserted, after: Asserted) -> DecisionTtls {
         // One part for both: where they stand equally long, they are asked about together.
         let part = 0.8 + 0.2 * random::f64();
         let next = |is_same, stands: Duration, of: Duration| if is_same { stands } else { of.mul_f64(part) };
-        Stands {
+        DecisionTtls {
             identity: next(before.identity == after.identity, stands.identity, self.of_identity),
             right: next(before.right == after.right, stands.right, self.of_right),
         }
@@ -110,12 +110,12 @@ impl Asserted {
     }
 
     /// When the first of them is due.
-    pub(super) fn due(self, stands: Stands) -> Instant {
+    pub(super) fn due(self, stands: DecisionTtls) -> Instant {
         (self.identity + stands.identity).min(self.right + stands.right)
     }
 
     /// The moments before which no answer will do when one of them is due. What is not due itself stays as it is.
-    pub(super) fn wanted(self, stands: Stands) -> Self {
+    pub(super) fn wanted(self, stands: DecisionTtls) -> Self {
         let now = Instant::now();
         let wanted = |asked: Instant, stands: Duration| {
             let is_due = asked + stands.mul_f64(NEARLY) <= now;

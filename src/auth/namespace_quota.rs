@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use kubeapi::Payer;
+use kubeapi::FlowDistinguisher;
 
 /// A limit on the namespaces that open readable watches depend on, in all and for each user. Each namespace is asked
 /// about again whenever a right may have changed, so there are no more than can be asked about in time.
@@ -17,14 +17,14 @@ pub(super) struct NamespaceQuota {
 #[derive(Debug, Default)]
 struct Held {
     all: usize,
-    of: HashMap<Payer, usize>,
+    of: HashMap<FlowDistinguisher, usize>,
 }
 
 /// The namespaces that one watch depends on. They are given back on drop.
 #[derive(Debug)]
 pub(super) struct NamespaceShare {
     of: Arc<NamespaceQuota>,
-    payer: Payer,
+    payer: FlowDistinguisher,
     count: Mutex<usize>,
 }
 
@@ -34,7 +34,7 @@ impl NamespaceQuota {
     }
 
     /// Makes a share without namespaces.
-    pub(super) fn share(self: &Arc<Self>, payer: Payer) -> NamespaceShare {
+    pub(super) fn share(self: &Arc<Self>, payer: FlowDistinguisher) -> NamespaceShare {
         NamespaceShare { of: self.clone(), payer, count: Mutex::new(0) }
     }
 }
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn nobody_stands_on_more_namespaces_than_can_be_asked_about() {
         let quota = Arc::new(NamespaceQuota::new(10, 6));
-        let of = |name: &str| quota.share(Payer::of(&User { name: name.to_owned(), ..User::default() }));
+        let of = |name: &str| quota.share(FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() }));
         let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
         assert!(first.reach(4) && first.reach(4), "what is there is counted once");
         assert!(!second.reach(3) && second.reach(2), "two watches of one user");

@@ -10,9 +10,9 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::access_reviewer::AccessPurpose;
-use super::agenda::Agenda;
 use super::authenticator::Authenticator;
 use super::namespace_quota::NamespaceShare;
+use super::recheck_schedule::RecheckSchedule;
 use super::{AffectedScope, NotGranted};
 use base::until;
 use kubeapi::{Access, User};
@@ -39,7 +39,7 @@ pub(super) struct NamespaceVerdicts {
 struct Kept {
     period: Duration,
     share: NamespaceShare,
-    agenda: Mutex<Agenda>,
+    agenda: Mutex<RecheckSchedule>,
     /// Notified when something becomes due earlier than it was.
     changed: Notify,
 }
@@ -102,7 +102,7 @@ impl NamespaceVerdicts {
     /// The verdicts of a watch. [`keep`](Self::keep) asks about its namespaces again within each `period`.
     #[must_use]
     pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
-        let kept = Kept { period, share, agenda: Mutex::new(Agenda::new(period)), changed: Notify::new() };
+        let kept = Kept { period, share, agenda: Mutex::new(RecheckSchedule::new(period)), changed: Notify::new() };
         Self { kept: Some(kept), ..self }
     }
 

@@ -19,7 +19,7 @@ pub enum Permit {
 /// A permission to read some namespaces of a collection: those in which upstream lets the caller do what it asks to do
 /// in all.
 ///
-/// Its fields are private, so only [`Gate::readable`](super::Gate::readable) makes one. A namespace of which nothing is
+/// Its fields are private, so only [`Authorizer::readable`](super::Gate::readable) makes one. A namespace of which nothing is
 /// known is not readable. For a watch, all namespaces are checked again as long as it is held.
 #[derive(Debug, Clone)]
 pub struct Readable {

@@ -1,14 +1,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use super::Shown;
+use super::PeerCertChain;
 use crate::net::{Peer, PeerAddress};
 
 /// Where a request comes from.
 #[derive(Debug, Clone)]
 pub struct RequestSender {
     /// The certificates that the sender has the key of. Who issued them is looked at once for a connection.
-    pub certificates: Option<Arc<Shown>>,
+    pub certificates: Option<Arc<PeerCertChain>>,
     /// The address that pays for questions about the sender.
     pub address: Option<IpAddr>,
 }
@@ -21,7 +21,7 @@ impl RequestSender {
             // All of them share a budget, as if they came from one machine, which they do.
             PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
         };
-        let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
+        let shown = |chain: &Arc<[_]>| peer.connection.keep(|| PeerCertChain::new(chain.clone()));
         Self { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
     }
 }

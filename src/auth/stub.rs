@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::credential::Token;
 use super::review_topic::ReviewTopic;
 use super::reviews::{ReviewFuture, Reviews};
-use super::{AuthConfig, Caller, Delegation, Gate, NotGranted, RequestSender};
+use super::{AuthConfig, Authorizer, Caller, Delegation, NotGranted, RequestSender};
 use crate::upstream::{AccessVerdict, Cause, Client, CredentialSource, Error, TokenVerdict};
 use base::{Tasks, WallClock};
 use kubeapi::{Access, AccessTarget, Query, RequestInfo, User};
@@ -41,7 +41,7 @@ struct Rules {
     mute: Option<String>,
     /// Why something is allowed.
     reason: &'static str,
-    asked: Vec<AskedQuestion>,
+    asked: Vec<StubReview>,
     /// The resources of which we may not create reviews.
     lacking: HashSet<&'static str>,
     /// The answer to every question about our own rights.
@@ -52,7 +52,7 @@ struct Rules {
 
 /// A question that was put.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct AskedQuestion {
+pub(super) struct StubReview {
     pub(super) at: Instant,
     pub(super) user: String,
     /// `None`: whose the token is.
@@ -119,14 +119,13 @@ impl Stub {
     }
 
     /// What has been asked, and no more so that it is forgotten.
-    pub(super) fn asked(&self) -> Vec<AskedQuestion> {
+    pub(super) fn asked(&self) -> Vec<StubReview> {
         std::mem::take(&mut self.rules.lock().asked)
     }
 
     fn ask(&self, user: &str, namespace: Option<&str>) -> (Duration, bool) {
         let mut rules = self.rules.lock();
-        let asked =
-            AskedQuestion { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
+        let asked = StubReview { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
         rules.asked.push(asked);
         let group = user.split('-').next().unwrap_or_default();
         let mute = namespace.is_some() && rules.mute.as_deref() == namespace;
@@ -192,16 +191,16 @@ impl AuthConfig {
 }
 
 /// A gate whose questions the stub answers.
-pub(super) fn gate(config: AuthConfig) -> (Gate, Arc<Stub>, Tasks) {
+pub(super) fn gate(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client = Client::connect(&nowhere, crate::upstream::CostLedger::default()).expect("nothing is sent");
     let clock = stub.clock.clone();
     let parts = Delegation { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
-    (Gate::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
+    (Authorizer::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
 }
 
-impl Gate {
+impl Authorizer {
     /// Who has a token.
     pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
         let mut headers = HeaderMap::new();

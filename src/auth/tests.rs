@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::stub::{Stub, gate, info};
-use super::{Affected, AffectedScope, AuthConfig, Gate, Grant, NotGranted, Readable, Subjects};
+use super::{Affected, AffectedScope, AuthConfig, Authorizer, Grant, NotGranted, Readable, Subjects};
 use base::Tasks;
 
 /// A gate, with those who ask through it.
 struct Scene {
-    gate: Gate,
+    gate: Authorizer,
     stub: Arc<Stub>,
     _tasks: Tasks,
 }

@@ -7,15 +7,15 @@ use moka::Expiry;
 use tokio::time::{Instant, sleep_until};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, quota, remembered};
-use super::question_pace::QuestionPace;
+use super::review_queue::{ANSWER_MAX, Dated, ReviewClass, ReviewQueue, quota, remembered};
+use super::review_rate_limit::ReviewRateLimit;
 use super::review_rights::ReviewRight;
 use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{AuthConfig, NotGranted};
 use crate::upstream::CredentialId;
 use base::WallClock;
-use kubeapi::{Payer, User};
+use kubeapi::{FlowDistinguisher, User};
 
 /// Asks upstream whose a token is, and remembers the answer for seconds.
 ///
@@ -31,16 +31,16 @@ pub(super) struct TokenReviewer {
     of_leases: Answers,
     /// Whose a token was when upstream was last asked. Such tokens have a budget of their own, so that they do not
     /// compete with tokens that are guessed at the same address.
-    regulars: moka::sync::Cache<CredentialId, Payer>,
-    questions: Questions,
+    regulars: moka::sync::Cache<CredentialId, FlowDistinguisher>,
+    questions: ReviewQueue,
     sources: DefaultKeyedRateLimiter<IpAddr>,
     budget: DefaultDirectRateLimiter,
     budget_of_regulars: DefaultDirectRateLimiter,
     /// How much of that budget one user's tokens may take: it may have many of them.
-    shares_of_regulars: DefaultKeyedRateLimiter<Payer>,
+    shares_of_regulars: DefaultKeyedRateLimiter<FlowDistinguisher>,
     /// The pace of leases' questions: of all, and of one user's.
-    leases_pace: QuestionPace<()>,
-    leases_pace_per_user: QuestionPace<Payer>,
+    leases_pace: ReviewRateLimit<()>,
+    leases_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
 }
 
 /// What a question is asked for, and how old the answer may be.
@@ -49,7 +49,7 @@ pub(super) enum TokenPurpose<'a> {
     /// A request from that address, which pays; `None` if the request is our own.
     Request { source: Option<IpAddr> },
     /// A lease of that user. An answer will do only if it was asked for after `since`.
-    Lease { since: Instant, payer: &'a Payer },
+    Lease { since: Instant, payer: &'a FlowDistinguisher },
 }
 
 type Answers = moka::future::Cache<CredentialId, Answer>;
@@ -101,13 +101,13 @@ impl TokenReviewer {
             of_requests: Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build(),
             of_leases: Answers::builder().max_capacity(ANSWERS_MAX).expire_after(ages).build(),
             regulars,
-            questions: Questions::new(ReviewTopic::Token),
+            questions: ReviewQueue::new(ReviewTopic::Token),
             sources: RateLimiter::keyed(per_source),
             budget: RateLimiter::direct(in_all),
             budget_of_regulars: RateLimiter::direct(in_all),
             shares_of_regulars: RateLimiter::keyed(share),
-            leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
-            leases_pace_per_user: QuestionPace::new(config.lease_reviews / 2, config.lease_reviews / 8),
+            leases_pace: ReviewRateLimit::new(config.lease_reviews, config.lease_reviews / 4),
+            leases_pace_per_user: ReviewRateLimit::new(config.lease_reviews / 2, config.lease_reviews / 8),
         }
     }
 
@@ -146,7 +146,7 @@ impl TokenReviewer {
                 let (late, by) = (|| self.questions.late(), Instant::now() + ANSWER_MAX);
                 sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
                 sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
-                (QuestionClass::Lease, Some(payer))
+                (ReviewClass::Lease, Some(payer))
             }
         };
         let reviewing = self.reviews.token(token, &self.audiences);
@@ -154,7 +154,7 @@ impl TokenReviewer {
         let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
         let user = verdict.user.filter(|_| meant);
         match &user {
-            Some(user) => self.regulars.insert(id, Payer::of(user)),
+            Some(user) => self.regulars.insert(id, FlowDistinguisher::of(user)),
             None => self.regulars.invalidate(&id),
         }
         self.questions.came_to(if user.is_some() { "authenticated" } else { "unauthenticated" });
@@ -163,14 +163,14 @@ impl TokenReviewer {
         let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
         // Requests may use what a lease has found out, but not in place of something newer.
         let is_older = |known: Answer| known.asked <= answer.asked;
-        if asker == QuestionClass::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
+        if asker == ReviewClass::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
             self.of_requests.insert(id, answer.clone()).await;
         }
         Ok(answer)
     }
 
     /// Counts a question about an unknown token: so many a second, from one source and from all.
-    fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<QuestionClass, NotGranted> {
+    fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<ReviewClass, NotGranted> {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
         }
@@ -180,10 +180,10 @@ impl TokenReviewer {
         // If one user's tokens cost more than its share, they are paid for like unknown ones.
         let payer = self.regulars.get(&id).filter(|payer| self.shares_of_regulars.check_key(payer).is_ok());
         let (asker, pays) = if payer.is_some() {
-            (QuestionClass::Known, self.budget_of_regulars.check().is_ok())
+            (ReviewClass::Known, self.budget_of_regulars.check().is_ok())
         } else {
             let pays = |source| self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok();
-            (QuestionClass::Guess, source.is_none_or(pays))
+            (ReviewClass::Guess, source.is_none_or(pays))
         };
         if pays { Ok(asker) } else { Err(self.questions.over_budget()) }
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::lane::{Lane, LaneRead};
 use super::shared::Shared;
-use super::{CacheReader, Change, Event, Misfit, Prehistory, RingRoom, Snapshot, Unexplained};
+use super::{BackfillMismatch, BackfilledEvents, CacheReader, Change, Event, MissingPrevious, RingRoom, Snapshot};
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -48,7 +48,7 @@ impl CacheReader {
     }
 
     /// Returns the events, oldest first, of which it is unknown what their objects were before.
-    pub fn unexplained(&self) -> Vec<Unexplained> {
+    pub fn unexplained(&self) -> Vec<MissingPrevious> {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
             let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
@@ -56,7 +56,7 @@ impl CacheReader {
         };
         let mut found = Vec::new();
         // Those that have left the ring meanwhile need no explanation any more.
-        let _ = read_all(&all, seqs, |event| found.extend(Unexplained::of(event.clone())));
+        let _ = read_all(&all, seqs, |event| found.extend(MissingPrevious::of(event.clone())));
         found
     }
 
@@ -105,7 +105,7 @@ impl Beginning {
     ///
     /// # Errors
     /// The changes are out of order, do not lead to this beginning, or something between them is missing.
-    pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<Prehistory, Misfit> {
+    pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<BackfilledEvents, BackfillMismatch> {
         let first = self.first - changes.len() as u64;
         let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>::new();
         let (mut at, mut known) = (from, from);
@@ -114,8 +114,8 @@ impl Beginning {
             let (key, rv, object) = (object.key.clone(), object.rv, Arc::new(object));
             let is_next = rv > from && at <= rv && rv <= self.at;
             let previous = match (last.get(&key), event_type) {
-                _ if !is_next => return Err(Misfit { key, rv }),
-                (Some((then, _)), _) if *then >= rv => return Err(Misfit { key, rv }),
+                _ if !is_next => return Err(BackfillMismatch { key, rv }),
+                (Some((then, _)), _) if *then >= rv => return Err(BackfillMismatch { key, rv }),
                 (Some((_, Some(before))), EventType::Modified | EventType::Deleted) => Some(before.clone()),
                 (Some((_, None)) | None, EventType::Added) => None,
                 // A DELETED event carries what the object was before.
@@ -124,7 +124,7 @@ impl Beginning {
                     known = rv;
                     None
                 }
-                _ => return Err(Misfit { key, rv }),
+                _ => return Err(BackfillMismatch { key, rv }),
             };
             let write =
                 || self.shared.share.accounts.objects.keep(self.shared.envelope.frame(event_type, object.body()));
@@ -135,7 +135,7 @@ impl Beginning {
             at = rv;
         }
         self.agrees_with(from, &last)?;
-        Ok(Prehistory { from, until: self.at, known, events })
+        Ok(BackfilledEvents { from, until: self.at, known, events })
     }
 
     /// Checks that each object was left as it is at the beginning, and that none is missing that changed after `from`.
@@ -143,7 +143,7 @@ impl Beginning {
         &self,
         from: ResourceVersion,
         last: &HashMap<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), BackfillMismatch> {
         for (key, (rv, left)) in last {
             let agrees = match self.then(key) {
                 Then::Absent => left.is_none(),
@@ -151,7 +151,7 @@ impl Beginning {
                 Then::Present => left.is_some(),
             };
             if !agrees {
-                return Err(Misfit { key: key.clone(), rv: *rv });
+                return Err(BackfillMismatch { key: key.clone(), rv: *rv });
             }
         }
         let unchanged = self.state.iter().filter(|object| !self.changed.contains_key(&object.key));
@@ -161,7 +161,7 @@ impl Beginning {
                 && rv > from
                 && !last.contains_key(key)
             {
-                return Err(Misfit { key: key.clone(), rv });
+                return Err(BackfillMismatch { key: key.clone(), rv });
             }
         }
         Ok(())

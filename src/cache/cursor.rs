@@ -53,7 +53,7 @@ pub enum Pull {
 pub enum Stop {
     /// Every event before the mark has been looked at.
     AtMark,
-    /// The next event is [`Sifted::Undecided`].
+    /// The next event is [`FilteredEvent::Undecided`].
     Undecided,
     /// There is more, and the looks are used up.
     LooksSpent,
@@ -61,7 +61,7 @@ pub enum Stop {
 
 /// What a reader who is not shown everything makes of an event that its view sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sifted {
+pub enum FilteredEvent {
     /// The reader is told the event.
     Tell,
     /// The reader is not told the event.
@@ -117,7 +117,7 @@ impl Cursor {
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let mut looks = usize::MAX;
         loop {
-            match self.step(None, (room, &mut looks), waker, batch, |_, _| Sifted::Tell) {
+            match self.step(None, (room, &mut looks), waker, batch, |_, _| FilteredEvent::Tell) {
                 Pull::Stopped(Stop::LooksSpent) => looks = usize::MAX,
                 pull => return pull,
             }
@@ -133,7 +133,7 @@ impl Cursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
     ) -> Pull {
-        self.step(None, (room, looks), waker, batch, |_, _| Sifted::Tell)
+        self.step(None, (room, looks), waker, batch, |_, _| FilteredEvent::Tell)
     }
 
     /// Pulls like [`pull_some`](Self::pull_some), up to a mark, for a reader who decides about each event that its view
@@ -144,7 +144,7 @@ impl Cursor {
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-        sift: impl FnMut(&Event, EventType) -> Sifted,
+        sift: impl FnMut(&Event, EventType) -> FilteredEvent,
     ) -> Pull {
         self.step(until.map(|mark| mark.seq), (room, looks), waker, batch, sift)
     }
@@ -155,7 +155,7 @@ impl Cursor {
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-        mut sift: impl FnMut(&Event, EventType) -> Sifted,
+        mut sift: impl FnMut(&Event, EventType) -> FilteredEvent,
     ) -> Pull {
         let before = batch.len();
         let mut bytes = 0;
@@ -286,17 +286,17 @@ impl Cursor {
         &self,
         event: &Event,
         batch: &mut Vec<Bytes>,
-        sift: &mut impl FnMut(&Event, EventType) -> Sifted,
+        sift: &mut impl FnMut(&Event, EventType) -> FilteredEvent,
     ) -> Result<Option<usize>, Refused> {
         if event.rv <= self.skip {
             return Ok(Some(0));
         }
         let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
         let frame = match sift(event, event_type) {
-            Sifted::Tell => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
-            Sifted::TellGone => event.frame_gone(&self.renderer)?,
-            Sifted::Skip => None,
-            Sifted::Undecided => return Ok(None),
+            FilteredEvent::Tell => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
+            FilteredEvent::TellGone => event.frame_gone(&self.renderer)?,
+            FilteredEvent::Skip => None,
+            FilteredEvent::Undecided => return Ok(None),
         };
         let len = frame.as_ref().map_or(0, Bytes::len);
         batch.extend(frame);

@@ -9,7 +9,7 @@ use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
 use super::{Event, View};
-use base::{Bell, mutant};
+use base::{CoreWaker, mutant};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -43,7 +43,7 @@ struct Log {
 struct Reader {
     is_proxy: bool,
     /// The core that it is on, by whose thread it is woken.
-    core: Option<Arc<Bell>>,
+    core: Option<Arc<CoreWaker>>,
     parked: Option<Parked>,
 }
 
@@ -202,7 +202,7 @@ impl Lane {
         let known = log.view.take().filter(|known| **known == view);
         let view = known.unwrap_or_else(|| Arc::new(view));
         log.view = Some(view.clone());
-        (log.readers.insert(Reader { core: Bell::here(), ..Reader::default() }), view)
+        (log.readers.insert(Reader { core: CoreWaker::here(), ..Reader::default() }), view)
     }
 
     /// Returns whether this was the last reader.

@@ -3,11 +3,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::backfilled_events::RingRoom;
 use super::budget::Accounts;
 use super::lanes::Lanes;
-use super::prehistory::RingRoom;
 use super::wakes::Wakes;
-use super::{CacheConfig, Event, Prehistory, View};
+use super::{BackfilledEvents, CacheConfig, Event, View};
 use base::{Charge, mutant};
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -95,8 +95,8 @@ impl Ring {
     }
 
     /// Puts events in front of all others. There is room for them, and nothing was evicted.
-    pub(super) fn prepend(&mut self, past: Prehistory) {
-        let Prehistory { from, until, known, events, .. } = past;
+    pub(super) fn prepend(&mut self, past: BackfilledEvents) {
+        let BackfilledEvents { from, until, known, events, .. } = past;
         self.events += events.len();
         self.bytes += events.iter().map(|event| event.charge()).sum::<usize>();
         self.charge.set(self.events * Event::OVERHEAD_BYTES);

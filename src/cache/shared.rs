@@ -12,17 +12,17 @@ use super::pinned::KeepsStates;
 use super::progress::{Progress, Reached};
 use super::snapshot::Taken;
 use super::timeline::Timeline;
-use super::wholeness::Wholeness;
+use super::version_waiters::VersionWaiters;
 use super::{CacheConfig, ChunkCache};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
-use base::Tunable;
+use base::Reloadable;
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
 /// What one writer and many readers share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) config: Tunable<CacheConfig>,
+    pub(super) config: Reloadable<CacheConfig>,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
     /// The renderer that every reader begins with.
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     /// Progress for those who look at it, as every delivery does: without a lock that readers on all cores would take.
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<FeedState>,
-    pub(super) wholeness: Wholeness,
+    pub(super) wholeness: VersionWaiters,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
     pub(super) share: Share,
 }

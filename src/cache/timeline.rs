@@ -3,17 +3,17 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use tokio::time::Instant;
 
+use super::backfilled_events::RingRoom;
 use super::budget::Accounts;
 use super::change::{Applied, Change, OutOfOrder};
 use super::confirmed::Confirmed;
-use super::prehistory::RingRoom;
 use super::ring::Ring;
 use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::store::Store;
 use super::transaction::Transaction;
 use super::wakes::Wakes;
-use super::{CacheConfig, Event, Prehistory, Snapshot};
+use super::{BackfilledEvents, CacheConfig, Event, Snapshot};
 use crate::wire::{Envelope, Object};
 use base::{Account, mutant};
 use kubeapi::{EventType, Gvr, ObjectKey, ResourceVersion};
@@ -102,7 +102,7 @@ impl Timeline {
     }
 
     /// Puts events in front of the history. Gives them back if they do not join it any more, or there is no room.
-    pub(super) fn begin_earlier(&mut self, past: Prehistory, room: RingRoom) -> Result<(), Prehistory> {
+    pub(super) fn begin_earlier(&mut self, past: BackfilledEvents, room: RingRoom) -> Result<(), BackfilledEvents> {
         if !self.may_begin_earlier() || past.until != self.begins || !room.has(&past) {
             return Err(past);
         }

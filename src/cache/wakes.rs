@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use base::Bell;
+use base::CoreWaker;
 
 /// Readers that are to be woken, once no lock is held: by core, and of each first those that are proxies, behind each
 /// of which others wait.
@@ -9,7 +9,7 @@ use base::Bell;
 pub(super) struct Wakes {
     /// Those that are on no core.
     elsewhere: Readers,
-    cores: Vec<Option<(Arc<Bell>, Readers)>>,
+    cores: Vec<Option<(Arc<CoreWaker>, Readers)>>,
 }
 
 #[derive(Debug, Default)]
@@ -19,13 +19,13 @@ struct Readers {
 }
 
 impl Wakes {
-    pub(super) fn add(&mut self, waker: Waker, is_proxy: bool, core: Option<&Arc<Bell>>) {
+    pub(super) fn add(&mut self, waker: Waker, is_proxy: bool, core: Option<&Arc<CoreWaker>>) {
         let readers = self.of(core);
         let readers = if is_proxy { &mut readers.proxies } else { &mut readers.others };
         readers.push(waker);
     }
 
-    fn of(&mut self, core: Option<&Arc<Bell>>) -> &mut Readers {
+    fn of(&mut self, core: Option<&Arc<CoreWaker>>) -> &mut Readers {
         let Some(bell) = core else { return &mut self.elsewhere };
         let number = bell.number();
         if number >= self.cores.len() {

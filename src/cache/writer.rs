@@ -17,8 +17,8 @@ use super::progress::{Progress, Reached};
 use super::shared::Shared;
 use super::timeline::Timeline;
 use super::transaction::Transaction;
+use super::version_waiters::VersionWaiters;
 use super::wakes::Wakes;
-use super::wholeness::Wholeness;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 use base::mutant;
@@ -62,7 +62,7 @@ impl CacheWriter {
             progress: watch::Sender::new(Progress::default()),
             reached: Reached::default(),
             state: watch::Sender::new(FeedState::Syncing),
-            wholeness: Wholeness::default(),
+            wholeness: VersionWaiters::default(),
             share,
         });
         let holder: Weak<Shared> = Arc::downgrade(&shared);

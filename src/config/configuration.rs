@@ -445,7 +445,7 @@ impl Default for FeedsSection {
 
 impl Default for LimitsSection {
     fn default() -> Self {
-        let (connections, limits) = (net::ConnectionLimits::default(), serve::AdmissionLimits::default());
+        let (connections, limits) = (net::ConnectionLimits::default(), serve::ConcurrencyConfig::default());
         Self {
             connections: Number::new(connections.connections_max),
             connection_age: Period(connections.connection_age_max),

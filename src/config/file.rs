@@ -42,7 +42,7 @@ impl Configuration {
             exec_on_loopback: self.exec_on_loopback,
             sync_wait_max: feeds.sync_wait.0,
             watch_min: limits.min_request_timeout.0,
-            limits: serve::AdmissionLimits {
+            limits: serve::ConcurrencyConfig {
                 watches_max: limits.watches.get(),
                 watches_per_caller_max: limits.watches_per_caller.get(),
                 lists_bytes_max: limits.list_mebibytes.map_or_else(|| memory.lists_bytes(), bytes),

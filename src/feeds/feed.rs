@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
+use super::{BodyRelease, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, ResumeBackfills};
 use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, PinTerms, Pins, Snapshot};
 use crate::wire::{Columns, Representation};
 use base::Cut;
@@ -20,8 +20,8 @@ pub struct Feed {
     pub reader: CacheReader,
     pub freshness: Freshness,
     pub renderings: Renderings,
-    pub vintage: Vintage,
-    pub returners: Returners,
+    pub vintage: BodyRelease,
+    pub returners: ResumeBackfills,
     /// The columns of a feed of Tables.
     pub columns: Columns,
     /// What happened to the feed upstream.
@@ -85,8 +85,8 @@ impl Feed {
                 reader,
                 freshness,
                 renderings,
-                vintage: Vintage::default(),
-                returners: Returners::default(),
+                vintage: BodyRelease::default(),
+                returners: ResumeBackfills::default(),
                 columns,
                 counts,
                 pins: budget.pins().clone(),

@@ -13,7 +13,7 @@ use super::refusals::Refusals;
 use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
 use crate::wire::{Encoding, Representation};
-use base::Tunable;
+use base::Reloadable;
 use kubeapi::ResourceVersion;
 
 /// A request for a feed that does not run: its writer, for whoever runs reflectors.
@@ -31,7 +31,7 @@ pub struct Feeds {
 
 #[derive(Debug)]
 struct Shared {
-    config: Tunable<CacheConfig>,
+    config: Reloadable<CacheConfig>,
     budget: Arc<Budget>,
     /// With one lock: what becomes of one feed is decided by how many there are, and by the others of its resource. In
     /// parts it would be found no sooner, for most look for the same: one, two and four threads took 50, 104 and 206 ns

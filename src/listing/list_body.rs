@@ -3,11 +3,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 
 use super::chunk_writer::{ChunkWriter, Piece};
+use super::cpu_slices::Slice;
 use super::gzip::PLAIN_BYTES_MAX;
 use super::joined::Joined;
 use super::page_chunks::{Batch, PageChunks};
-use super::scan_pace::{Looks, Rest};
-use super::slices::Slice;
+use super::scan_pace::{Rest, ScanBudget};
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
 
@@ -25,7 +25,7 @@ pub(crate) struct ListBody {
     /// A pause after each shared chunk that took more than a copy.
     rest: Rest,
     /// The looks for chunks that belong to this client alone.
-    looks: Looks,
+    looks: ScanBudget,
 }
 
 /// What is sent next.
@@ -47,7 +47,7 @@ impl ListBody {
         chunks: PageChunks,
         frame: &ListFrame,
         items_len: usize,
-        looks: Looks,
+        looks: ScanBudget,
     ) -> Self {
         let items = chunks.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());

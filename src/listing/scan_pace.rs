@@ -7,15 +7,15 @@ use std::task::{Context, Poll, ready};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::cost;
-use super::scans::{ScanTurn, Scans, Whose};
-use super::slices::{Slice, Slices, WaitingForSlice};
+use super::cpu_slices::{CpuSlices, Slice, WaitingForSlice};
+use super::scan_queue::{ScanQueue, ScanTurn, Whose};
 
 /// Counts the work that was done since other tasks last ran.
 #[derive(Debug)]
 pub(crate) struct ScanPace {
     turn: Option<ScanTurn>,
-    scans: Scans,
-    slices: Slices,
+    scans: ScanQueue,
+    slices: CpuSlices,
     whose: Whose,
     spent: usize,
     rests: usize,
@@ -23,7 +23,7 @@ pub(crate) struct ScanPace {
 
 impl ScanPace {
     /// `turn` is given for work that will probably cost more than a slice.
-    pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
+    pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (ScanQueue, CpuSlices), whose: Whose) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
@@ -53,8 +53,8 @@ impl ScanPace {
     }
 
     /// The looks for work that is done later, in polls.
-    pub(crate) fn looks(&self) -> Looks {
-        Looks::new(self.slices.clone(), self.whose.clone(), false)
+    pub(crate) fn looks(&self) -> ScanBudget {
+        ScanBudget::new(self.slices.clone(), self.whose.clone(), false)
     }
 
     /// How many times it has yielded.
@@ -92,8 +92,8 @@ impl fmt::Debug for Rest {
 
 /// The work that one client's polls may do: a glance at once, and beyond that a slice when one is free.
 #[derive(Debug)]
-pub(crate) struct Looks {
-    slices: Slices,
+pub(crate) struct ScanBudget {
+    slices: CpuSlices,
     whose: Whose,
     left: usize,
     wait: Option<Box<Wait>>,
@@ -106,10 +106,10 @@ struct Wait {
     _counted: WaitingForSlice,
 }
 
-impl Looks {
+impl ScanBudget {
     /// `is_dear` says that the client gets one glance in all, rather than one each time that it has caught up: how
     /// often that happens depends on how much changes, which may grow.
-    pub(crate) fn new(slices: Slices, whose: Whose, is_dear: bool) -> Self {
+    pub(crate) fn new(slices: CpuSlices, whose: Whose, is_dear: bool) -> Self {
         Self { slices, whose, left: cost::GLANCE, wait: None, is_dear }
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::connection::EVERYBODY;
-use super::crowd::ConnectionSource;
+use super::idle_connections::ConnectionSource;
 use super::owners::Owner;
 use base::PerCore;
 use line::{Entered, Lines, Place, SLICE};

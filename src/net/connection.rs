@@ -33,7 +33,7 @@ struct Shared {
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
     /// Its place in the listener's limit.
-    place: OnceLock<Box<dyn HeldPlace>>,
+    place: OnceLock<Box<dyn PlaceGuard>>,
     /// The listener is full, and the caller's share of it is used up.
     is_refused: AtomicBool,
     /// How many requests came when no more were taken.
@@ -42,7 +42,7 @@ struct Shared {
 }
 
 /// A connection's place in a listener's limit.
-pub(super) trait HeldPlace: Send + Sync {
+pub(super) trait PlaceGuard: Send + Sync {
     /// Counts the connection for this caller; `None` if all callers are one. Returns whether the connection may stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
 }
@@ -113,7 +113,7 @@ impl Connection {
     }
 
     /// Sets its place. Later calls have no effect.
-    pub(super) fn put_place(&self, place: Box<dyn HeldPlace>) {
+    pub(super) fn put_place(&self, place: Box<dyn PlaceGuard>) {
         let _ = self.0.place.set(place);
     }
 

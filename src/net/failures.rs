@@ -4,7 +4,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::crowd::ConnectionSource;
+use super::idle_connections::ConnectionSource;
 
 /// Handshakes that failed lately, by source. Each costs a signature, and whoever sends what is refused can do so again
 /// at once. So a source with many failures waits a moment before its next handshake.

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
-use super::crowd::ConnectionSource;
 use super::failures::Failures;
+use super::idle_connections::ConnectionSource;
 use super::metrics::ConnectionFailure;
 use base::{PerCore, TurnQueue};
 

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::head_check::{Ahead, CheckedIo, HeadCheck};
 use self::offer::take_h2c_offer;
-use super::conversation::{Conversation, Failure};
+use super::connection_driver::{ConnectionDriver, Failure};
 use super::head_budget::ConnectionHeads;
 use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
@@ -107,7 +107,7 @@ where
     }
 }
 
-impl<I, S, F, B> Conversation for Http1<I, S, F, B>
+impl<I, S, F, B> ConnectionDriver for Http1<I, S, F, B>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<RequestBody>) -> F,

@@ -11,6 +11,7 @@
 //! of a header block, streams, windows of what it uploads, what waits for it to read, and what brings nothing
 //! ([`patience`]).
 
+mod abuse_budget;
 mod answer;
 mod connection;
 mod exchange;
@@ -20,7 +21,6 @@ mod hpack;
 mod huffman;
 mod input;
 mod output;
-mod patience;
 mod receive;
 mod request_head;
 mod send;

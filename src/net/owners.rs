@@ -1,6 +1,6 @@
 use std::collections::{BTreeSet, HashMap};
 
-use super::crowd::ConnectionSource;
+use super::idle_connections::ConnectionSource;
 
 /// The party that a connection counts for: its caller once that is authenticated, until then its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

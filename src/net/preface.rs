@@ -8,36 +8,36 @@ use super::http2::PREFACE;
 
 /// A byte stream of which the beginning was read to know its protocol, and is read again.
 #[derive(Debug)]
-pub(super) struct Rewound<I> {
+pub(super) struct RewoundStream<I> {
     read: Vec<u8>,
     io: I,
 }
 
 /// What a connection speaks.
 #[derive(Debug)]
-pub(super) enum Spoken<I> {
-    Http1(Rewound<I>),
+pub(super) enum DetectedProtocol<I> {
+    Http1(RewoundStream<I>),
     /// Its preface has been read.
     Http2(I),
 }
 
 /// Finds out what a connection speaks, by what it begins with. A client may do so whatever TLS has agreed on: it knows
 /// what it wants (RFC 9113 §3.3).
-pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<Spoken<I>> {
+pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<DetectedProtocol<I>> {
     let mut read = Vec::new();
     while PREFACE.starts_with(&read) {
         if read.len() == PREFACE.len() {
-            return Ok(Spoken::Http2(io));
+            return Ok(DetectedProtocol::Http2(io));
         }
         let left = PREFACE.len() - read.len();
         if (&mut io).take(left as u64).read_buf(&mut read).await? == 0 {
             break;
         }
     }
-    Ok(Spoken::Http1(Rewound { read, io }))
+    Ok(DetectedProtocol::Http1(RewoundStream { read, io }))
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Rewound<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for RewoundStream<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.read.is_empty() {
             return Pin::new(&mut self.io).poll_read(cx, buf);
@@ -52,7 +52,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Rewound<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Rewound<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for RewoundStream<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
@@ -94,11 +94,11 @@ mod tests {
         far.shutdown().await.expect("open");
         let mut rest = Vec::new();
         match finding.await.expect("it is found") {
-            Spoken::Http1(mut io) => {
+            DetectedProtocol::Http1(mut io) => {
                 io.read_to_end(&mut rest).await.expect("open");
                 Some(rest)
             }
-            Spoken::Http2(mut io) => {
+            DetectedProtocol::Http2(mut io) => {
                 io.read_to_end(&mut rest).await.expect("open");
                 assert_eq!(rest, b"rest");
                 None

@@ -9,22 +9,22 @@ use tokio::time::sleep_until;
 
 use super::caller_turns::{CallerTurns, ConnectionTurns};
 use super::connection::ConnectionState;
-use super::conversation::{Conversation, Failure, First, until};
-use super::crowd::ConnectionSource;
+use super::connection_driver::{ConnectionDriver, Failure, First, until};
+use super::connection_limiter::{ConnectionLimiter, ConnectionPlace};
 use super::handshakes::Handshakes;
 use super::head_budget::{ConnectionHeads, HeadBudget};
 use super::http1::Http1;
 use super::http2::Http2;
+use super::idle_connections::ConnectionSource;
 use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
 use super::listener::Stream;
 use super::metrics::OpenConnection;
 use super::parkable_body::ParkableBody;
-use super::places::{ConnectionPlace, Places};
-use super::preface::{Spoken, spoken};
+use super::preface::{DetectedProtocol, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
-use base::{Cut, DrainWatch, Tasks, Tunable, lacks_descriptor};
+use base::{Cut, DrainWatch, Reloadable, Tasks, lacks_descriptor};
 
 /// What makes the handshakes of TLS.
 type Shaken = (Tls, Arc<Handshakes>);
@@ -40,7 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
-    limits: impl Into<Tunable<ConnectionLimits>>,
+    limits: impl Into<Reloadable<ConnectionLimits>>,
     tasks: Tasks,
     mut drain: DrainWatch,
     handle: S,
@@ -51,7 +51,7 @@ pub async fn serve<S, F, B>(
     B::Error: Into<Failure>,
 {
     let limits = limits.into();
-    let places = Places::within_descriptors(limits.clone());
+    let places = ConnectionLimiter::within_descriptors(limits.clone());
     let (handshakes, turns) = (Arc::new(Handshakes::new(limits.get().handshake_max)), CallerTurns::shared());
     let (heads, watch) = (Arc::<HeadBudget>::default(), drain.clone());
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
@@ -180,11 +180,11 @@ where
         over = ending.as_mut() => return Ok(over?),
     };
     match spoken {
-        Spoken::Http1(io) => {
+        DetectedProtocol::Http1(io) => {
             let mut conversation = Http1::new(io, limits, heads, requests);
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
-        Spoken::Http2(io) => {
+        DetectedProtocol::Http2(io) => {
             let known = (this.clone(), heads);
             let mut conversation = Http2::new(io, limits.into(), known, move |request| requests.http2(request));
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
@@ -195,7 +195,7 @@ where
 /// Runs a connection until it ends, or is ended by GOAWAY, or `Connection: close`: running streams go on then, and end
 /// at their own moment, in a drain as well.
 async fn lead<C: Future<Output = ()>>(
-    conversation: &mut impl Conversation,
+    conversation: &mut impl ConnectionDriver,
     mut turns: ConnectionTurns,
     mut ending: Pin<Box<impl Future<Output = Result<(), ConnectionOver>>>>,
     this: &Connection,

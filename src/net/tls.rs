@@ -11,13 +11,13 @@ use tokio_rustls::TlsAcceptor;
 
 use super::client_certificates::AnyIssuer;
 use super::validity::CertificateValidity;
-use base::{LoadError, Reloaded};
+use base::{LoadError, WatchedFile};
 
 /// How a listener speaks TLS: 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the certificate that the files
 /// hold now; connections keep the one they began with.
 #[derive(Clone)]
 pub struct Tls {
-    config: Reloaded<ServerConfig>,
+    config: WatchedFile<ServerConfig>,
     /// The certificate that clients must trust, if we made it.
     self_signed_pem: Option<String>,
 }
@@ -62,7 +62,7 @@ impl Tls {
                 Ok(config)
             }
         };
-        let config = Reloaded::load(what, paths.into(), read).map_err(|error| match error {
+        let config = WatchedFile::load(what, paths.into(), read).map_err(|error| match error {
             LoadError::File { path, source } => TlsError::File { path, reason: source.to_string() },
             LoadError::Content(error) => error,
         })?;
@@ -75,7 +75,7 @@ impl Tls {
         let self_signed_pem = Some(made.cert.pem());
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
         let config = from_parts(vec![made.cert.der().clone()], key.into(), clients)?;
-        Ok(Self { config: Reloaded::fixed(config), self_signed_pem })
+        Ok(Self { config: WatchedFile::fixed(config), self_signed_pem })
     }
 
     /// The certificate of [`self_signed`](Self::self_signed), for clients to trust.

@@ -27,12 +27,12 @@ struct Right {
     gvr: Gvr,
     verb: &'static str,
     selector: Option<String>,
-    lack: Lack,
+    lack: MissingRight,
 }
 
 /// What becomes of a proxy that lacks a right.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lack {
+enum MissingRight {
     Named,
     PassesThrough,
     CallersUnknown,
@@ -103,23 +103,24 @@ impl Needs {
 
     fn rights(&self) -> Vec<Right> {
         let mut rights = Vec::new();
-        let mut read = |wanted: &Wanted, lack: Lack| {
+        let mut read = |wanted: &Wanted, lack: MissingRight| {
             for verb in ["list", "watch"] {
                 rights.push(Right { gvr: wanted.gvr.clone(), verb, selector: wanted.selector.clone(), lack });
             }
         };
-        self.named.iter().for_each(|wanted| read(wanted, Lack::Named));
-        self.others.iter().for_each(|wanted| read(wanted, Lack::PassesThrough));
+        self.named.iter().for_each(|wanted| read(wanted, MissingRight::Named));
+        self.others.iter().for_each(|wanted| read(wanted, MissingRight::PassesThrough));
         let whole = |group: &str, resource: &str| Wanted { gvr: Gvr::new(group, "v1", resource), selector: None };
         if self.follows_cluster {
-            DEFINITIONS.iter().for_each(|(group, name)| read(&whole(group, name), Lack::DefinitionsUnknown));
+            DEFINITIONS.iter().for_each(|(group, name)| read(&whole(group, name), MissingRight::DefinitionsUnknown));
         }
         if self.asks_about_callers && self.follows_cluster {
             let group = "rbac.authorization.k8s.io";
-            POLICY.iter().for_each(|name| read(&whole(group, name), Lack::RevocationLate));
+            POLICY.iter().for_each(|name| read(&whole(group, name), MissingRight::RevocationLate));
         }
         if self.asks_about_callers || self.asks_about_scrapes {
-            let lack = if self.asks_about_callers { Lack::CallersUnknown } else { Lack::ScrapesRefused };
+            let lack =
+                if self.asks_about_callers { MissingRight::CallersUnknown } else { MissingRight::ScrapesRefused };
             for (group, resource) in REVIEWS {
                 let gvr = Gvr::new(group, "v1", resource);
                 rights.push(Right { gvr, verb: "create", selector: None, lack });
@@ -131,7 +132,7 @@ impl Needs {
 
 impl Right {
     fn is_to_read(&self, wanted: &Wanted) -> bool {
-        self.lack == Lack::PassesThrough && self.gvr == wanted.gvr
+        self.lack == MissingRight::PassesThrough && self.gvr == wanted.gvr
     }
 
     fn access(&self) -> Access {
@@ -148,9 +149,9 @@ impl Right {
 
 /// A finding for each resource of which something is missing, and one for all that pass through.
 fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
-    let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, Lack)> = BTreeMap::new();
+    let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingRight)> = BTreeMap::new();
     for right in missing {
-        let key = (right.gvr, right.lack == Lack::PassesThrough);
+        let key = (right.gvr, right.lack == MissingRight::PassesThrough);
         by_resource.entry(key).or_insert((Vec::new(), right.lack)).0.push(right.verb);
     }
     let mut findings = Vec::new();
@@ -159,22 +160,22 @@ fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
         verbs.sort_unstable();
         let may_not = format!("the proxy may not {} {}", verbs.join(" and "), gvr.group_resource());
         let finding = match lack {
-            Lack::PassesThrough => {
+            MissingRight::PassesThrough => {
                 through.push(gvr.group_resource());
                 continue;
             }
-            Lack::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration names")),
-            Lack::CallersUnknown => {
+            MissingRight::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration names")),
+            MissingRight::CallersUnknown => {
                 CheckFinding::failed(ABOUT, format!("{may_not}: nobody could be told from anybody"))
             }
-            Lack::ScrapesRefused => {
+            MissingRight::ScrapesRefused => {
                 CheckFinding::failed(ABOUT, format!("{may_not}: nobody could read metrics (metrics.auth)"))
             }
-            Lack::RevocationLate => {
+            MissingRight::RevocationLate => {
                 let what = format!("{may_not}: a right that is taken away ends open watches after 75 s, not 5 s");
                 CheckFinding::note(ABOUT, what)
             }
-            Lack::DefinitionsUnknown => {
+            MissingRight::DefinitionsUnknown => {
                 let what = format!("{may_not}: custom resources and aggregated APIs pass through, or are known late");
                 CheckFinding::note(ABOUT, what)
             }
@@ -232,10 +233,10 @@ mod tests {
     fn the_rule_that_is_missing_is_named() {
         let right = |gvr: Gvr, verb, lack| Right { gvr, verb, selector: None, lack };
         let found = grouped(vec![
-            right(Gvr::new("apps", "v1", "deployments"), "watch", Lack::Named),
-            right(Gvr::new("apps", "v1", "deployments"), "list", Lack::Named),
-            right(Gvr::new("", "v1", "secrets"), "list", Lack::PassesThrough),
-            right(Gvr::new("rbac.authorization.k8s.io", "v1", "roles"), "watch", Lack::RevocationLate),
+            right(Gvr::new("apps", "v1", "deployments"), "watch", MissingRight::Named),
+            right(Gvr::new("apps", "v1", "deployments"), "list", MissingRight::Named),
+            right(Gvr::new("", "v1", "secrets"), "list", MissingRight::PassesThrough),
+            right(Gvr::new("rbac.authorization.k8s.io", "v1", "roles"), "watch", MissingRight::RevocationLate),
         ]);
         let said: Vec<_> =
             found.iter().map(|finding| (finding.outcome, finding.remedy.as_deref().unwrap_or(""))).collect();

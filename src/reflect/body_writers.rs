@@ -31,7 +31,7 @@ pub(super) struct By {
 
 /// Whether the servers that wrote the bodies and the one that is followed write the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Authorship {
+pub(super) enum EncoderMatch {
     /// All bodies are as the server that is followed writes them.
     Present,
     /// It is not known yet.
@@ -62,7 +62,7 @@ impl BodyWriters {
     pub(super) fn writes_as_held(&self, server: &Server) -> bool {
         let by = self.by.borrow();
         let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
-        by.authorship() == Authorship::Present && server.writes_as(stream) == Some(true)
+        by.authorship() == EncoderMatch::Present && server.writes_as(stream) == Some(true)
     }
 
     /// What these have listed is about to be taken in: no state is shown until all of it is, unless they write the same
@@ -148,17 +148,17 @@ impl BodyWriters {
     /// Shows or hides states, by what is known now. With `indulgent` they are shown also if it is not known, for it may
     /// never be. But where servers have said of which release they are, one that has just started will say so too, or
     /// is given up soon.
-    pub(super) fn weigh(&self, indulgent: bool) -> Authorship {
+    pub(super) fn weigh(&self, indulgent: bool) -> EncoderMatch {
         if !Self::concerns(&self.feed) {
-            return Authorship::Present;
+            return EncoderMatch::Present;
         }
         let (authorship, minor, writer, since) = {
             let by = self.by.borrow();
             let minor = by.stream.as_ref().and_then(Server::build).map(|build| build.minor);
             (by.authorship(), minor, by.writer(), by.since)
         };
-        let indulgent = indulgent && authorship == Authorship::Open && !self.by.borrow().has_been_told();
-        let may_be_shown = authorship == Authorship::Present || indulgent;
+        let indulgent = indulgent && authorship == EncoderMatch::Open && !self.by.borrow().has_been_told();
+        let may_be_shown = authorship == EncoderMatch::Present || indulgent;
         if !may_be_shown {
             self.feed.vintage.set_present(false);
         }
@@ -194,16 +194,18 @@ impl BodyWriters {
 }
 
 impl By {
-    pub(super) fn authorship(&self) -> Authorship {
+    pub(super) fn authorship(&self) -> EncoderMatch {
         // If a server does not say of which release it is, nobody can tell when it changes.
-        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else { return Authorship::Present };
+        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else {
+            return EncoderMatch::Present;
+        };
         let as_it: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
         if as_it.contains(&Some(false)) {
-            Authorship::Other
+            EncoderMatch::Other
         } else if as_it.contains(&None) {
-            Authorship::Open
+            EncoderMatch::Open
         } else {
-            Authorship::Present
+            EncoderMatch::Present
         }
     }
 
@@ -329,15 +331,15 @@ mod tests {
         assert!(!feed.vintage.is_present());
         assert_eq!(written.follow().borrow().unknown().len(), 2);
         list.failed();
-        assert_eq!(written.weigh(true), Authorship::Open);
+        assert_eq!(written.weigh(true), EncoderMatch::Open);
         assert!(feed.vintage.is_present(), "it was asked, and failed");
         written.listed(vec![server(36, 1)]);
         written.opened(&stream);
-        assert_eq!(written.weigh(true), Authorship::Open);
+        assert_eq!(written.weigh(true), EncoderMatch::Open);
         assert!(!feed.vintage.is_present(), "servers of this cluster do say it, if not when they start");
         written.listed(vec![list]);
         written.opened(&Server::saying(None));
-        assert_eq!((written.weigh(false), feed.renderings.release()), (Authorship::Present, None));
+        assert_eq!((written.weigh(false), feed.renderings.release()), (EncoderMatch::Present, None));
         assert!(feed.vintage.is_present());
         written.opened(&server(36, 1));
         written.listed(vec![Server::saying(None)]);

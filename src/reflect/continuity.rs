@@ -17,7 +17,7 @@
 
 use std::cmp::Ordering;
 
-use crate::cache::{CacheReader, Snapshot, Witness};
+use crate::cache::{CacheReader, ResumeMarker, Snapshot};
 use crate::wire::{Object, WatchItem};
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -123,14 +123,14 @@ impl Continuity {
 
     /// The change that upstream is to tell again when its stream is opened. That costs one event, and shows whether the
     /// history is the same; a stream from our own version would be silent.
-    pub(super) fn witness(self, cache: &CacheReader) -> Option<Witness> {
+    pub(super) fn witness(self, cache: &CacheReader) -> Option<ResumeMarker> {
         if self == Self::Doubtful { cache.witness() } else { None }
     }
 }
 
 /// What the first item of a stream says that was to begin with our newest change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Testimony {
+pub(super) enum ResumeEvidence {
     /// It is that change.
     Continues,
     /// The change is left out.
@@ -141,14 +141,14 @@ pub(super) enum Testimony {
     Refuses,
 }
 
-pub(super) fn testimony(witness: &Witness, item: &WatchItem) -> Testimony {
+pub(super) fn testimony(witness: &ResumeMarker, item: &WatchItem) -> ResumeEvidence {
     match item {
         WatchItem::Change { event_type, object, .. } if witness.is_told_by(*event_type, &object.key, object.rv) => {
-            Testimony::Continues
+            ResumeEvidence::Continues
         }
-        WatchItem::Error { event } if event.code == 410 => Testimony::Expired,
-        WatchItem::Error { .. } => Testimony::Refuses,
-        WatchItem::Change { .. } | WatchItem::Bookmark { .. } => Testimony::Contradicts,
+        WatchItem::Error { event } if event.code == 410 => ResumeEvidence::Expired,
+        WatchItem::Error { .. } => ResumeEvidence::Refuses,
+        WatchItem::Change { .. } | WatchItem::Bookmark { .. } => ResumeEvidence::Contradicts,
     }
 }
 

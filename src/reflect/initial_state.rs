@@ -32,7 +32,7 @@ pub(super) struct InitialState {
 
 /// How far upstream is.
 #[derive(Debug)]
-pub(super) struct ToldPosition {
+pub(super) struct ReportedPosition {
     /// No write that was complete when this was asked is newer, as far as it is one of the resource.
     pub(super) at: ResourceVersion,
     /// The layout of this resource's bookmarks, if upstream shows it.
@@ -200,7 +200,7 @@ impl Lister<'_> {
 
     /// Asks how far upstream is, or to come as far as a version. A streamed list of what cannot exist is answered by
     /// one bookmark, and costs upstream no objects.
-    pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ToldPosition, Ended> {
+    pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, Ended> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
@@ -211,7 +211,7 @@ impl Lister<'_> {
                 let at = least.map_or(At::Current, At::NotOlderThan);
                 let first = self.spec.key.url(&page_query(at, Some(1), ""));
                 let (page, _, is_from_memory) = self.page(&first, &mut self.cache.stage()).await?;
-                return Ok(ToldPosition { at: page.resource_version, template: None, is_from_memory });
+                return Ok(ReportedPosition { at: page.resource_version, template: None, is_from_memory });
             }
             Err(error) => return Err(error.into()),
         };
@@ -220,7 +220,7 @@ impl Lister<'_> {
                 WatchItem::Bookmark { rv, object, .. } => {
                     let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
                     let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
-                    return Ok(ToldPosition { at: rv, template, is_from_memory });
+                    return Ok(ReportedPosition { at: rv, template, is_from_memory });
                 }
                 WatchItem::Change { .. } => {}
                 WatchItem::Error { event } => {

@@ -85,7 +85,7 @@ pub(super) enum Recovered {
 }
 
 /// Reads the past of single objects.
-pub(super) struct Historian<'a> {
+pub(super) struct PastObjectReader<'a> {
     pub(super) lister: Lister<'a>,
     /// Where the gap begins.
     pub(super) from: Reach,
@@ -105,7 +105,7 @@ impl From<Error> for Lost {
     }
 }
 
-impl Historian<'_> {
+impl PastObjectReader<'_> {
     /// Every change in the gap, which ends at `until`.
     pub(super) async fn recover(&self, differences: &[Difference], until: ResourceVersion) -> Result<Recovered, Error> {
         if differences.len() > DIFFERENCES_MAX {

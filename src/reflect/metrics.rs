@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use metrics::{counter, describe_counter};
 
-use crate::feeds::{CountedMetric, FeedCounts, FeedKey, LookedBack};
+use crate::feeds::{BackfillOutcome, CountedMetric, FeedCounts, FeedKey};
 use crate::upstream::Cause;
 use crate::wire::Representation;
 
@@ -101,16 +101,16 @@ impl FeedMetrics {
     }
 
     /// Counts a look at the history before the first list.
-    pub(super) fn looked_back(&self, answer: LookedBack) {
+    pub(super) fn looked_back(&self, answer: BackfillOutcome) {
         let value = match answer {
-            LookedBack::Joined => "joined",
-            LookedBack::Gone { .. } => "gone",
-            LookedBack::TooEarly { .. } => "too_early",
-            LookedBack::OtherHistory => "other_history",
-            LookedBack::Explained => "explained",
-            LookedBack::Inexplicable { .. } => "inexplicable",
-            LookedBack::BrokeOff => "broke_off",
-            LookedBack::Failed => "failed",
+            BackfillOutcome::Joined => "joined",
+            BackfillOutcome::Gone { .. } => "gone",
+            BackfillOutcome::TooEarly { .. } => "too_early",
+            BackfillOutcome::OtherHistory => "other_history",
+            BackfillOutcome::Explained => "explained",
+            BackfillOutcome::Inexplicable { .. } => "inexplicable",
+            BackfillOutcome::BrokeOff => "broke_off",
+            BackfillOutcome::Failed => "failed",
         };
         self.counts.say(CountedMetric { metric: "kube_fanout_prehistory_reads_total", label: "outcome", value });
     }

@@ -46,14 +46,14 @@ use super::gap::Position;
 use super::initial_state::{FeedClient, not_older_than};
 use super::metrics::SideRequest;
 use super::positions::Positions;
-use super::side_findings::{Proof, SideFinding};
+use super::reflector_findings::{Proof, ReflectorFinding};
 use super::stream::Ended;
 use super::versions::VersionPage;
 
 /// Proves one feed current, for readers that demand it.
 pub(super) struct Prover {
     upstream: FeedClient,
-    words: mpsc::Sender<SideFinding>,
+    words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
     /// Whether our own stream did not reach the last position by itself.
     is_quiet: AtomicBool,
@@ -123,7 +123,7 @@ struct Listed {
 type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 impl Prover {
-    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<SideFinding>) -> Self {
+    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<ReflectorFinding>) -> Self {
         Self {
             upstream,
             words,
@@ -417,7 +417,7 @@ impl Prover {
     /// prover rests.
     fn doubt(&self) {
         // If one waits to be heard already, that will do.
-        let _ = self.words.try_send(SideFinding::Doubt { history: self.upstream.feed.reader.history() });
+        let _ = self.words.try_send(ReflectorFinding::Doubt { history: self.upstream.feed.reader.history() });
     }
 
     /// Watches from our own version until upstream says how far it goes. The events are handed to the reflector, which
@@ -448,7 +448,11 @@ impl Prover {
         let mut told = CatchUp::default();
         let until = told.read(&mut stream, &self.upstream.reader).await?;
         // If the reflector is not watching now, it has no use for the proof.
-        if self.words.try_send(SideFinding::Proof(Proof { history, changes: told.changes, until, announced })).is_ok() {
+        if self
+            .words
+            .try_send(ReflectorFinding::Proof(Proof { history, changes: told.changes, until, announced }))
+            .is_ok()
+        {
             // The reflector gets a moment to apply it, or the same would be asked again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }

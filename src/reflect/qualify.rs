@@ -29,13 +29,13 @@ use super::body_writers::BodyWriters;
 use super::continuity::is_same;
 use super::initial_state::FeedClient;
 use super::metrics::{self, SideRequest};
-use super::side_findings::SideFinding;
+use super::reflector_findings::ReflectorFinding;
 
 /// Qualifies the representations of one feed, and keeps comparing them.
 pub(super) struct Qualifier {
     pub(super) upstream: FeedClient,
     pub(super) feeds: Feeds,
-    pub(super) words: mpsc::Sender<SideFinding>,
+    pub(super) words: mpsc::Sender<ReflectorFinding>,
     pub(super) written: Arc<BodyWriters>,
 }
 
@@ -342,7 +342,7 @@ impl Qualifier {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
-                    let _ = self.words.try_send(SideFinding::Doubt { history });
+                    let _ = self.words.try_send(ReflectorFinding::Doubt { history });
                     return Verdict::Unanswered;
                 }
                 // It was compared with another state, or that cannot be told any more.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
+use crate::cache::{CacheWriter, FeedEnd, FeedState, ResumeMarker};
 use crate::wire::BookmarkTemplate;
 use base::{Backoff, LogLimit, Waits, random};
 use kubeapi::ResourceVersion;
@@ -20,18 +20,18 @@ use super::body_writers::BodyWriters;
 use super::continuity::Continuity;
 use super::failure::{FailureKind, StepFailure, over};
 use super::gap::{Completeness, Position, Relists};
+use super::history_check::HistoryChecks;
 use super::initial_state::{At, FeedClient, Follow, InitialState, Lister};
-use super::inquiry::Inquiries;
 use super::metrics::SideRequest;
-use super::side_findings::{Begun, Rewinds, SideFinding};
+use super::reflector_findings::{HistoryBegin, ReflectorFinding, RewindNotices};
 use super::stream::{Ended, WatchStream};
 
 /// Keeps one feed in step with upstream. It is the only writer of its cache.
 pub(super) struct Reflector {
-    means: Means,
+    means: ReflectorDeps,
     writer: CacheWriter,
     /// Findings of those beside the stream: history that a proof has read, and doubts about ours.
-    words: mpsc::Receiver<SideFinding>,
+    words: mpsc::Receiver<ReflectorFinding>,
     /// Notices of other feeds of the same upstream.
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
@@ -51,9 +51,9 @@ pub(super) struct Reflector {
     rests_until: Option<Instant>,
     complete: Completeness,
     continuity: Continuity,
-    inquiries: Inquiries,
+    inquiries: HistoryChecks,
     /// How the history began that the feed holds.
-    begun: Begun,
+    begun: HistoryBegin,
     /// Whether the history is given up because upstream's is another one.
     rewinding: bool,
     /// Limits the log of failures.
@@ -61,11 +61,11 @@ pub(super) struct Reflector {
 }
 
 /// The parts that a reflector works with.
-pub(super) struct Means {
+pub(super) struct ReflectorDeps {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
     /// Feeds of one upstream tell each other here that upstream's storage went back.
-    pub(super) rewinds: Arc<Rewinds>,
+    pub(super) rewinds: Arc<RewindNotices>,
     pub(super) waits: Waits,
 }
 
@@ -78,7 +78,7 @@ enum State {
     Listed { at: ResourceVersion },
     /// Complete up to `at`, and the stream that goes on from there. `witness` is the change that the stream is to tell
     /// first, if it was opened from in front of it.
-    Watching { at: ResourceVersion, stream: WatchStream, witness: Option<Witness> },
+    Watching { at: ResourceVersion, stream: WatchStream, witness: Option<ResumeMarker> },
     /// Complete up to `at`, but upstream no longer has what follows. A 410 leads here. `window` is where upstream's own
     /// history begins, if that state is to be listed rather than the current one.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
@@ -105,7 +105,7 @@ const RESUME_SPREAD: Duration = Duration::from_millis(300);
 const WOKEN_WAITS: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
-    pub(super) fn new(means: Means, writer: CacheWriter, words: mpsc::Receiver<SideFinding>) -> Self {
+    pub(super) fn new(means: ReflectorDeps, writer: CacheWriter, words: mpsc::Receiver<ReflectorFinding>) -> Self {
         Self {
             backoff: Backoff::new(means.waits),
             notices: means.rewinds.follow(),
@@ -122,8 +122,8 @@ impl Reflector {
             rests_until: None,
             complete: Completeness::default(),
             continuity: Continuity::default(),
-            inquiries: Inquiries::default(),
-            begun: Begun { asked: Instant::now(), rewound: false },
+            inquiries: HistoryChecks::default(),
+            begun: HistoryBegin { asked: Instant::now(), rewound: false },
             rewinding: false,
             interruptions: LogLimit::default(),
         }
@@ -176,11 +176,11 @@ impl Reflector {
 
     /// Takes a step to the next state. Also returns what went wrong on the way.
     async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
-        if let State::Listed { .. } = state {
-            if let Some(rested) = self.rests_until.take() {
-                self.writer.set_state(FeedState::Stale { since: self.last_sign });
-                sleep_until(rested).await;
-            }
+        if let State::Listed { .. } = state
+            && let Some(rested) = self.rests_until.take()
+        {
+            self.writer.set_state(FeedState::Stale { since: self.last_sign });
+            sleep_until(rested).await;
         }
         match state {
             State::Empty => match self.initial().await {
@@ -299,7 +299,7 @@ impl Reflector {
 
     /// Forgets what concerns the history before.
     fn begins(&mut self, asked: Instant, rewound: bool) {
-        self.begun = Begun { asked, rewound };
+        self.begun = HistoryBegin { asked, rewound };
         self.continuity = Continuity::Sure;
         self.inquiries.forget();
         self.rewinding = false;

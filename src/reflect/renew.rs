@@ -20,10 +20,10 @@ use tokio::time::{Instant, sleep};
 use crate::upstream::Server;
 use base::{Backoff, random};
 
-use super::body_writers::{Authorship, BodyWriters, By};
+use super::body_writers::{BodyWriters, By, EncoderMatch};
 use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
-use super::side_findings::{Renewal, SideFinding};
+use super::reflector_findings::{ReflectorFinding, Renewal};
 use super::stream::Ended;
 
 /// Lets the feeds of one proxy list one after the other.
@@ -34,7 +34,7 @@ pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
     pub(super) turns: Turns,
-    pub(super) words: mpsc::Sender<SideFinding>,
+    pub(super) words: mpsc::Sender<ReflectorFinding>,
 }
 
 /// Limits how soon bodies are renewed.
@@ -113,7 +113,7 @@ impl Renewer {
             }
         }
         self.written.weigh(true);
-        while by.authorship() == Authorship::Other {
+        while by.authorship() == EncoderMatch::Other {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.renew(by.count).await;
             pace.renewed(Instant::now());
@@ -157,7 +157,7 @@ impl Renewer {
         drop(held);
         let (renewed, of) = (objects.len(), listed.snapshot.len());
         let (done, is_done) = oneshot::channel();
-        let _ = self.words.send(SideFinding::Renewal(Renewal { objects, count, done })).await;
+        let _ = self.words.send(ReflectorFinding::Renewal(Renewal { objects, count, done })).await;
         if is_done.await.is_err() {
             return Ok(());
         }

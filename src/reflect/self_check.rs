@@ -35,14 +35,14 @@ use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::Scope;
 use crate::upstream::{Cause, Error};
 use crate::wire::{Encoding, Object};
-use base::{Tunable, random};
+use base::{Reloadable, random};
 use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
 use super::body_writers::BodyWriters;
 use super::initial_state::{FeedClient, ObjectThen};
 use super::metrics::{SelfCheckOutcome, SideRequest};
 use super::reflect_config::ReflectConfig;
-use super::side_findings::{Divergence, SideFinding};
+use super::reflector_findings::{Divergence, ReflectorFinding};
 use super::versions::VersionPage;
 use bisect::Bisection;
 use compare::{Discrepancy, Part, contradictions};
@@ -51,10 +51,10 @@ use pace::Pace;
 /// Compares one feed with upstream.
 pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
-    pub(super) words: mpsc::Sender<SideFinding>,
+    pub(super) words: mpsc::Sender<ReflectorFinding>,
     pub(super) written: Arc<BodyWriters>,
     /// Says the time between two rounds, half as much more or less, if there are any.
-    pub(super) config: Tunable<ReflectConfig>,
+    pub(super) config: Reloadable<ReflectConfig>,
 }
 
 /// What is known from earlier rounds.
@@ -362,7 +362,7 @@ impl SelfChecker {
             return;
         }
         known.pace.given_up(Instant::now());
-        let _ = self.words.send(SideFinding::Divergence(divergence)).await;
+        let _ = self.words.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
     /// The keys behind `behind` at `rv`, in a page.

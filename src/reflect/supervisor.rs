@@ -10,29 +10,29 @@ use crate::cache::FeedEnd;
 use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
-use base::{Tasks, Tunable};
+use base::{Reloadable, Tasks};
 
-use super::archivist::Archivist;
 use super::body_writers::BodyWriters;
+use super::history_backfiller::HistoryBackfiller;
 use super::initial_state::FeedClient;
 use super::metrics::FeedMetrics;
 use super::prover;
 use super::qualify::Qualifier;
 use super::reflect_config::ReflectConfig;
-use super::reflector::{Means, Reflector};
+use super::reflector::{Reflector, ReflectorDeps};
+use super::reflector_findings::RewindNotices;
 use super::renew::{Renewer, Turns};
 use super::self_check::SelfChecker;
-use super::side_findings::Rewinds;
 
 /// Runs a reflector for every demanded feed, and stops it when the feed is over or idle.
 #[derive(Debug)]
 pub struct Supervisor {
     client: Client,
     feeds: Feeds,
-    config: Tunable<ReflectConfig>,
+    config: Reloadable<ReflectConfig>,
     tasks: Tasks,
     lists_only: Arc<AtomicBool>,
-    rewinds: Arc<Rewinds>,
+    rewinds: Arc<RewindNotices>,
     turns: Turns,
 }
 
@@ -40,7 +40,7 @@ pub struct Supervisor {
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {
-    pub fn new(client: Client, feeds: Feeds, config: impl Into<Tunable<ReflectConfig>>, tasks: Tasks) -> Self {
+    pub fn new(client: Client, feeds: Feeds, config: impl Into<Reloadable<ReflectConfig>>, tasks: Tasks) -> Self {
         let config = config.into();
         let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), Turns::default());
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
@@ -88,9 +88,9 @@ impl Supervisor {
             written: written.clone(),
             config: self.config.clone(),
         };
-        let archivist = Archivist { upstream: upstream.clone(), words: words.clone() };
+        let archivist = HistoryBackfiller { upstream: upstream.clone(), words: words.clone() };
         let prover = prover::Prover::new(upstream.clone(), words);
-        let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.get().retry };
+        let means = ReflectorDeps { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.get().retry };
         let mut reflector = Reflector::new(means, writer, heard);
         let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
@@ -135,7 +135,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Tunable<ReflectConfig>) {
+async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Reloadable<ReflectConfig>) {
     loop {
         tokio::time::sleep(IDLE_CHECK.min(config.get().idle_max)).await;
         if feeds.end_if_idle(feed, config.get().idle_max) {

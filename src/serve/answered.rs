@@ -2,11 +2,11 @@
 
 use http::{Response, StatusCode};
 
-use super::audit::Ours;
+use super::active_watches::{ActiveWatches, Who};
+use super::audit::ServedLocally;
 use super::body::ReplyBody;
 use super::metrics;
 use super::response_context::{REASON, ResponseContext};
-use super::sightings::{Sightings, Who};
 use super::statuses::unavailable;
 
 /// Writes the audit record of the answer and returns the answer, or a refusal if the record cannot be written.
@@ -22,14 +22,14 @@ pub(super) fn record(context: &ResponseContext, response: Response<ReplyBody>) -
 
 /// Counts an answer that is an error of ours, wherever it was made.
 pub(super) fn count(response: &Response<ReplyBody>) {
-    if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
+    if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
         metrics::refused(status.http_code());
     }
 }
 
 /// Shows onlookers a refusal of ours, or a read that passed through. `asked` is the method and the path.
-pub(super) fn show(sightings: &Sightings, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
-    if let Some(Ours { status: Some(status), .. }) = response.extensions().get() {
+pub(super) fn show(sightings: &ActiveWatches, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
+    if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
         if response.status() != StatusCode::NOT_FOUND {
             sightings.refused(who, asked, (status.http_code(), &status.message));
         }

@@ -22,4 +22,4 @@ pub use queue::Audit;
 pub use record::{source_ips, without_tokens};
 pub use writer::{AuditWriter, Destination};
 
-pub(super) use record::{AuditRecord, Decision, Ours};
+pub(super) use record::{AuditRecord, Decision, ServedLocally};

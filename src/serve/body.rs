@@ -5,10 +5,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::admission::AdmissionPlace;
 use super::audit::AuditRecord;
 use super::body_error::BodyError;
 use super::bounded_body::{BodyTimes, BoundedBody, List, Whole};
+use super::concurrency::ConcurrencyPermit;
 use super::session::WatchSession;
 use super::watch::WatchBody;
 use super::watch_transport::WatchTransport;
@@ -43,7 +43,7 @@ enum Kind {
 #[derive(Debug)]
 struct Forwarded {
     body: ResponseBody,
-    _place: Arc<AdmissionPlace>,
+    _place: Arc<ConcurrencyPermit>,
 }
 
 impl ReplyBody {
@@ -86,12 +86,12 @@ impl ReplyBody {
     }
 
     /// The body of an answer that upstream gives at once and that is taken as soon.
-    pub(super) fn short(body: ResponseBody, place: Arc<AdmissionPlace>, times: &BodyTimes, cut: Cut) -> Self {
+    pub(super) fn short(body: ResponseBody, place: Arc<ConcurrencyPermit>, times: &BodyTimes, cut: Cut) -> Self {
         Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, times, cut))))
     }
 
     /// The body of an answer that has no end of its own.
-    pub(super) fn stream(body: ResponseBody, place: Arc<AdmissionPlace>) -> Self {
+    pub(super) fn stream(body: ResponseBody, place: Arc<ConcurrencyPermit>) -> Self {
         Self(Kind::Stream(Box::new(Forwarded { body, _place: place })))
     }
 }

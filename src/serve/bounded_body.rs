@@ -9,8 +9,8 @@ use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::admission::AdmissionPlace;
 use super::body_error::BodyError;
+use super::concurrency::ConcurrencyPermit;
 use crate::cache;
 use crate::listing::{GzipList, ListBody};
 use base::{Cut, Deadline, Deadlines, Tasks};
@@ -162,7 +162,7 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
 #[derive(Debug)]
 pub(super) struct List {
     written: ListEncoding,
-    _place: AdmissionPlace,
+    _place: ConcurrencyPermit,
     pin: cache::Pin,
 }
 
@@ -172,7 +172,7 @@ impl List {
         cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
     }
 
-    pub(super) fn new(written: ListEncoding, place: AdmissionPlace, pin: cache::Pin) -> Self {
+    pub(super) fn new(written: ListEncoding, place: ConcurrencyPermit, pin: cache::Pin) -> Self {
         Self { written, _place: place, pin }
     }
 }
@@ -209,16 +209,16 @@ pub(super) struct Whole {
     /// The parts in this order. None is joined with the next: an end of a few bytes is not taken before the large part
     /// has found room.
     left: [Bytes; 3],
-    _places: Vec<Arc<AdmissionPlace>>,
+    _places: Vec<Arc<ConcurrencyPermit>>,
 }
 
 impl Whole {
-    pub(super) fn new(left: [Bytes; 3], places: Vec<Arc<AdmissionPlace>>) -> Self {
+    pub(super) fn new(left: [Bytes; 3], places: Vec<Arc<ConcurrencyPermit>>) -> Self {
         Self { left, _places: places }
     }
 
     /// An answer in one piece.
-    pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<AdmissionPlace>>) -> Self {
+    pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<ConcurrencyPermit>>) -> Self {
         // The last byte is copied: if the codec has taken it and cannot send it, it must not keep all the others
         // without a place.
         let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
@@ -261,10 +261,10 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::serve::admission::{Admission, AdmissionLimits};
+    use crate::serve::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
     /// Never says anything, and holds a place.
-    struct Silent(#[expect(dead_code, reason = "it is held")] AdmissionPlace);
+    struct Silent(#[expect(dead_code, reason = "it is held")] ConcurrencyPermit);
 
     impl Body for Silent {
         type Data = Bytes;
@@ -277,8 +277,8 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(60);
 
-    fn one_place() -> (BodyTimes, Admission) {
-        let admission = Admission::new(&AdmissionLimits { forwards_max: 1, ..AdmissionLimits::default() });
+    fn one_place() -> (BodyTimes, ConcurrencyLimits) {
+        let admission = ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
         (BodyTimes::new(MAX, &Tasks::new()), admission)
     }
 

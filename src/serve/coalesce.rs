@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::admission::AdmissionPlace;
+use super::concurrency::ConcurrencyPermit;
 use crate::upstream::{ActingAs, Error};
 use base::{Tasks, mutant};
 
@@ -19,7 +19,7 @@ pub(super) struct SharedAnswer {
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
     /// The place for its bytes in their user's share, held as long as anybody has them.
-    pub(super) place: Arc<AdmissionPlace>,
+    pub(super) place: Arc<ConcurrencyPermit>,
 }
 
 /// Why there is no answer to share.
@@ -170,7 +170,7 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::*;
-    use crate::serve::admission::{Admission, AdmissionLimits};
+    use crate::serve::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
     fn key() -> Key {
         Key {
@@ -205,7 +205,8 @@ mod tests {
                 Box::pin(async move {
                     gate.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    let place = Admission::new(&AdmissionLimits::default()).forward(None).expect("a place").into();
+                    let place =
+                        ConcurrencyLimits::new(&ConcurrencyConfig::default()).forward(None).expect("a place").into();
                     Ok(SharedAnswer { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
                 })
             };

@@ -27,7 +27,7 @@ pub enum Sensitive {
 
 /// Why nothing of a resource is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Uncovered {
+pub enum OutsideCoverage {
     #[error("it is not among feeds.resources")]
     NotChosen,
     #[error("it is of a sensitive kind, and feeds.sensitive does not name it")]
@@ -48,15 +48,15 @@ impl Coverage {
     /// The widest scope in which the resource may be held.
     ///
     /// # Errors Nothing of it may be held.
-    pub fn scope(&self, resource: &Resource) -> Result<Scope, Uncovered> {
+    pub fn scope(&self, resource: &Resource) -> Result<Scope, OutsideCoverage> {
         if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
-            return Err(Uncovered::NotChosen);
+            return Err(OutsideCoverage::NotChosen);
         }
         if let Some(kind) = Sensitive::of(resource)
             && self.protects(kind)
             && !self.sensitive.contains(&kind)
         {
-            return Err(Uncovered::Sensitive);
+            return Err(OutsideCoverage::Sensitive);
         }
         Ok(match (&self.node, field_of_node(resource)) {
             (Some(node), Some(field)) => Scope::Selected { field: field.into(), value: node.clone() },

@@ -14,17 +14,17 @@ use http::header::{
 use http::{Method, Request, Response, StatusCode};
 use tokio::time::{Instant, timeout};
 
-use super::admission::Admission;
-use super::audit::Ours;
+use super::audit::ServedLocally;
 use super::body::ReplyBody;
 use super::bounded_body::{BodyTimes, TOO_SLOW, Whole};
+use super::concurrency::ConcurrencyLimits;
 use super::metrics::{self, AnsweredFrom};
 use super::object_answers::FREE_BYTES_MAX;
 use super::read_request::ReadRequest;
 use super::remembered::{AskedAt, Remembered};
 use super::response_context::{AUDIT_ID, new_audit_id, put_served};
 use crate::feeds::Feeds;
-use crate::listing::Shed;
+use crate::listing::OverLimit;
 use crate::upstream::{Build, Catalog, Client, Error, SharedDocument, is_impersonation, strip_hop_by_hop};
 use base::Ready;
 use kubeapi::{Offers, Query, RequestInfo, discovery_accept, pretty};
@@ -50,7 +50,7 @@ struct Key {
 #[derive(Debug, thiserror::Error)]
 enum NotAsked {
     #[error(transparent)]
-    Shed(#[from] Shed),
+    OverLimit(#[from] OverLimit),
     #[error(transparent)]
     Failed(#[from] Error),
 }
@@ -68,7 +68,7 @@ pub(super) struct ServerDocuments {
     catalog: Catalog,
     feeds: Feeds,
     kept: Remembered<Key, Kept>,
-    admission: Arc<Admission>,
+    admission: Arc<ConcurrencyLimits>,
     times: BodyTimes,
     /// Upstream's discovery lags behind its own definitions. What was asked for so soon after a change serves nobody
     /// who comes later.
@@ -87,7 +87,7 @@ impl ServerDocuments {
     pub(super) fn new(
         client: Client,
         (catalog, feeds): (Catalog, Feeds),
-        admission: Arc<Admission>,
+        admission: Arc<ConcurrencyLimits>,
         times: BodyTimes,
         lag_max: Duration,
     ) -> Self {
@@ -185,7 +185,7 @@ impl ServerDocuments {
         let audit_id = request.context.audit_id.clone().unwrap_or_else(new_audit_id);
         response.headers_mut().insert(AUDIT_ID, audit_id);
         put_served(response.headers_mut(), None);
-        response.extensions_mut().insert(Ours { is_served: true, ..Ours::default() });
+        response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
         Some(response)
     }
 
@@ -221,7 +221,7 @@ pub(super) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
     headers.insert(CONTENT_TYPE, PLAIN);
     headers.insert(SNIFFED, HeaderValue::from_static("nosniff"));
     put_served(headers, None);
-    response.extensions_mut().insert(Ours { is_served: true, ..Ours::default() });
+    response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
     Some(response)
 }
 

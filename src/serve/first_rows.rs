@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use super::admission::Admission;
+use super::concurrency::ConcurrencyLimits;
 use super::read_request::ReadRequest;
 use super::route::{ForwardReason, WatchRead};
 use super::sources::spec;
 use crate::feeds::Scope;
-use crate::listing::Shed;
+use crate::listing::OverLimit;
 use crate::upstream::{Cause, Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
-use kubeapi::{Gvr, Payer, Query, WatchStart};
+use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
 
 /// Parameters that a watch has and a list has not, or that we choose ourselves.
 const NOT_OF_LISTS: [&str; 6] =
@@ -22,7 +22,7 @@ const NOT_OF_LISTS: [&str; 6] =
 enum NoRows {
     /// There is no place for the question.
     #[error(transparent)]
-    Shed(#[from] Shed),
+    OverLimit(#[from] OverLimit),
     #[error(transparent)]
     Upstream(#[from] Error),
 }
@@ -31,7 +31,7 @@ enum NoRows {
 #[derive(Debug)]
 pub(super) struct FirstRows {
     pub(super) client: Client,
-    pub(super) admission: Arc<Admission>,
+    pub(super) admission: Arc<ConcurrencyLimits>,
 }
 
 impl FirstRows {
@@ -65,7 +65,12 @@ impl FirstRows {
         Ok(items.into_iter().next())
     }
 
-    async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, NoRows> {
+    async fn rows(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        path: &str,
+        resource: &Resource,
+    ) -> Result<ListPage, NoRows> {
         let _place = self.admission.forward(payer)?;
         let (answered, body) = self.client.fetch(Cause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(Encoding::Table.byte_encoding()) {

@@ -18,30 +18,30 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
-use super::admission::{Admission, AdmissionPlace};
-use super::audit::Ours;
+use super::audit::ServedLocally;
 use super::body::ReplyBody;
 use super::body_error::BodyError;
 use super::bounded_body::{BodyTimes, BoundedBody, Whole};
 use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
+use super::concurrency::{ConcurrencyLimits, ConcurrencyPermit};
 use super::metrics;
 use super::refusals::bad_timeout;
 use super::response_context::{AUDIT_ID, REASON, ResponseContext};
 use super::route::ForwardReason;
 use super::statuses::{LIST_RETRY_SECONDS, not_granted, too_many, unavailable};
 use super::websocket;
-use crate::auth::{Caller, Gate, Impersonation};
-use crate::listing::Shed;
+use crate::auth::{Authorizer, Caller, Impersonation};
+use crate::listing::OverLimit;
 use crate::net::RequestBody;
 use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
 use base::{Cut, DrainWatch, Tasks, mutant};
-use kubeapi::{Payer, Query, RequestInfo, Status, Verb};
+use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
 
 /// What came of a shared question.
 enum Shared {
     Answered(Box<Response<ReplyBody>>),
     /// Each has to ask for itself, and read as fast as it likes: the answer is large, or its user has no room for it.
-    TooLarge(Arc<AdmissionPlace>),
+    TooLarge(Arc<ConcurrencyPermit>),
 }
 
 impl Shared {
@@ -71,8 +71,8 @@ const SHARED_ROWS_MAX: usize = 1_000;
 pub(super) struct Forwarding {
     client: Client,
     forwarder: Arc<Forwarder>,
-    gate: Gate,
-    admission: Arc<Admission>,
+    gate: Authorizer,
+    admission: Arc<ConcurrencyLimits>,
     coalesced: Coalesced,
     tasks: Tasks,
     drain: DrainWatch,
@@ -83,8 +83,8 @@ impl Forwarding {
     pub(super) fn new(
         client: Client,
         forwarder: Forwarder,
-        gate: Gate,
-        admission: Arc<Admission>,
+        gate: Authorizer,
+        admission: Arc<ConcurrencyLimits>,
         (tasks, drain, times): (Tasks, DrainWatch, BodyTimes),
     ) -> Self {
         let (forwarder, coalesced) = (Arc::new(forwarder), Coalesced::default());
@@ -188,7 +188,7 @@ impl Forwarding {
         &self,
         response: Response<ResponseBody>,
         is_short: bool,
-        place: Arc<AdmissionPlace>,
+        place: Arc<ConcurrencyPermit>,
         context: &ResponseContext,
     ) -> Response<ReplyBody> {
         let is_short = is_short || !response.status().is_success();
@@ -206,9 +206,9 @@ impl Forwarding {
     async fn shared(
         &self,
         request: &Request<RequestBody>,
-        (payer, acting_as): (Option<Payer>, ActingAs),
+        (payer, acting_as): (Option<FlowDistinguisher>, ActingAs),
         context: &ResponseContext,
-        place: AdmissionPlace,
+        place: ConcurrencyPermit,
     ) -> Shared {
         let place = Arc::new(place);
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -245,7 +245,7 @@ impl Forwarding {
                 // Upstream's audit log has one entry for all that share its answer.
                 if let (Some(_), Some(id)) = (&context.record, &context.audit_id) {
                     response.headers_mut().insert(AUDIT_ID, id.clone());
-                    response.extensions_mut().insert(Ours::default());
+                    response.extensions_mut().insert(ServedLocally::default());
                 }
                 response
             }
@@ -264,7 +264,7 @@ impl Forwarding {
         mut request: Request<RequestBody>,
         acting_as: &ActingAs,
         context: &ResponseContext,
-        place: AdmissionPlace,
+        place: ConcurrencyPermit,
     ) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
         if let Err(status) = self.make_outgoing(request.headers_mut(), acting_as) {
@@ -339,7 +339,7 @@ impl Forwarding {
         caller: &Caller,
         acting_as: &ActingAs,
         reason: ForwardReason,
-    ) -> Result<AdmissionPlace, Shed> {
+    ) -> Result<ConcurrencyPermit, OverLimit> {
         let payer = &caller.payer();
         match (lane, reason) {
             _ if *acting_as == ActingAs::Nobody => self.admission.anonymous(),
@@ -440,9 +440,13 @@ async fn ask(
 
 /// The answer with a place for its bytes, which all who share it hold together: each of them may take its bytes until
 /// its time is over.
-fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Unshared> {
+fn in_place(
+    answer: Response<Bytes>,
+    admission: &ConcurrencyLimits,
+    payer: Option<&FlowDistinguisher>,
+) -> Result<SharedAnswer, Unshared> {
     let (head, body) = answer.into_parts();
-    let place = admission.whole(payer, body.len()).map_err(|Shed(_)| Unshared::TooLarge)?;
+    let place = admission.whole(payer, body.len()).map_err(|OverLimit(_)| Unshared::TooLarge)?;
     Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 

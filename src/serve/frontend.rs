@@ -6,11 +6,12 @@ use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, Version};
 use tokio::time::Instant;
 
-use super::admission::Admission;
+use super::active_watches::{ActiveWatches, Who};
 use super::answered;
 use super::audit::{Audit, AuditRecord, Decision};
 use super::body::ReplyBody;
 use super::bounded_body::BodyTimes;
+use super::concurrency::ConcurrencyLimits;
 use super::coverage::Coverage;
 use super::documents::{ServerDocuments, health};
 use super::forwarding::Forwarding;
@@ -22,19 +23,18 @@ use super::refusals::{expects_the_impossible, forbid, turned_away};
 use super::response_context::{
     AUDIT_ID, REASON, REFUSED_BY, ResponseContext, expectation_failed, malformed, new_audit_id,
 };
-use super::reviews::ReviewDesk;
+use super::reviews::PeerReviews;
 use super::route::{ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
 use super::serve_config::ServeConfig;
-use super::sightings::{Sightings, Who};
-use super::sources::Unready;
+use super::sources::NotServable;
 use super::statuses::{LIST_RETRY_SECONDS, too_many, too_many_wait, unavailable};
-use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender};
+use crate::auth::{Authorizer, BrowserGuard, Caller, NotGranted, Permit, RequestSender};
 use crate::feeds::Feeds;
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
-use base::{DrainWatch, Ready, Tasks, Tunable};
-use kubeapi::{Gvr, Payer, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
+use base::{DrainWatch, Ready, Reloadable, Tasks};
+use kubeapi::{FlowDistinguisher, Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 
 /// Accepts requests, and hands each to the part that answers it.
 #[derive(Debug)]
@@ -42,15 +42,15 @@ pub struct Frontend {
     reader: Reader,
     forwarding: Forwarding,
     documents: ServerDocuments,
-    reviews: ReviewDesk,
+    reviews: PeerReviews,
     ready: Ready,
-    gate: Gate,
+    gate: Authorizer,
     catalog: Catalog,
-    config: Tunable<ServeConfig>,
-    admission: Arc<Admission>,
-    browsers: Tunable<BrowserGuard>,
+    config: Reloadable<ServeConfig>,
+    admission: Arc<ConcurrencyLimits>,
+    browsers: Reloadable<BrowserGuard>,
     audit: Audit,
-    sightings: Sightings,
+    sightings: ActiveWatches,
     client: Client,
 }
 
@@ -60,10 +60,10 @@ pub struct Parts {
     pub forwarder: Forwarder,
     pub catalog: Catalog,
     pub feeds: Feeds,
-    pub gate: Gate,
-    pub browsers: Tunable<BrowserGuard>,
+    pub gate: Authorizer,
+    pub browsers: Reloadable<BrowserGuard>,
     pub audit: Audit,
-    pub sightings: Sightings,
+    pub sightings: ActiveWatches,
     pub tasks: Tasks,
     pub drain: DrainWatch,
     pub ready: Ready,
@@ -85,12 +85,12 @@ const REROUTES_MAX: u32 = 2;
 impl Frontend {
     pub fn new(config: ServeConfig, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, sightings, tasks, drain, ready } = parts;
-        let (admission, ends) = (Arc::new(Admission::new(&config.limits)), (tasks.clone(), drain.clone()));
+        let (admission, ends) = (Arc::new(ConcurrencyLimits::new(&config.limits)), (tasks.clone(), drain.clone()));
         let times = BodyTimes::new(config.body_max, &tasks);
         let known = (catalog.clone(), feeds.clone());
         let documents = ServerDocuments::new(client.clone(), known, admission.clone(), times.clone(), config.lag_max);
-        let reviews = ReviewDesk::new(client.clone(), gate.clone(), admission.clone(), &config);
-        let config = Tunable::new(config);
+        let reviews = PeerReviews::new(client.clone(), gate.clone(), admission.clone(), &config);
+        let config = Reloadable::new(config);
         Self {
             documents,
             reviews,
@@ -322,7 +322,7 @@ impl Frontend {
             Err(ForwardReason::NonResource) if self.documents.has(&request) => {
                 return Box::pin(self.document(request)).await;
             }
-            Err(ForwardReason::Verb) if ReviewDesk::has(&request) => return Box::pin(self.review(request)).await,
+            Err(ForwardReason::Verb) if PeerReviews::has(&request) => return Box::pin(self.review(request)).await,
             Err(reason) => return self.pass(request, reason).await,
             Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
             Ok(ours) => ours,
@@ -335,7 +335,7 @@ impl Frontend {
         let payer = request.caller.payer();
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let answered = match route {
-            Route::Refuse(status) => Err(Unready::Refuse(status)),
+            Route::Refuse(status) => Err(NotServable::Refuse(status)),
             Route::Get(read) => {
                 let reading = pin!(self.reader.get(&request, &permit, resource, read));
                 self.admission.while_waiting(payer.as_ref(), reading).await.unwrap_or_else(|shed| Err(shed.into()))
@@ -347,7 +347,7 @@ impl Frontend {
                 answered.unwrap_or_else(|shed| Err(shed.into()))
             }
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
-                Err(Unready::Forward(ForwardReason::Table))
+                Err(NotServable::Forward(ForwardReason::Table))
             }
             Route::Watch(read) => Box::pin(self.reader.watch(&mut request, permit, resource, read)).await,
         };
@@ -440,28 +440,28 @@ impl Frontend {
     }
 
     /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
-    async fn unready(&self, mut request: ReadRequest, why: Unready) -> Response<ReplyBody> {
+    async fn unready(&self, mut request: ReadRequest, why: NotServable) -> Response<ReplyBody> {
         match why {
-            Unready::Over if request.rerouted < REROUTES_MAX => {
+            NotServable::Over if request.rerouted < REROUTES_MAX => {
                 request.rerouted += 1;
                 self.dispatch(request).await
             }
-            Unready::Over => self.pass(request, ForwardReason::Unavailable).await,
+            NotServable::Over => self.pass(request, ForwardReason::Unavailable).await,
             // Upstream would deny what it cannot show in part.
-            Unready::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
+            NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
                 if request.context.extent == Some(Extent::Some) =>
             {
                 let why = "what may be read of this collection cannot be told yet";
                 request.context.status(&unavailable(why))
             }
-            Unready::Forward(reason) => self.pass(request, reason).await,
-            Unready::Refuse(status) => request.context.status(&status),
+            NotServable::Forward(reason) => self.pass(request, reason).await,
+            NotServable::Refuse(status) => request.context.status(&status),
         }
     }
 }
 
 /// Counts the connection for its caller. Returns whether the caller still has a share of the listener.
-fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&Payer>) -> bool {
+fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&FlowDistinguisher>) -> bool {
     match caller {
         // As upstream does for unknown callers, the connection ends after this response, and further requests on it are
         // not read. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
@@ -469,6 +469,6 @@ fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&Payer>) -> bool {
             peer.connection.turn_away();
             true
         }
-        Some(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(payer.map(Payer::number)),
+        Some(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(payer.map(FlowDistinguisher::number)),
     }
 }

@@ -10,8 +10,8 @@ use metrics::{gauge, histogram};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::active_watches::ActiveWatch;
 use super::route::ForwardReason;
-use super::sightings::Sighting;
 use super::watch_end::WatchEnd;
 use super::watch_transport::WatchTransport;
 use crate::feeds::FeedKey;
@@ -46,7 +46,7 @@ pub(super) struct WatchMetrics {
     of: Arc<Handles>,
     opened: Instant,
     /// What onlookers see of it.
-    sighting: Option<Sighting>,
+    sighting: Option<ActiveWatch>,
 }
 
 impl Watches {
@@ -85,7 +85,7 @@ impl fmt::Debug for Handles {
 
 impl WatchMetrics {
     /// The same watch, which onlookers see.
-    pub(super) fn seen(self, sighting: Sighting) -> Self {
+    pub(super) fn seen(self, sighting: ActiveWatch) -> Self {
         Self { sighting: Some(sighting), ..self }
     }
 

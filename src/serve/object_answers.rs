@@ -9,11 +9,11 @@ use http::Response;
 
 use std::sync::Arc;
 
-use super::admission::Admission;
 use super::body::ReplyBody;
 use super::bounded_body::{BodyTimes, PIECE_BYTES_MAX, TOO_SLOW, Whole};
+use super::concurrency::ConcurrencyLimits;
 use super::read_request::ReadRequest;
-use super::response_context::{Standing, gzipped};
+use super::response_context::{FeedStatus, gzipped};
 use super::statuses::{LIST_RETRY_SECONDS, too_many};
 use crate::listing::gzip;
 use crate::wire::{Encoding, Envelope};
@@ -24,7 +24,7 @@ pub(super) const FREE_BYTES_MAX: usize = 64 << 10;
 /// Hands out objects.
 #[derive(Debug)]
 pub(super) struct ObjectAnswers {
-    pub(super) admission: Arc<Admission>,
+    pub(super) admission: Arc<ConcurrencyLimits>,
     /// How much time a client has to take an answer.
     pub(super) times: BodyTimes,
 }
@@ -36,7 +36,7 @@ impl ObjectAnswers {
         request: &ReadRequest,
         envelope: &Envelope,
         (encoding, body): (Encoding, Bytes),
-        standing: Standing,
+        standing: FeedStatus,
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {

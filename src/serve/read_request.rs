@@ -7,7 +7,7 @@ use super::body::ReplyBody;
 use super::refusals::turned_away;
 use super::response_context::ResponseContext;
 use super::route::ForwardReason;
-use super::sources::{Need, Unready};
+use super::sources::{Need, NotServable};
 use crate::auth::{Caller, NotGranted, Permit};
 use crate::net::RequestBody;
 use crate::upstream::{CAUSE, Cause, Resource};
@@ -46,13 +46,13 @@ impl ReadRequest {
 
     /// What becomes of a read of a state that is not held here: upstream may have it. But a proxy that only compares
     /// what it holds can do so another time.
-    pub(super) fn not_held(&self, reason: ForwardReason) -> Unready {
+    pub(super) fn not_held(&self, reason: ForwardReason) -> NotServable {
         let compares =
             |cause: &HeaderValue| [Cause::Comparison, Cause::SelfCheck].iter().any(|of| cause == of.as_str());
         if self.cause().is_some_and(compares) {
-            return Unready::Refuse(Box::new(Status::too_old_list()));
+            return NotServable::Refuse(Box::new(Status::too_old_list()));
         }
-        Unready::Forward(reason)
+        NotServable::Forward(reason)
     }
 
     /// Whether the request asks for the readable part of a collection across namespaces.

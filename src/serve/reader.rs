@@ -8,21 +8,21 @@ use http::Response;
 use http::header::USER_AGENT;
 use tokio::time::Instant;
 
-use super::admission::{Admission, AdmissionPlace};
-use super::audit::Ours;
+use super::active_watches::{ActiveWatches, WatchDescription, Who};
+use super::audit::ServedLocally;
 use super::body::ReplyBody;
 use super::bounded_body::{BodyTimes, List};
+use super::concurrency::{ConcurrencyLimits, ConcurrencyPermit};
 use super::first_rows::FirstRows;
 use super::hold::HoldOutcome;
 use super::metrics;
 use super::object_answers::ObjectAnswers;
-use super::overdue::Overdue;
 use super::read_request::ReadRequest;
 use super::route::{ForwardReason, WatchRead};
 use super::serve_config::ServeConfig;
 use super::session::{Opening, WatchSession, WatchTerms};
-use super::sightings::{Sightings, WatchDescription, Who};
-use super::sources::{FeedSource, Sources, Unready};
+use super::slow_readers::SlowReaderReaper;
+use super::sources::{FeedSource, NotServable, Sources};
 use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
 use super::watch_end::WatchEnd;
 use super::watch_transport::WatchTransport;
@@ -30,10 +30,10 @@ use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::cache::{Chunk, OpenedWatch, Snapshot, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
-use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
+use crate::listing::{CpuSlices, ListRead, OverLimit, PageChunks, ScanBudget, ScanPace, ScanQueue, cost, look, page};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
-use base::{Cut, DrainWatch, Tasks, Tunable, half_of_the_cores};
+use base::{Cut, DrainWatch, Reloadable, Tasks, half_of_the_cores};
 use kubeapi::{Status, VersionMatch, WatchStart};
 
 /// When a watch may try again that found its feed still being filled.
@@ -49,7 +49,7 @@ const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be prove
 struct Admitted {
     received: Instant,
     permit: Permit,
-    place: AdmissionPlace,
+    place: ConcurrencyPermit,
     source: FeedSource,
     opened: Result<OpenedWatch, TooOld>,
     /// For a watch that may not show all: the namespaces with something to show.
@@ -66,28 +66,28 @@ pub(super) struct Reader {
     sources: Sources,
     objects: ObjectAnswers,
     first_rows: FirstRows,
-    admission: Arc<Admission>,
-    scans: Scans,
-    slices: Slices,
+    admission: Arc<ConcurrencyLimits>,
+    scans: ScanQueue,
+    slices: CpuSlices,
     watches: metrics::Watches,
-    sightings: Sightings,
-    overdue: Overdue,
+    sightings: ActiveWatches,
+    overdue: SlowReaderReaper,
     tasks: Tasks,
     drain: DrainWatch,
 }
 
 /// An answer, or why there is none here.
-type Answered = Result<Response<ReplyBody>, Unready>;
+type Answered = Result<Response<ReplyBody>, NotServable>;
 
 impl Reader {
     pub(super) fn new(
-        config: &Tunable<ServeConfig>,
-        (feeds, sightings): (Feeds, Sightings),
+        config: &Reloadable<ServeConfig>,
+        (feeds, sightings): (Feeds, ActiveWatches),
         client: Client,
-        (admission, times): (Arc<Admission>, BodyTimes),
+        (admission, times): (Arc<ConcurrencyLimits>, BodyTimes),
         (tasks, drain): (Tasks, DrainWatch),
     ) -> Self {
-        let overdue = Overdue::new(config.get().unread);
+        let overdue = SlowReaderReaper::new(config.get().unread);
         tasks.spawn_needed("unread watches", overdue.clone().keep(drain.clone()));
         tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
         let objects = ObjectAnswers { admission: admission.clone(), times };
@@ -96,8 +96,8 @@ impl Reader {
             objects,
             first_rows: FirstRows { client, admission: admission.clone() },
             admission,
-            scans: Scans::at_a_time(half_of_the_cores()),
-            slices: Slices::new(half_of_the_cores()),
+            scans: ScanQueue::at_a_time(half_of_the_cores()),
+            slices: CpuSlices::new(half_of_the_cores()),
             watches: metrics::Watches::default(),
             sightings,
             overdue,
@@ -114,7 +114,7 @@ impl Reader {
         read: ListRead,
     ) -> Answered {
         if !permit.names(read.view.name()) {
-            return Err(Unready::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::Ungranted));
         }
         let source =
             match self.sources.source(resource, &request.need(permit, resource, read.representation, None)).await {
@@ -139,7 +139,7 @@ impl Reader {
             },
             _ => match if request.context.by_proxy { feed.reader.told() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
-                None => return Err(Unready::Over),
+                None => return Err(NotServable::Over),
             },
         };
         let pin = feed.pin(&snapshot, request.context.cut.clone(), List::terms(self.objects.times.max()));
@@ -174,7 +174,12 @@ impl Reader {
     }
 
     /// Waits until the state can be shown that a list asks for.
-    async fn fit_to_show(&self, source: &FeedSource, read: &ListRead, asked: (Instant, bool)) -> Result<(), Unready> {
+    async fn fit_to_show(
+        &self,
+        source: &FeedSource,
+        read: &ListRead,
+        asked: (Instant, bool),
+    ) -> Result<(), NotServable> {
         let feed = &source.feed;
         match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_none() && feed.reader.is_open(rv) => {
@@ -190,14 +195,14 @@ impl Reader {
     /// altogether, and not say why, so that is refused here.
     fn too_dear(request: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
-            return Err(Unready::Forward(ForwardReason::DearSelector));
+            return Err(NotServable::Forward(ForwardReason::DearSelector));
         }
         let refused = Status::bad_request(TOO_DEAR);
         Ok(request.context.status(&refused))
     }
 
     /// Prepares a scan of this cost. It waits for its turn if the cost is more than a little.
-    async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, Shed> {
+    async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
         let whose = request.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.scans.turn(whose.clone()).await?) } else { None };
         Ok(ScanPace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
@@ -230,7 +235,7 @@ impl Reader {
         mut read: WatchRead,
     ) -> Answered {
         if !permit.names(read.view.name()) {
-            return Err(Unready::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::Ungranted));
         }
         if !cost::is_for_watch(read.view.selector()) {
             return Self::too_dear(request, &permit);
@@ -242,7 +247,7 @@ impl Reader {
         };
         let row = match self.first_rows.of_watch(request, resource, &mut read).await {
             Ok(row) => row,
-            Err(reason) => return Err(Unready::Forward(reason)),
+            Err(reason) => return Err(NotServable::Forward(reason)),
         };
         let resume = match read.start {
             WatchStart::After(rv) => Some(rv),
@@ -253,7 +258,7 @@ impl Reader {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour. The apiserver's own words for a cache that is being
             // filled are better (R-LIST-5).
-            Err(Unready::Forward(ForwardReason::Syncing)) => return Err(initializing()),
+            Err(NotServable::Forward(ForwardReason::Syncing)) => return Err(initializing()),
             Err(why) => return Err(why),
         };
         let feed = &source.feed;
@@ -261,7 +266,7 @@ impl Reader {
         if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
             && resume < feed.reader.floor()
         {
-            return Err(Unready::Forward(ForwardReason::TooOld));
+            return Err(NotServable::Forward(ForwardReason::TooOld));
         }
         let asked = (request.received, request.context.by_proxy);
         let failed = match self.fit_to_watch(feed, &read, asked).await {
@@ -271,7 +276,7 @@ impl Reader {
         if failed.is_none() && matches!(read.start, WatchStart::State { .. }) {
             match self.sources.of_present(&source).await {
                 Ok(()) => {}
-                Err(Unready::Forward(ForwardReason::Syncing)) => return Err(initializing()),
+                Err(NotServable::Forward(ForwardReason::Syncing)) => return Err(initializing()),
                 Err(why) => return Err(why),
             }
         }
@@ -293,7 +298,7 @@ impl Reader {
         feed: &FeedHandle,
         read: &WatchRead,
         (received, by_proxy): (Instant, bool),
-    ) -> Result<Option<Status>, Unready> {
+    ) -> Result<Option<Status>, NotServable> {
         let unproven = match read.start {
             WatchStart::After(rv) => {
                 // Somebody has told that version already: another proxy, or the apiserver.
@@ -306,10 +311,10 @@ impl Reader {
             WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
                 match self.sources.hold(feed, received, read.timeout_seconds).await {
                     HoldOutcome::Proven => return Ok(None),
-                    HoldOutcome::Late => Unready::Forward(ForwardReason::NoProof),
+                    HoldOutcome::Late => NotServable::Forward(ForwardReason::NoProof),
                     HoldOutcome::CutOff => return Err(refusal(CUT_OFF)),
-                    HoldOutcome::Draining => return Err(Unready::going_away()),
-                    HoldOutcome::Over => return Err(Unready::Over),
+                    HoldOutcome::Draining => return Err(NotServable::going_away()),
+                    HoldOutcome::Over => return Err(NotServable::Over),
                 }
             }
             WatchStart::State { at, .. } => match self.sources.fit_to_list(feed, at, (received, by_proxy)).await {
@@ -318,10 +323,10 @@ impl Reader {
             },
         };
         match unproven {
-            Unready::Over => Err(Unready::Over),
-            Unready::Refuse(status) => Ok(Some(*status)),
-            Unready::Forward(_) if Sources::stale_seconds(feed).is_some() => Err(refusal(CUT_OFF)),
-            Unready::Forward(_) => {
+            NotServable::Over => Err(NotServable::Over),
+            NotServable::Refuse(status) => Ok(Some(*status)),
+            NotServable::Forward(_) if Sources::stale_seconds(feed).is_some() => Err(refusal(CUT_OFF)),
+            NotServable::Forward(_) => {
                 let at = feed.reader.progress().rv.0;
                 Ok(Some(Status::too_large(at + 1, at)))
             }
@@ -361,7 +366,7 @@ impl Reader {
         let encoding = read.representation.encoding();
         // An upgraded connection belongs to the watch alone.
         let cut = if websocket { Cut::default() } else { request.context.cut.clone() };
-        let looks = Looks::new(self.slices.clone(), request.caller.payer(), read.view.is_dear());
+        let looks = ScanBudget::new(self.slices.clone(), request.caller.payer(), read.view.is_dear());
         let who = Who::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
         let session = self.session(admitted, read, failed, (protocol, cut, looks, request.context.by_proxy), who);
         // Said behind that: if the writer changes in between, the watch ends.
@@ -370,8 +375,8 @@ impl Reader {
             let body = ReplyBody::watch(session, request.context.record.clone(), (protocol, encoding));
             return request.context.served(encoding, true, standing, body);
         };
-        response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
-        let reading = Looks::new(self.slices.clone(), request.caller.payer(), true);
+        response.extensions_mut().insert(ServedLocally { is_served: true, is_watch: true, ..ServedLocally::default() });
+        let reading = ScanBudget::new(self.slices.clone(), request.caller.payer(), true);
         let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session, reading);
         let record = request.context.record.clone();
         self.tasks.spawn("websocket", async move {
@@ -387,7 +392,7 @@ impl Reader {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        (protocol, cut, looks, by_proxy): (WatchTransport, Cut, Looks, bool),
+        (protocol, cut, looks, by_proxy): (WatchTransport, Cut, ScanBudget, bool),
         who: Who,
     ) -> WatchSession {
         let Admitted { received, permit, place, source, opened, namespaces, chunks, row } = admitted;
@@ -445,10 +450,10 @@ fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
     written + read.view.selector().held_bytes()
 }
 
-fn initializing() -> Unready {
-    Unready::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS)))
+fn initializing() -> NotServable {
+    NotServable::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS)))
 }
 
-fn refusal(why: &str) -> Unready {
-    Unready::Refuse(Box::new(unavailable(why)))
+fn refusal(why: &str) -> NotServable {
+    NotServable::Refuse(Box::new(unavailable(why)))
 }

@@ -9,7 +9,7 @@ use http::header::{
 };
 use http::{HeaderMap, Response, StatusCode, Version};
 
-use super::audit::{AuditRecord, Ours};
+use super::audit::{AuditRecord, ServedLocally};
 use super::body::ReplyBody;
 use super::bounded_body::{List, ListEncoding};
 use super::readable::{Extent, READABLE};
@@ -51,7 +51,7 @@ pub(super) struct ResponseContext {
 
 /// What an answer from memory says of the feed that it comes from.
 #[derive(Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct FeedStatus {
     /// For how long the feed has been without upstream's stream.
     pub(super) stale_seconds: Option<u64>,
     /// Who has written the bodies, if that is known. Only proxies are told.
@@ -97,7 +97,7 @@ impl ResponseContext {
         if let Some(seconds) = status.retry_after_seconds() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        response.extensions_mut().insert(Ours { status: Some(status.clone()), ..Ours::default() });
+        response.extensions_mut().insert(ServedLocally { status: Some(status.clone()), ..ServedLocally::default() });
         response
     }
 
@@ -106,12 +106,16 @@ impl ResponseContext {
         &self,
         encoding: Encoding,
         watch: bool,
-        Standing { stale_seconds, written_by }: Standing,
+        FeedStatus { stale_seconds, written_by }: FeedStatus,
         body: ReplyBody,
     ) -> Response<ReplyBody> {
         let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
         let mut response = Response::new(body);
-        response.extensions_mut().insert(Ours { is_served: true, is_watch: watch, ..Ours::default() });
+        response.extensions_mut().insert(ServedLocally {
+            is_served: true,
+            is_watch: watch,
+            ..ServedLocally::default()
+        });
         self.put_common(response.headers_mut(), content_type);
         put_served(response.headers_mut(), stale_seconds);
         if let Some(build) = written_by.filter(|_| self.by_proxy).and_then(|build| build.header()) {
@@ -132,7 +136,7 @@ impl ResponseContext {
     pub(super) fn list(
         &self,
         encoding: Encoding,
-        standing: Standing,
+        standing: FeedStatus,
         list: ListBody,
         body_of: impl FnOnce(ListEncoding) -> List,
     ) -> Response<ReplyBody> {

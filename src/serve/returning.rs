@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::metrics;
 use super::route::WatchRead;
-use super::sources::{Sources, Unready};
+use super::sources::{NotServable, Sources};
 use crate::cache::{CacheReader, FeedState, OpenedWatch, Start, TooOld, View};
 use crate::feeds::FeedHandle;
 use crate::wire::Encoding;
@@ -25,7 +25,7 @@ impl Sources {
         feed: &FeedHandle,
         read: &WatchRead,
         (is_part, follows): (bool, bool),
-    ) -> Result<Result<OpenedWatch, TooOld>, Unready> {
+    ) -> Result<Result<OpenedWatch, TooOld>, NotServable> {
         // What goes with a right is taken back with what was there before.
         let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
         let opened = match open(&feed.reader, read.start, view.clone(), follows) {
@@ -37,7 +37,7 @@ impl Sources {
         };
         // What a feed that is over does not have, the next one may.
         if opened.is_err() && matches!(feed.reader.state(), FeedState::Ended(_)) {
-            Err(Unready::Over)
+            Err(NotServable::Over)
         } else {
             Ok(opened)
         }
@@ -51,7 +51,7 @@ impl Sources {
         too_old: TooOld,
         view: &View,
         timeout_seconds: Option<i64>,
-    ) -> Result<(), Unready> {
+    ) -> Result<(), NotServable> {
         let from = too_old.requested;
         // What it prints of an old change now is not what it printed then.
         let is_table = feed.spec.key.encoding == Encoding::Table;
@@ -65,7 +65,7 @@ impl Sources {
             () = feed.returners.wait(from, view, &feed.reader) => Ok(()),
             () = feed.reader.over() => Ok(()),
             // The proxy after this one may have the answer.
-            () = drain.started() => Err(Unready::going_away()),
+            () = drain.started() => Err(NotServable::going_away()),
             () = sleep(held_for(timeout_seconds)) => Ok(()),
         }
     }
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::cache::{CacheConfig, CacheWriter, FeedEnd, Snapshot};
-    use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, LookedBack, Retrospect, Scope};
+    use crate::feeds::{BackfillOutcome, BackfillRequest, Demand, FeedKey, FeedSpec, Feeds, Scope};
     use crate::serve::serve_config::ServeConfig;
     use crate::wire::Representation;
     use base::DrainTrigger;
@@ -124,15 +124,15 @@ mod tests {
         WatchRead { representation, view, start, bookmarks: false, timeout_seconds: None }
     }
 
-    fn said(opened: &Result<Result<OpenedWatch, TooOld>, Unready>) -> String {
+    fn said(opened: &Result<Result<OpenedWatch, TooOld>, NotServable>) -> String {
         match opened {
             Ok(Ok(_)) => "opened".into(),
             Ok(Err(_)) => "too old".into(),
-            Err(Unready::Over) => "routed again".into(),
-            Err(Unready::Refuse(status)) => {
+            Err(NotServable::Over) => "routed again".into(),
+            Err(NotServable::Refuse(status)) => {
                 format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
             }
-            Err(Unready::Forward(reason)) => format!("{reason:?}"),
+            Err(NotServable::Forward(reason)) => format!("{reason:?}"),
         }
     }
 
@@ -162,7 +162,11 @@ mod tests {
             let (watched, began) = (feed.clone(), Instant::now());
             let watch = tokio::spawn(async move { sources.open(&watched, &from(90), (false, false)).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
-            assert_eq!(feed.returners.next(&feed.reader), Some(Retrospect::Events(ResourceVersion(90))), "it waits");
+            assert_eq!(
+                feed.returners.next(&feed.reader),
+                Some(BackfillRequest::Events(ResourceVersion(90))),
+                "it waits"
+            );
             let mut draining = None;
             match event {
                 Event::Nothing => {}
@@ -170,9 +174,9 @@ mod tests {
                     let beginning = feed.reader.beginning().expect("nothing was evicted");
                     let past = beginning.joined_by(ResourceVersion(90), Vec::new()).expect("nothing happened");
                     assert!(writer.begin_earlier(past));
-                    feed.returners.answered(LookedBack::Joined);
+                    feed.returners.answered(BackfillOutcome::Joined);
                 }
-                Event::Refusal => feed.returners.answered(LookedBack::Gone { before: ResourceVersion(91) }),
+                Event::Refusal => feed.returners.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
                 Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
                 Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEnd::Outdated)),
             }

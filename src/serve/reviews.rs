@@ -13,9 +13,9 @@ use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, timeout};
 
-use super::admission::Admission;
-use super::audit::Ours;
+use super::audit::ServedLocally;
 use super::body::ReplyBody;
+use super::concurrency::ConcurrencyLimits;
 use super::forwarding::unreachable;
 use super::metrics::{self, AnsweredFrom};
 use super::read_request::ReadRequest;
@@ -23,12 +23,12 @@ use super::remembered::{AskedAt, Remembered};
 use super::response_context::{AUDIT_ID, ResponseContext, new_audit_id};
 use super::serve_config::ServeConfig;
 use super::statuses::{LIST_RETRY_SECONDS, too_many};
-use crate::auth::Gate;
+use crate::auth::Authorizer;
 use crate::net::RequestBody;
 use crate::upstream::{
     ACCESS_REVIEWS, AccessVerdict, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenVerdict, is_impersonation,
 };
-use kubeapi::{Payer, Status};
+use kubeapi::{FlowDistinguisher, Status};
 
 /// What is reviewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,11 +70,11 @@ struct LastChange {
 
 /// Asks upstream for others what they may not be told by anybody else.
 #[derive(Debug)]
-pub(super) struct ReviewDesk {
+pub(super) struct PeerReviews {
     client: Client,
-    gate: Gate,
+    gate: Authorizer,
     kept: Remembered<Key, Kept>,
-    admission: Arc<Admission>,
+    admission: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
 }
@@ -87,8 +87,13 @@ const REVIEW_BYTES_MAX: usize = 128 << 10;
 const JSON: &str = "application/json";
 const UNREADABLE: &str = "the review's body is too long, or broke off";
 
-impl ReviewDesk {
-    pub(super) fn new(client: Client, gate: Gate, admission: Arc<Admission>, config: &ServeConfig) -> Self {
+impl PeerReviews {
+    pub(super) fn new(
+        client: Client,
+        gate: Authorizer,
+        admission: Arc<ConcurrencyLimits>,
+        config: &ServeConfig,
+    ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
         Self { client, gate, kept: Remembered::new(KEPT_BYTES_MAX), admission, body_max, lag_max }
     }
@@ -119,7 +124,7 @@ impl ReviewDesk {
         &self,
         kind: Kind,
         body: RequestBody,
-        (received, payer): (Instant, Option<Payer>),
+        (received, payer): (Instant, Option<FlowDistinguisher>),
         hops: HeaderValue,
     ) -> Result<Bytes, Status> {
         let _place = self.admission.forward(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
@@ -242,7 +247,7 @@ fn told(context: &ResponseContext, answer: Bytes) -> Response<ReplyBody> {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     headers.insert(AUDIT_ID, context.audit_id.clone().unwrap_or_else(new_audit_id));
-    response.extensions_mut().insert(Ours { is_served: true, ..Ours::default() });
+    response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
     response
 }
 

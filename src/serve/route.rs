@@ -6,7 +6,7 @@ mod tests;
 
 use http::Method;
 
-use super::coverage::{Coverage, Uncovered, covers};
+use super::coverage::{Coverage, OutsideCoverage, covers};
 use crate::cache::View;
 use crate::feeds::Scope;
 use crate::listing::ListRead;
@@ -390,11 +390,11 @@ impl<E: Into<Status>> From<E> for Unread {
     }
 }
 
-impl From<Uncovered> for ForwardReason {
-    fn from(why: Uncovered) -> Self {
+impl From<OutsideCoverage> for ForwardReason {
+    fn from(why: OutsideCoverage) -> Self {
         match why {
-            Uncovered::NotChosen => Self::NotChosen,
-            Uncovered::Sensitive => Self::Sensitive,
+            OutsideCoverage::NotChosen => Self::NotChosen,
+            OutsideCoverage::Sensitive => Self::Sensitive,
         }
     }
 }

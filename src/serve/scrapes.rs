@@ -3,22 +3,22 @@
 use http::HeaderMap;
 
 use super::statuses::not_granted;
-use crate::auth::{BrowserGuard, Gate, NotGranted, RequestSender};
-use base::Tunable;
+use crate::auth::{Authorizer, BrowserGuard, NotGranted, RequestSender};
+use base::Reloadable;
 use kubeapi::{Access, Query, RequestInfo, Status};
 
 /// Lets those read metrics who may `get` their path as upstream says.
 #[derive(Clone)]
-pub struct ScrapeGate {
-    gate: Gate,
-    browsers: Tunable<BrowserGuard>,
+pub struct ScrapeAuthorizer {
+    gate: Authorizer,
+    browsers: Reloadable<BrowserGuard>,
 }
 
 const PATH: &str = "/metrics";
 
-impl ScrapeGate {
+impl ScrapeAuthorizer {
     /// `browsers` is for senders with client certificates, which a browser shows for any page.
-    pub fn new(gate: Gate, browsers: Tunable<BrowserGuard>) -> Self {
+    pub fn new(gate: Authorizer, browsers: Reloadable<BrowserGuard>) -> Self {
         Self { gate, browsers }
     }
 

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::admission::AdmissionLimits;
+use super::concurrency::ConcurrencyConfig;
 use super::coverage::Coverage;
-use super::overdue::Unread;
+use super::slow_readers::Unread;
 use crate::feeds::WantedVersions;
 
 /// How requests are answered.
@@ -24,7 +24,7 @@ pub struct ServeConfig {
     /// How long a watch lasts whose client does not say it: so long to twice as long, as with the apiserver's
     /// `--min-request-timeout`.
     pub watch_min: Duration,
-    pub limits: AdmissionLimits,
+    pub limits: ConcurrencyConfig,
     pub unread: Unread,
     /// How long upstream's discovery and authorizers may lag behind a change that we have seen: what they said until
     /// then serves no other proxy later.
@@ -51,7 +51,7 @@ impl Default for ServeConfig {
             fresh_wait_max: WantedVersions::WAIT_MAX,
             body_max: Duration::from_secs(60),
             watch_min: Duration::from_secs(30 * 60),
-            limits: AdmissionLimits::default(),
+            limits: ConcurrencyConfig::default(),
             unread: Unread::default(),
             lag_max: Duration::from_secs(5),
         }

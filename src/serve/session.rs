@@ -23,14 +23,14 @@ use self::end::AwaitedVersion;
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use self::portion::Portion;
-use super::admission::AdmissionPlace;
+use super::concurrency::ConcurrencyPermit;
 use super::metrics::WatchMetrics;
-use super::overdue::{Fired, Watchdog};
+use super::slow_readers::{Fired, Watchdog};
 use super::statuses::revoked;
 use super::watch_end::WatchEnd;
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
-use crate::listing::Looks;
+use crate::listing::ScanBudget;
 use crate::wire::{Columns, Object, Refused, Representation};
 use base::{Draining, mutant};
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
@@ -66,12 +66,12 @@ pub(super) struct WatchSession {
     metrics: WatchMetrics,
     /// For a watch that does not show all namespaces.
     partial: Option<Box<PartialView>>,
-    looks: Looks,
+    looks: ScanBudget,
     /// For a proxy: how many times another build had come to write the feed's bodies when the watch began.
     changes: Option<u32>,
     /// What the end of the watch waits for: the rest of a transaction, or of the newest version.
     rest: Option<AwaitedVersion>,
-    _place: AdmissionPlace,
+    _place: ConcurrencyPermit,
 }
 
 /// What the client gets next.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::response_context::Standing;
+use super::response_context::FeedStatus;
 use super::route::ForwardReason;
 use super::serve_config::{Consistency, ServeConfig};
 use super::statuses::{LIST_RETRY_SECONDS, too_many, unavailable};
@@ -16,10 +16,10 @@ use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
     FeedHandle, FeedKey, FeedSpec, Feeds, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable,
 };
-use crate::listing::Shed;
+use crate::listing::OverLimit;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
-use base::{DrainWatch, Tunable, mutant};
+use base::{DrainWatch, Reloadable, mutant};
 use kubeapi::{ResourceVersion, Status, VersionMatch};
 
 /// What a request needs of a feed.
@@ -37,7 +37,7 @@ pub(super) struct Need<'a> {
 
 /// Why a feed cannot answer.
 #[derive(Debug)]
-pub(super) enum Unready {
+pub(super) enum NotServable {
     /// Upstream can answer.
     Forward(ForwardReason),
     /// The feed ended while it was waited for. Another one may have its place, so the request is routed again.
@@ -46,15 +46,15 @@ pub(super) enum Unready {
     Refuse(Box<Status>),
 }
 
-impl Unready {
+impl NotServable {
     /// Refuses a watch that would have to wait: it is asked for again, of another proxy.
     pub(super) fn going_away() -> Self {
         Self::Refuse(Box::new(unavailable("the proxy is going away")))
     }
 }
 
-impl From<Shed> for Unready {
-    fn from(shed: Shed) -> Self {
+impl From<OverLimit> for NotServable {
+    fn from(shed: OverLimit) -> Self {
         Self::Refuse(Box::new(too_many(shed, LIST_RETRY_SECONDS)))
     }
 }
@@ -90,27 +90,27 @@ impl FeedSource {
 #[derive(Debug)]
 pub(super) struct Sources {
     feeds: Feeds,
-    pub(super) config: Tunable<ServeConfig>,
+    pub(super) config: Reloadable<ServeConfig>,
     pub(super) drain: DrainWatch,
 }
 
 impl Sources {
-    pub(super) fn new(config: Tunable<ServeConfig>, feeds: Feeds, drain: DrainWatch) -> Self {
+    pub(super) fn new(config: Reloadable<ServeConfig>, feeds: Feeds, drain: DrainWatch) -> Self {
         Self { feeds, config, drain }
     }
 
     /// A feed that covers the request, has a complete state and can write what is asked for. It is started and waited
     /// for if need be.
-    pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, Unready> {
+    pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, NotServable> {
         if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
-            return Err(Unready::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::Ungranted));
         }
-        let mut why = Unready::Forward(ForwardReason::Underivable);
+        let mut why = NotServable::Forward(ForwardReason::Underivable);
         for encoding in encodings(resource, need.representation) {
             match self.source_from(resource, need, *encoding).await {
                 // This encoding is not offered, or cannot be derived from. The next one may do.
-                Err(Unready::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
-                    why = Unready::Forward(reason);
+                Err(NotServable::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
+                    why = NotServable::Forward(reason);
                 }
                 answer => return answer,
             }
@@ -123,11 +123,11 @@ impl Sources {
         resource: &Resource,
         need: &Need<'_>,
         encoding: Encoding,
-    ) -> Result<FeedSource, Unready> {
+    ) -> Result<FeedSource, NotServable> {
         let wanted = need.representation;
-        let widest = self.config.get().coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
+        let widest = self.config.get().coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
         if self.feeds.underivable(&key(resource, widest.clone(), encoding), wanted).is_some() {
-            return Err(Unready::Forward(ForwardReason::Underivable));
+            return Err(NotServable::Forward(ForwardReason::Underivable));
         }
         let feed = self.ready_feed(resource, widest, need, encoding).await?;
         if wanted == Representation::verbatim(encoding) {
@@ -136,9 +136,9 @@ impl Sources {
         }
         match while_it_runs(&feed.reader, self.sync_deadline(need), feed.renderings.settled(wanted)).await {
             Ok(Ok(renderer)) => Ok(FeedSource { feed, renderer }),
-            Ok(Err(_)) => Err(Unready::Forward(ForwardReason::Underivable)),
-            Err(InVain::Late) => Err(Unready::Forward(ForwardReason::Syncing)),
-            Err(InVain::Over) => Err(Unready::Over),
+            Ok(Err(_)) => Err(NotServable::Forward(ForwardReason::Underivable)),
+            Err(InVain::Late) => Err(NotServable::Forward(ForwardReason::Syncing)),
+            Err(InVain::Over) => Err(NotServable::Over),
         }
     }
 
@@ -149,27 +149,27 @@ impl Sources {
         widest: Scope,
         need: &Need<'_>,
         encoding: Encoding,
-    ) -> Result<FeedHandle, Unready> {
+    ) -> Result<FeedHandle, NotServable> {
         let mut refused = ForwardReason::Unavailable;
         for scope in scopes(widest, need.namespace) {
             match self.synced(&spec(resource, scope, encoding), need).await {
-                Err(Unready::Forward(ForwardReason::Forbidden)) => refused = ForwardReason::Forbidden,
+                Err(NotServable::Forward(ForwardReason::Forbidden)) => refused = ForwardReason::Forbidden,
                 answer => return answer,
             }
         }
-        Err(Unready::Forward(refused))
+        Err(NotServable::Forward(refused))
     }
 
-    async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, Unready> {
+    async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, NotServable> {
         let leased = self.feeds.handle(spec, need.resume);
-        let feed = leased.map_err(|why| Unready::Forward(why.into()))?;
+        let feed = leased.map_err(|why| NotServable::Forward(why.into()))?;
         let deadline = if mutant(13) { need.received } else { self.sync_deadline(need) };
         match feed.reader.synced(deadline).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // A second try would end the same way.
-            FeedState::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
-            FeedState::Ended(_) => Err(Unready::Over),
-            FeedState::Syncing => Err(Unready::Forward(ForwardReason::Syncing)),
+            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(Unavailable::Ended(end).into())),
+            FeedState::Ended(_) => Err(NotServable::Over),
+            FeedState::Syncing => Err(NotServable::Forward(ForwardReason::Syncing)),
         }
     }
 
@@ -221,7 +221,7 @@ impl Sources {
         feed: &FeedHandle,
         version: VersionMatch,
         (received, by_proxy): (Instant, bool),
-    ) -> Result<(), Unready> {
+    ) -> Result<(), NotServable> {
         // Without a watch cache upstream never says how far a quiet stream has come: the version may well exist.
         let untold = !feed.spec.key.gvr.has_watch_cache();
         let wait_max = self.config.get().fresh_wait_max;
@@ -232,18 +232,18 @@ impl Sources {
                 match while_it_runs(&feed.reader, deadline, self.reached(feed, feed.shown_before(), by_proxy)).await {
                     Ok(()) => {}
                     Err(InVain::Late) => feed.forget_shown(),
-                    Err(InVain::Over) => return Err(Unready::Over),
+                    Err(InVain::Over) => return Err(NotServable::Over),
                 }
                 Ok(())
             }
             VersionMatch::NotOlderThan(rv) => {
                 match while_it_runs(&feed.reader, deadline, self.reached(feed, rv, by_proxy)).await {
                     Ok(()) => Ok(()),
-                    Err(InVain::Over) => Err(Unready::Over),
-                    Err(InVain::Late) if untold => Err(Unready::Forward(ForwardReason::NoProof)),
+                    Err(InVain::Over) => Err(NotServable::Over),
+                    Err(InVain::Late) if untold => Err(NotServable::Forward(ForwardReason::NoProof)),
                     Err(InVain::Late) => {
                         let reached = feed.reader.progress().rv;
-                        Err(Unready::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
+                        Err(NotServable::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
                     }
                 }
             }
@@ -258,7 +258,7 @@ impl Sources {
         feed: &FeedHandle,
         version: VersionMatch,
         (received, by_proxy): (Instant, bool),
-    ) -> Result<(), Unready> {
+    ) -> Result<(), NotServable> {
         self.fresh(feed, version, (received, by_proxy)).await?;
         if version == VersionMatch::Any {
             feed.reader.settled().await;
@@ -285,21 +285,21 @@ impl Sources {
         }
     }
 
-    async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
+    async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), NotServable> {
         let live = feed.reader.state() == FeedState::Live;
         if live && (self.config.get().consistency == Consistency::Bounded || mutant(12)) {
             return Ok(());
         }
         let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;
         proven.map_err(|in_vain| match in_vain {
-            InVain::Late => Unready::Forward(ForwardReason::NoProof),
-            InVain::Over => Unready::Over,
+            InVain::Late => NotServable::Forward(ForwardReason::NoProof),
+            InVain::Over => NotServable::Over,
         })
     }
 
     /// Waits until states of the feed are none of before it began, and as the server that it follows writes them. It
     /// must be called right before a state is taken: an earlier wait may have taken longer than an upgrade.
-    pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
+    pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), NotServable> {
         let feed = &source.feed;
         let deadline = Instant::now() + self.config.get().sync_wait_max;
         let present = async {
@@ -307,11 +307,11 @@ impl Sources {
             feed.vintage.present().await;
         };
         while_it_runs(&feed.reader, deadline, present).await.map_err(|in_vain| match in_vain {
-            InVain::Late => Unready::Forward(ForwardReason::Syncing),
-            InVain::Over => Unready::Over,
+            InVain::Late => NotServable::Forward(ForwardReason::Syncing),
+            InVain::Over => NotServable::Over,
         })?;
         // A revoked renderer would write new bodies as the old release did.
-        if source.renderer.is_revoked() { Err(Unready::Over) } else { Ok(()) }
+        if source.renderer.is_revoked() { Err(NotServable::Over) } else { Ok(()) }
     }
 
     /// The state of exactly `rv`, if it is held. For another proxy, which begins where its clients had been, it is put
@@ -328,8 +328,8 @@ impl Sources {
     }
 
     /// What an answer from the feed says of it.
-    pub(super) fn standing(feed: &FeedHandle) -> Standing {
-        Standing { stale_seconds: Self::stale_seconds(feed), written_by: feed.vintage.written().by }
+    pub(super) fn standing(feed: &FeedHandle) -> FeedStatus {
+        FeedStatus { stale_seconds: Self::stale_seconds(feed), written_by: feed.vintage.written().by }
     }
 
     /// For how many seconds the feed has been without upstream's stream.

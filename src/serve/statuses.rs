@@ -1,7 +1,7 @@
 //! The Statuses of refusals.
 
 use crate::auth::{NotGranted, Revoked};
-use crate::listing::Shed;
+use crate::listing::OverLimit;
 use kubeapi::{Access, Status};
 
 /// When a client may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
@@ -32,11 +32,11 @@ pub(super) fn unavailable(message: &str) -> Status {
 }
 
 /// The refusal of a request because too many requests wait already.
-pub(super) fn too_many_wait(_: Shed) -> NotGranted {
+pub(super) fn too_many_wait(_: OverLimit) -> NotGranted {
     NotGranted::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
 }
 
-pub(super) fn too_many(shed: Shed, retry_seconds: u32) -> Status {
+pub(super) fn too_many(shed: OverLimit, retry_seconds: u32) -> Status {
     Status::too_many_requests(shed.to_string(), retry_seconds)
 }
 

@@ -6,8 +6,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::audit::AuditRecord;
 use super::event_chunks::EventChunks;
-use super::overdue::Watchdog;
 use super::session::WatchSession;
+use super::slow_readers::Watchdog;
 use super::watch_transport::WatchTransport;
 use crate::wire::Encoding;
 use base::WakeFlag;

@@ -28,7 +28,7 @@ use super::body::ReplyBody;
 use super::session::WatchSession;
 use super::watch::BATCH_BYTES;
 use crate::auth::BEARER_PROTOCOL;
-use crate::listing::{Looks, cost};
+use crate::listing::{ScanBudget, cost};
 use crate::wire::{Encoding, websocket_payload};
 
 /// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
@@ -156,7 +156,7 @@ pub fn limits() -> WebSocketConfig {
 
 /// Runs a watch on an upgraded connection until either side ends it, or it is cut. Messages of the client are read at
 /// the pace of `looks`.
-pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, looks: Looks) {
+pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, looks: ScanBudget) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
         biased;
@@ -166,7 +166,7 @@ pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSe
     }
 }
 
-async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut looks: Looks) {
+async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut looks: ScanBudget) {
     let Ok(upgraded) = upgrade.await else { return };
     let io = InboundBudget::new(TokioIo::new(upgraded));
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
@@ -219,7 +219,7 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
 fn poll_message<S>(
     cx: &mut Context<'_>,
     socket: &mut WebSocketStream<S>,
-    looks: &mut Looks,
+    looks: &mut ScanBudget,
 ) -> Poll<Option<Result<Message, Failure>>>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
@@ -269,10 +269,10 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::listing::Slices;
+    use crate::listing::CpuSlices;
 
     /// The number of messages that are read at once.
-    async fn read_now(socket: &mut WebSocketStream<DuplexStream>, looks: &mut Looks) -> usize {
+    async fn read_now(socket: &mut WebSocketStream<DuplexStream>, looks: &mut ScanBudget) -> usize {
         let mut read = 0;
         while let Some(message) = poll_fn(|cx| poll_message(cx, socket, looks)).now_or_never() {
             assert!(matches!(message, Some(Ok(Message::Ping(_)))));
@@ -291,8 +291,8 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1 << 20);
         client.write_all(&ping.repeat(FREE + 2 * OF_A_SLICE + 7)).await.expect("it is open");
         let mut socket = WebSocketStream::from_raw_socket(server, Role::Server, Some(limits())).await;
-        let slices = Slices::new(1);
-        let mut looks = Looks::new(slices.clone(), None, true);
+        let slices = CpuSlices::new(1);
+        let mut looks = ScanBudget::new(slices.clone(), None, true);
         let others = slices.take(&None).expect("nobody has it");
         assert_eq!(read_now(&mut socket, &mut looks).await, FREE);
         advance(Duration::from_secs(1)).await;

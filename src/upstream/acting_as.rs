@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kubeapi::{Payer, User};
+use kubeapi::{FlowDistinguisher, User};
 
 /// Identifies a credential within this process. The credential cannot be computed from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,7 +13,7 @@ pub enum ActingAs {
     /// With our rights: the caller is the user that we are ourselves.
     Ours,
     /// With the bearer token that the request carries; its user is the payer.
-    Bearer(CredentialId, Payer),
+    Bearer(CredentialId, FlowDistinguisher),
     /// With no rights of ours: no user is known for what the request carries.
     Nobody,
     /// With the rights of a user whose credential cannot be passed on: we impersonate the user.

@@ -10,7 +10,7 @@ use super::outgoing::Outgoing;
 use super::pool::{Pool, PoolProtocol, ResponseBody};
 use super::{CredentialError, Error, ForwardPool};
 use base::Shares;
-use kubeapi::Payer;
+use kubeapi::FlowDistinguisher;
 
 /// Connections for requests that carry a credential of their own, or none.
 ///
@@ -22,7 +22,7 @@ pub(super) struct CallerPools {
     credentials: UpstreamCredentials,
     pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
     /// How many pools one user's credentials may have.
-    shares: Shares<Payer>,
+    shares: Shares<FlowDistinguisher>,
     /// Makes a new connection for each request.
     once: Pool,
 }
@@ -57,7 +57,7 @@ impl CallerPools {
     /// Sends what the bearer of `credential` asks, on connections that only its requests use.
     pub(super) async fn send(
         &self,
-        (credential, payer): (CredentialId, &Payer),
+        (credential, payer): (CredentialId, &FlowDistinguisher),
         lane: ForwardPool,
         outgoing: Outgoing,
     ) -> Result<Response<ResponseBody>, Error> {
@@ -76,7 +76,7 @@ impl CallerPools {
     }
 
     /// The connections of a credential; `None` if its user already has pools for as many credentials as it may have.
-    fn pools(&self, credential: CredentialId, payer: &Payer) -> Result<Option<Arc<Pools>>, Error> {
+    fn pools(&self, credential: CredentialId, payer: &FlowDistinguisher) -> Result<Option<Arc<Pools>>, Error> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));
         }
@@ -90,7 +90,7 @@ impl CallerPools {
         pools.map(Some).map_err(|error| Error::Credentials(error.to_string()))
     }
 
-    fn place(&self, payer: &Payer) -> Option<OwnedSemaphorePermit> {
+    fn place(&self, payer: &FlowDistinguisher) -> Option<OwnedSemaphorePermit> {
         self.shares.of(payer).try_acquire_owned().ok()
     }
 
@@ -110,8 +110,8 @@ mod tests {
     /// Ends a hang.
     const STUCK: Duration = Duration::from_secs(60);
 
-    fn payer(name: &str) -> Payer {
-        Payer::of(&User { name: name.to_owned(), ..User::default() })
+    fn payer(name: &str) -> FlowDistinguisher {
+        FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
     }
 
     fn id(number: usize) -> CredentialId {

@@ -20,7 +20,7 @@ use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, Credentia
 use crate::net::CertificateValidity;
 use crate::wire::Encoding;
 use base::Tasks;
-use kubeapi::{Payer, Status};
+use kubeapi::{FlowDistinguisher, Status};
 use tokio::sync::watch;
 
 /// Talks to upstream with our own credentials. Cloning shares the connections.
@@ -373,7 +373,7 @@ impl Client {
     /// Without a credential of a known user it uses a connection that is not used again.
     pub(super) async fn send_bare(
         &self,
-        credential: Option<(CredentialId, &Payer)>,
+        credential: Option<(CredentialId, &FlowDistinguisher)>,
         lane: super::ForwardPool,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {

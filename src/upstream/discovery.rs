@@ -3,8 +3,8 @@
 mod declaration;
 mod definitions;
 mod documents;
-mod insistence;
 mod reading;
+mod refusal_backoff;
 mod served;
 
 use std::collections::HashMap;
@@ -18,9 +18,9 @@ use self::declaration::Declared;
 pub use self::declaration::{Declaration, DeclaringResource};
 use self::definitions::CustomResourceDefinitions;
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
-pub use self::insistence::Insistence;
-use self::insistence::RefusedDocument;
 pub use self::reading::DiscoveryDocuments;
+pub use self::refusal_backoff::RefusalBackoff;
+use self::refusal_backoff::RefusedDocument;
 use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
 use super::{Build, Cause, Client, Error};
 use crate::wire::Encoding;
@@ -78,7 +78,7 @@ pub struct Catalog {
 
 #[derive(Debug)]
 struct Shared {
-    insistence: Insistence,
+    insistence: RefusalBackoff,
     state: RwLock<State>,
     asking: tokio::sync::Mutex<Asking>,
     refused: Mutex<Documents<RefusedDocument>>,
@@ -137,7 +137,7 @@ const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/js
 
 impl Catalog {
     /// An empty catalog; [`refresh`](Self::refresh) fills it.
-    pub fn new(client: Client, insistence: Insistence) -> Self {
+    pub fn new(client: Client, insistence: RefusalBackoff) -> Self {
         let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
         let (stirred, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
         Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred, is_known, failure }) }

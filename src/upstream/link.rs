@@ -9,7 +9,7 @@ use super::credentials::UpstreamCredentials;
 use super::endpoints::Endpoints;
 use super::pool::{Pool, PoolProtocol};
 use super::{CredentialError, CredentialSource, Error, ServerUrl};
-use base::{LoadError, PerCore, Reloaded};
+use base::{LoadError, PerCore, WatchedFile};
 
 /// Credentials, and the connections to one server that were made with them.
 ///
@@ -35,7 +35,7 @@ pub(super) struct Link {
 /// The links to all servers of upstream, as the credentials are now.
 #[derive(Debug, Clone)]
 pub(super) struct Links {
-    links: Reloaded<LinkSet>,
+    links: WatchedFile<LinkSet>,
     pub(super) endpoints: Endpoints,
 }
 
@@ -44,7 +44,7 @@ type LinkSet = Vec<Arc<Link>>;
 
 /// Notifies of new credentials.
 #[derive(Debug)]
-pub struct CredentialChanges(Reloaded<LinkSet>);
+pub struct CredentialChanges(WatchedFile<LinkSet>);
 
 impl CredentialChanges {
     /// Completes when the credentials have changed since the last call. Credentials that are in no file never change.
@@ -56,7 +56,7 @@ impl CredentialChanges {
 impl Links {
     pub(super) fn load(source: &CredentialSource, endpoints: Endpoints) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            let links = Reloaded::fixed(links(credentials(source, &endpoints)?)?);
+            let links = WatchedFile::fixed(links(credentials(source, &endpoints)?)?);
             return Ok(Self { links, endpoints });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
@@ -67,7 +67,7 @@ impl Links {
             stay_at(&upstream, &credentials)?;
             links(credentials)
         };
-        let loaded = Reloaded::load_listed("upstream_credentials", move || listed.files(), read);
+        let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
         let links = loaded.map_err(|error| match error {
             LoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
             LoadError::Content(error) => error,

@@ -195,13 +195,13 @@ impl Server {
 
 /// Makes connections that know their peers.
 #[derive(Debug, Clone)]
-pub(super) struct Meeting<C> {
+pub(super) struct PeerConnector<C> {
     connector: C,
     runtime: ConnectionRuntime,
     limit: StreamLimit,
 }
 
-impl<C> Meeting<C> {
+impl<C> PeerConnector<C> {
     /// What the peers say of streams is for `limit`.
     pub(super) fn new(connector: C, runtime: ConnectionRuntime, limit: StreamLimit) -> Self {
         Self { connector, runtime, limit }
@@ -219,7 +219,7 @@ pub(super) struct Met<T> {
     _connection: Arc<()>,
 }
 
-impl<C> Service<Uri> for Meeting<C>
+impl<C> Service<Uri> for PeerConnector<C>
 where
     C: Service<
             Uri,

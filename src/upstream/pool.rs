@@ -25,13 +25,13 @@ use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::Dialer;
 use super::outgoing::{Outgoing, UpstreamBody};
-use super::peer::{Meeting, Server, UpstreamPeer};
+use super::peer::{PeerConnector, Server, UpstreamPeer};
 use super::resend::Resendable;
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::StreamLimit;
 use super::{Build, CredentialError, Error, SERVED};
 
-type Connections = legacy::Client<Meeting<HttpsConnector<Dialer>>, UpstreamBody>;
+type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
 
 /// Which protocol a pool speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -251,7 +251,7 @@ impl Pool {
             // `Resendable` retries: it covers more, and has a bound.
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
-            .build(Meeting::new(connector, runtime, limit.clone()));
+            .build(PeerConnector::new(connector, runtime, limit.clone()));
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
 }

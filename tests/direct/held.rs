@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use kube_fanout::serve::AdmissionLimits;
+use kube_fanout::serve::ConcurrencyConfig;
 use tokio::time::Instant;
 
 use crate::direct::{self, Answer, App, PODS, Watch, WatchPlan};
@@ -64,7 +64,7 @@ async fn as_soon_as_there_is_a_place(app: &App) -> Result<Watch, Answer> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
     let up = demo::upstream().pods(700).run().await;
-    let limits = AdmissionLimits { watches_max: 3, ..AdmissionLimits::default() };
+    let limits = ConcurrencyConfig { watches_max: 3, ..ConcurrencyConfig::default() };
     let app = direct::app(&up).with(|config| config.serve.limits = limits).run().await;
     let _heard = silenced(&up, &app).await;
     // The places that are left are taken by those who wait, and given back when they go.

@@ -61,7 +61,7 @@ fn statuses_are_made_where_clients_are_answered() {
 #[test]
 fn a_status_that_is_made_below_is_found() {
     for (file, text, count) in [
-        ("src/auth/gate.rs", "fn f() -> Status { why.status() }", 1),
+        ("src/auth/authorizer.rs", "fn f() -> Status { why.status() }", 1),
         ("src/auth.rs", "use kubeapi::{Access, Status};", 1),
         ("src/net/serve.rs", "fn f() { StatusCode::FORBIDDEN }", 1),
         ("src/net/serve.rs", "fn f() { http::StatusCode::from_u16(code) }", 1),
@@ -74,7 +74,11 @@ fn a_status_that_is_made_below_is_found() {
         ("src/upstream/client.rs", "fn f(body: &[u8]) -> Status { Status::from_json(body) }", 0),
         ("src/upstream/discovery/definitions.rs", "struct Status { names: Names } impl Status { fn f() {} }", 0),
         ("src/net/serve.rs", "use http::StatusCode; fn f() { answer.status() != StatusCode::SWITCHING_PROTOCOLS }", 0),
-        ("src/auth/gate.rs", "// Status\nfn f() { \"Status\" } #[cfg(test)] mod tests { use kubeapi::Status; }", 0),
+        (
+            "src/auth/authorizer.rs",
+            "// Status\nfn f() { \"Status\" } #[cfg(test)] mod tests { use kubeapi::Status; }",
+            0,
+        ),
         ("src/serve/refusals.rs", "fn f() { Status::forbidden(why) }", 0),
     ] {
         assert_eq!(violations(file, text).len(), count, "{file}: {text}");

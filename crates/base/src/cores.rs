@@ -29,7 +29,7 @@ struct CoreThreads {
 struct Core {
     runtime: Handle,
     thread: JoinHandle<()>,
-    bell: Arc<Bell>,
+    bell: Arc<CoreWaker>,
     /// How many tasks it has.
     load: AtomicUsize,
 }
@@ -44,15 +44,15 @@ pub struct CorePlace {
 /// Tells a core which tasks are to be woken. That is done by its own thread: to wake a task of another thread takes a
 /// lock and a system call each time, and to ring takes them once for a thousand.
 #[derive(Default)]
-pub struct Bell {
+pub struct CoreWaker {
     /// The core's number, from 0 on.
     number: usize,
-    rung: Mutex<Rung>,
+    rung: Mutex<PendingWakes>,
     sweep: AtomicWaker,
 }
 
 #[derive(Default)]
-struct Rung {
+struct PendingWakes {
     wakers: Vec<Waker>,
     is_over: bool,
 }
@@ -63,7 +63,7 @@ pub struct PerCore<T>(Box<[T]>);
 
 /// What a thread knows of the core that it is.
 struct Here {
-    bell: Arc<Bell>,
+    bell: Arc<CoreWaker>,
     home: Option<Handle>,
 }
 
@@ -122,7 +122,7 @@ impl Cores {
 impl Core {
     fn start(number: usize) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let bell = Arc::new(Bell { number, ..Bell::default() });
+        let bell = Arc::new(CoreWaker { number, ..CoreWaker::default() });
         let handle = runtime.handle().clone();
         let home = Handle::try_current().ok();
         let sweeping = bell.clone();
@@ -153,7 +153,7 @@ impl Drop for CorePlace {
     }
 }
 
-impl Bell {
+impl CoreWaker {
     /// That of the core whose thread this is.
     pub fn here() -> Option<Arc<Self>> {
         HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
@@ -211,7 +211,7 @@ impl<T> PerCore<T> {
     }
 }
 
-impl fmt::Debug for Bell {
+impl fmt::Debug for CoreWaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bell").field("number", &self.number).finish_non_exhaustive()
     }
@@ -229,7 +229,7 @@ mod tests {
 
     /// The number of the core whose thread this is.
     fn number() -> Option<usize> {
-        Bell::here().map(|bell| bell.number())
+        CoreWaker::here().map(|bell| bell.number())
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub fn describe() {
     describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
 }
 
-/// The numbers of one [`Reloaded`](super::Reloaded).
+/// The numbers of one [`WatchedFile`](super::Reloaded).
 pub(super) struct Reloads {
     replaced: Counter,
     failed: Counter,

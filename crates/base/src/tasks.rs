@@ -177,7 +177,7 @@ mod tests {
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
-    use crate::Bell;
+    use crate::CoreWaker;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn connections_are_spread_and_all_else_stays_at_home_wherever_it_is_spawned() {
@@ -185,7 +185,7 @@ mod tests {
         let (say, mut said) = mpsc::unbounded_channel();
         let told = |what: &'static str| {
             let say = say.clone();
-            async move { say.send((what, Bell::here().map(|bell| bell.number()))).expect("it is heard") }
+            async move { say.send((what, CoreWaker::here().map(|bell| bell.number()))).expect("it is heard") }
         };
         tasks.spawn_on_each("each", || told("each"));
         let (inner, from_a_core) = (tasks.clone(), told("from a core"));

@@ -18,7 +18,7 @@ pub(super) struct Schedule {
     unasked: Option<Instant>,
     /// The last change, asked about or not.
     changed: Option<Instant>,
-    told: ChangesHeard,
+    told: ChangeCoverage,
     /// The part of the period that passes before the next question, between `1 - EARLIER` and 1. It is random, so that
     /// thousands of proxies that began together do not ask together.
     part: f64,
@@ -26,7 +26,7 @@ pub(super) struct Schedule {
 
 /// How completely changes are heard of, besides by asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ChangesHeard {
+pub(super) enum ChangeCoverage {
     All,
     /// Some changes may go unheard, or the last question was not answered.
     Part,
@@ -78,7 +78,7 @@ impl SettlingLooks {
 impl Schedule {
     /// Makes the schedule after a first question.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
-        Self { asked, answered, unasked: None, changed: None, told: ChangesHeard::Part, part: 1.0 }
+        Self { asked, answered, unasked: None, changed: None, told: ChangeCoverage::Part, part: 1.0 }
     }
 
     /// Notes that something has changed, or may have changed while nothing was heard.
@@ -94,7 +94,7 @@ impl Schedule {
     }
 
     /// Sets how changes are heard.
-    pub(super) fn rely(&mut self, told: ChangesHeard) {
+    pub(super) fn rely(&mut self, told: ChangeCoverage) {
         self.told = told;
     }
 
@@ -107,9 +107,9 @@ impl Schedule {
     pub(super) fn due(&self) -> Instant {
         let rarely = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
         let routine = match self.told {
-            ChangesHeard::All => rarely,
-            ChangesHeard::Part => self.asked + PERIOD.mul_f64(self.part),
-            ChangesHeard::Nothing { again } => {
+            ChangeCoverage::All => rarely,
+            ChangeCoverage::Part => self.asked + PERIOD.mul_f64(self.part),
+            ChangeCoverage::Nothing { again } => {
                 again.map_or(rarely, |again| again.max(self.answered + SPACING).min(rarely))
             }
         };
@@ -138,7 +138,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = Schedule::new(start, start);
-        schedule.rely(if is_told { ChangesHeard::All } else { ChangesHeard::Part });
+        schedule.rely(if is_told { ChangeCoverage::All } else { ChangeCoverage::Part });
         let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
@@ -201,11 +201,11 @@ mod tests {
         let mut schedule = Schedule::new(start, start);
         for _ in 0..100 {
             schedule.ask(start, start);
-            schedule.rely(ChangesHeard::Nothing { again: None });
+            schedule.rely(ChangeCoverage::Nothing { again: None });
             assert!((after(2880)..=after(3600)).contains(&schedule.due()));
-            schedule.rely(ChangesHeard::Nothing { again: Some(after(30)) });
+            schedule.rely(ChangeCoverage::Nothing { again: Some(after(30)) });
             assert_eq!(schedule.due(), after(30));
-            schedule.rely(ChangesHeard::Nothing { again: Some(after(7200)) });
+            schedule.rely(ChangeCoverage::Nothing { again: Some(after(7200)) });
             assert!(schedule.due() <= after(3600));
         }
     }
@@ -223,7 +223,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, start);
         // The routine question, whose time is drawn, may come before otherwise.
-        schedule.rely(ChangesHeard::All);
+        schedule.rely(ChangeCoverage::All);
         schedule.change(start);
         let (asked, answered) = (schedule.due(), schedule.due() + Duration::from_secs(5));
         schedule.ask(asked, answered);

@@ -127,7 +127,7 @@ fn a_certificate_of_an_authority_names_its_holder() {
     assert_eq!(holder.user.groups, ["dev", User::AUTHENTICATED]);
     assert!(holder.user.extra[CREDENTIAL_ID][0].starts_with("X509SHA256="));
     assert_eq!(holder.until, at(101), "it is good to the end of its last second");
-    assert!(matches!(authorities.verify(&chain, at(101)), Err(Untrusted::Invalid(_))), "it has ended");
+    assert!(matches!(authorities.verify(&chain, at(101)), Err(CertificateRejected::Invalid(_))), "it has ended");
 }
 
 #[test]

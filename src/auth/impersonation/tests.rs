@@ -4,7 +4,7 @@ use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use super::*;
 use kubeapi::{Access, AccessTarget, Query, RequestInfo, ResourceTarget};
 
-fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, NobodyNamed> {
+fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, NoImpersonatedUser> {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
         headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -99,7 +99,7 @@ fn parts_of_nobody_are_refused_in_the_apiservers_words() {
     }
     let mut headers = HeaderMap::new();
     headers.insert(USER, HeaderValue::from_bytes(b"\xff").expect("a value"));
-    assert_eq!(Impersonation::of(&headers), Err(NobodyNamed::NotText(HeaderName::from_static(USER))));
+    assert_eq!(Impersonation::of(&headers), Err(NoImpersonatedUser::NotText(HeaderName::from_static(USER))));
 }
 
 #[test]

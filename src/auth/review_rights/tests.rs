@@ -12,7 +12,7 @@ use kubeapi::Status;
 const RECHECKED: Duration = Duration::from_secs(31);
 
 /// A process that keeps its readiness by the answers of the stub.
-fn process() -> (Ready, Arc<Stub>, crate::auth::Gate, Tasks) {
+fn process() -> (Ready, Arc<Stub>, crate::auth::Authorizer, Tasks) {
     let (gate, stub, tasks) = gate(AuthConfig::default());
     let ready = Ready::new();
     tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));

@@ -6,14 +6,14 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::Verdict;
-use crate::auth::stub::AskedQuestion;
+use crate::auth::stub::StubReview;
 
-fn places(asked: &[AskedQuestion]) -> BTreeSet<&str> {
+fn places(asked: &[StubReview]) -> BTreeSet<&str> {
     asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()
 }
 
 /// How much was asked in the busiest second.
-fn most_in_a_second(asked: &[AskedQuestion]) -> usize {
+fn most_in_a_second(asked: &[StubReview]) -> usize {
     let times: Vec<_> = asked.iter().map(|asked| asked.at).collect();
     let within = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + seconds(1)).count();
     (0..times.len()).map(within).max().unwrap_or_default()
@@ -50,7 +50,7 @@ async fn without_a_change_each_namespace_is_asked_about_once_a_minute_and_not_to
     sleep(seconds(300)).await;
     let asked = scene.stub.asked();
     let mut last = BTreeMap::new();
-    for AskedQuestion { at, namespace, .. } in asked.iter().filter(|asked| asked.namespace.is_some()) {
+    for StubReview { at, namespace, .. } in asked.iter().filter(|asked| asked.namespace.is_some()) {
         if let Some(before) = last.insert(namespace.clone(), *at) {
             assert!(*at - before <= seconds(61), "{namespace:?}");
         }

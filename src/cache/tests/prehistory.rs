@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::fixture::{POD, Pod, added, change, deleted, drawn_seed, listed, pull_all, ring, rv, told};
 use super::model::{Fact, Model, State};
 use super::want::Want;
-use crate::cache::{CacheReader, CacheWriter, Change, Prehistory, Start};
+use crate::cache::{BackfilledEvents, CacheReader, CacheWriter, Change, Start};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const NAMESPACES: [&str; 2] = ["a", "b"];
@@ -62,7 +62,7 @@ fn begun_at(model: &Model, base: u64) -> (CacheWriter, CacheReader) {
     (writer, reader)
 }
 
-fn joined(reader: &CacheReader, from: u64, changes: Vec<Change>) -> Result<Prehistory, String> {
+fn joined(reader: &CacheReader, from: u64, changes: Vec<Change>) -> Result<BackfilledEvents, String> {
     let beginning = reader.beginning().expect("a whole first history");
     beginning.joined_by(rv(from), changes).map_err(|misfit| format!("{} {}", misfit.key, misfit.rv))
 }

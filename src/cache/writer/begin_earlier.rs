@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::CacheWriter;
-use crate::cache::{Prehistory, Unexplained};
+use crate::cache::{BackfilledEvents, MissingPrevious};
 use crate::wire::Object;
 use kubeapi::ResourceVersion;
 
 impl CacheWriter {
     /// Lets the history begin earlier. Returns false if the events do not join it any more, or the ring has no room for
     /// them: then nothing has changed. Readers that are there notice nothing.
-    pub fn begin_earlier(&mut self, past: Prehistory) -> bool {
+    pub fn begin_earlier(&mut self, past: BackfilledEvents) -> bool {
         let refused = {
             let mut timeline = self.shared.timeline.write();
             let room = timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes());
@@ -21,7 +21,7 @@ impl CacheWriter {
     }
 
     /// Notes what objects were before changes of which that was not known. These are all such changes behind `known`.
-    pub fn explain(&mut self, known: ResourceVersion, before: Vec<(Unexplained, Arc<Object>)>) {
+    pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPrevious, Arc<Object>)>) {
         let events = before.into_iter().map(|(change, before)| change.by(before)).collect();
         let gone = {
             let mut timeline = self.shared.timeline.write();

@@ -12,15 +12,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::abuse_budget::{AbuseBudget, Heartbeat, HeartbeatStep, RecentResets};
 use super::exchange::{Exchange, Phase, Streams};
 use super::fault::{Broken, Fault, Reason};
 use super::frame::HIGHEST;
 use super::hpack::Decoder;
 use super::input::{FrameReceiver, Heard, Input};
 use super::output::Output;
-use super::patience::{Beat, Heartbeat, LatelyReset, Patience};
 use super::windows::{ReceiveWindow, SendLimits};
-use crate::net::conversation::{Conversation, Failure};
+use crate::net::connection_driver::{ConnectionDriver, Failure};
 use crate::net::head_budget::ConnectionHeads;
 use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
@@ -50,7 +50,7 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) waiting_again: Vec<usize>,
     /// Whether no more is read, and no stream is left; and why.
     over: Option<Over>,
-    pub(super) farewell: Farewell,
+    pub(super) farewell: GoAwayState,
     /// The client has said that it asks nothing more.
     pub(super) is_client_leaving: bool,
     /// Whether the client is not listened to until it has read something.
@@ -67,8 +67,8 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) highest_stream: u32,
     /// The highest one that was looked at.
     pub(super) last_stream: u32,
-    pub(super) lately_reset: LatelyReset,
-    pub(super) patience: Patience,
+    pub(super) lately_reset: RecentResets,
+    pub(super) patience: AbuseBudget,
     /// Says whether somebody known has asked on the connection.
     connection: Connection,
     /// Charges the heads of requests.
@@ -108,7 +108,7 @@ pub(in crate::net) struct Http2Limits {
 /// How far the goodbye is: a client learns first that it is to ask nothing more, and then, once it must have heard
 /// that, what it was the last to be answered (RFC 9113 §6.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Farewell {
+pub(super) enum GoAwayState {
     Unsaid,
     Announced,
     Said,
@@ -185,13 +185,13 @@ where
             has_settings: false,
             highest_stream: 0,
             last_stream: 0,
-            lately_reset: LatelyReset::default(),
-            patience: Patience::new(),
+            lately_reset: RecentResets::default(),
+            patience: AbuseBudget::new(),
             connection,
             heads,
             waiting_head_bytes: 0,
             begun: 0,
-            farewell: Farewell::Unsaid,
+            farewell: GoAwayState::Unsaid,
             is_client_leaving: false,
             is_deaf: false,
             clock: Box::pin(sleep_until(heartbeat.next())),
@@ -265,7 +265,7 @@ where
             self.wake_set.put(WakePart::Reader);
             self.wake_set.put(WakePart::Codec);
         }
-        let has_left = self.farewell == Farewell::Said || self.is_client_leaving;
+        let has_left = self.farewell == GoAwayState::Said || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
             self.end(Ok(()));
         }
@@ -400,9 +400,9 @@ where
         while self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
             let now = Instant::now();
             match self.heartbeat.beat(now) {
-                Beat::Nothing => {}
-                Beat::Ping => self.output.put_ping([0; 8]),
-                Beat::Dead => return self.end(Err(Broken::Dead)),
+                HeartbeatStep::Nothing => {}
+                HeartbeatStep::Ping => self.output.put_ping([0; 8]),
+                HeartbeatStep::Dead => return self.end(Err(Broken::Dead)),
             }
             let mut next = self.heartbeat.next();
             if let Some(since) = self.input.unfinished_since() {
@@ -454,7 +454,7 @@ where
     }
 }
 
-impl<I, S, F, B> Conversation for Http2<I, S, F, B>
+impl<I, S, F, B> ConnectionDriver for Http2<I, S, F, B>
 where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
@@ -468,8 +468,8 @@ where
     }
 
     fn say_goodbye(&mut self) {
-        if self.farewell == Farewell::Unsaid {
-            self.farewell = Farewell::Announced;
+        if self.farewell == GoAwayState::Unsaid {
+            self.farewell = GoAwayState::Announced;
             self.output.put_goaway(HIGHEST, Reason::No);
             self.output.put_ping(GOODBYE);
             self.wake_set.put(WakePart::Codec);

@@ -9,7 +9,7 @@ use http::{HeaderMap, Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
-use super::connection::{Farewell, GOODBYE, HEADER_BLOCKS, Http2};
+use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, Http2};
 use super::exchange::{Exchange, Phase, Upload};
 use super::fault::{Fault, Reason};
 use super::frame::Frame;
@@ -52,8 +52,8 @@ where
             Frame::Reset { stream } => return self.receive_reset(stream),
             Frame::Settings(payload) => self.receive_settings(payload)?,
             Frame::Ping(opaque) => self.output.put_pong(opaque),
-            Frame::Pong(GOODBYE) if self.farewell == Farewell::Announced => {
-                self.farewell = Farewell::Said;
+            Frame::Pong(GOODBYE) if self.farewell == GoAwayState::Announced => {
+                self.farewell = GoAwayState::Said;
                 self.output.put_goaway(self.last_stream, Reason::No);
             }
             Frame::GoAway => self.is_client_leaving = true,
@@ -86,7 +86,7 @@ where
             return Err(Fault::Connection(Reason::StreamClosed, "a stream that is over"));
         }
         self.highest_stream = stream;
-        if self.farewell == Farewell::Said {
+        if self.farewell == GoAwayState::Said {
             // It is told that this one is not answered, and sends what belongs to it meanwhile.
             self.lately_reset.note(stream, body_window(ends));
             return self.patience.spend();

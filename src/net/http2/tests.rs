@@ -20,10 +20,10 @@ use super::connection::{Http2, Http2Limits, SENT_BYTES_MAX};
 use super::fault::Reason;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 use super::output::DIRECT_BYTES_MAX;
-use crate::net::conversation::{First, until};
+use crate::net::connection_driver::{First, until};
 use crate::net::head_budget::HeadBudget;
 use crate::net::request_body::RequestBody;
-use crate::net::{Connection, caller_turns::CallerTurns, crowd::ConnectionSource};
+use crate::net::{Connection, caller_turns::CallerTurns, idle_connections::ConnectionSource};
 use base::Cut;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -112,7 +112,7 @@ impl Client {
             if let First::Ended(ended) = until(&mut connection, &mut turns, left.as_mut()).await {
                 return ended.map_err(|error| error.to_string());
             }
-            crate::net::conversation::Conversation::say_goodbye(&mut connection);
+            crate::net::connection_driver::ConnectionDriver::say_goodbye(&mut connection);
             let over = until(&mut connection, &mut turns, Box::pin(std::future::pending::<()>()).as_mut()).await;
             let First::Ended(ended) = over else { unreachable!("it is never ready") };
             ended.map_err(|error| error.to_string())

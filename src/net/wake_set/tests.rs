@@ -13,7 +13,7 @@ use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::super::Connection;
-use super::super::conversation::Conversation;
+use super::super::connection_driver::ConnectionDriver;
 use super::super::head_budget::HeadBudget;
 use super::super::http2::{Http2, Http2Limits};
 use super::*;

@@ -90,7 +90,7 @@ fn of_the_version_of_the_newest_event_more_may_be_on_its_way() {
 /// What a stream tells first that was opened right before our newest change.
 #[test]
 fn a_stream_tells_the_newest_change_first_or_another_history() {
-    use Testimony::{Continues, Contradicts, Expired, Refuses};
+    use ResumeEvidence::{Continues, Contradicts, Expired, Refuses};
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5), ("q", 7)]));
     let of_a_state = reader.witness().expect("there are objects");

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::silence::Silence;
+use super::silence::StreamSilence;
 use super::{LIVED, Reflector, State};
-use crate::cache::{CacheReader, FeedEnd, FeedState, Witness};
-use crate::reflect::continuity::{Continuity, Testimony, testimony};
+use crate::cache::{CacheReader, FeedEnd, FeedState, ResumeMarker};
+use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony};
 use crate::reflect::failure::{StepFailure, over};
-use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
+use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
+use crate::reflect::reflector_findings::{Divergence, Found, PreviousObjects, Proof, ReflectorFinding, Renewal};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
-use crate::reflect::side_findings::{Divergence, Explanation, Found, Proof, Renewal, SideFinding};
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
@@ -37,7 +37,7 @@ impl Reflector {
     pub(super) async fn resume(
         &self,
         at: ResourceVersion,
-    ) -> Result<(WatchStream, Option<Witness>), (StepFailure, Option<Witness>)> {
+    ) -> Result<(WatchStream, Option<ResumeMarker>), (StepFailure, Option<ResumeMarker>)> {
         let spec = &self.means.upstream.feed.spec;
         let witness = self.continuity.witness(&self.means.upstream.feed.reader);
         let from = match &witness {
@@ -66,13 +66,13 @@ impl Reflector {
         &mut self,
         mut at: ResourceVersion,
         mut stream: WatchStream,
-        mut witness: Option<Witness>,
+        mut witness: Option<ResumeMarker>,
     ) -> (State, Option<StepFailure>) {
         let _open = self.means.upstream.metrics.watch_open();
         let opened = Instant::now();
         self.ask_whether_it_goes_on(witness.is_some());
         // Silence only means something once the stream has spoken.
-        let mut silence: Option<Silence> = None;
+        let mut silence: Option<StreamSilence> = None;
         loop {
             let item = tokio::select! {
                 biased;
@@ -96,8 +96,8 @@ impl Reflector {
                     continue;
                 }
                 outcome = self.inquiries.next(&self.means.upstream) => {
-                    if let (InquiryOutcome::Reached, Some(_)) = (&outcome, &witness) {
-                        self.inquiries.ask(InquiryReason::Untold, Duration::ZERO, REOPENED_SPREAD);
+                    if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &witness) {
+                        self.inquiries.ask(HistoryCheckReason::Untold, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(anew) = self.found(at, outcome) {
                         return (anew, None);
                     }
@@ -106,7 +106,7 @@ impl Reflector {
                 Ok(()) = self.notices.changed() => {
                     let found = *self.notices.borrow_and_update();
                     if found.is_some_and(|found| self.begun.is_concerned(found)) {
-                        self.inquiries.ask(InquiryReason::Notice, Duration::ZERO, NOTICE_SPREAD);
+                        self.inquiries.ask(HistoryCheckReason::Notice, Duration::ZERO, NOTICE_SPREAD);
                     }
                     continue;
                 }
@@ -134,41 +134,41 @@ impl Reflector {
     /// Has upstream asked whether the stream goes on with the history that we hold, unless it tells that itself.
     fn ask_whether_it_goes_on(&mut self, has_witness: bool) {
         if has_witness {
-            self.inquiries.ask(InquiryReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
+            self.inquiries.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
         } else if !self.continuity.is_sure() {
-            self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
+            self.inquiries.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
     }
 
     /// The silence, from now on, that tells of the newest version that it is whole.
-    fn settles_by_silence(&self) -> Option<Silence> {
-        let silence = Silence::from(Instant::now(), self.writer.settles_after()?);
+    fn settles_by_silence(&self) -> Option<StreamSilence> {
+        let silence = StreamSilence::from(Instant::now(), self.writer.settles_after()?);
         Some(if self.writer.is_whole_awaited() { silence } else { silence.unawaited() })
     }
 
     /// Notes that the stream has ended. A version behind which it was silent for long enough is whole, though nobody
     /// waited for it: who asks while upstream is away is shown what watches were told. A stream that broke is resumed
     /// before that version all the same.
-    fn settle_at_the_end(&mut self, silence: Option<Silence>) {
+    fn settle_at_the_end(&mut self, silence: Option<StreamSilence>) {
         if silence.is_some_and(|silence| silence.has_lasted(Instant::now())) {
             self.writer.settle();
         }
     }
 
     /// What follows from the first item of a stream that was to begin with our newest change, if anything does.
-    fn examine(&mut self, witness: &Witness, first: &WatchItem, at: ResourceVersion) -> Option<State> {
+    fn examine(&mut self, witness: &ResumeMarker, first: &WatchItem, at: ResourceVersion) -> Option<State> {
         match testimony(witness, first) {
-            Testimony::Continues => {
+            ResumeEvidence::Continues => {
                 self.is_sure();
                 self.signed_of_life();
                 None
             }
-            Testimony::Contradicts => {
+            ResumeEvidence::Contradicts => {
                 self.give_up(at, "a stream leaves out the newest change");
                 Some(State::Empty)
             }
-            Testimony::Expired => Some(self.untold(at)),
-            Testimony::Refuses => None,
+            ResumeEvidence::Expired => Some(self.untold(at)),
+            ResumeEvidence::Refuses => None,
         }
     }
 
@@ -226,39 +226,39 @@ impl Reflector {
     /// Takes in a finding of those beside the stream. It leads to a version, or to the end of the stream.
     pub(super) async fn heard(
         &mut self,
-        word: SideFinding,
+        word: ReflectorFinding,
         at: ResourceVersion,
     ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
         match word {
-            SideFinding::Proof(proof) => {
+            ReflectorFinding::Proof(proof) => {
                 self.adopt(proof).map_err(|broken| (State::Listed { at }, Some(broken.into())))
             }
-            SideFinding::Divergence(found) if self.is_held_so(&found) => {
+            ReflectorFinding::Divergence(found) if self.is_held_so(&found) => {
                 self.quarantine(&found);
                 Err((State::Empty, None))
             }
             // It is over: another history has begun, or the object has changed since.
-            SideFinding::Divergence(_) => Ok(ResourceVersion::default()),
-            SideFinding::Renewal(Renewal { objects, count, done }) => {
+            ReflectorFinding::Divergence(_) => Ok(ResourceVersion::default()),
+            ReflectorFinding::Renewal(Renewal { objects, count, done }) => {
                 if self.means.written.is_at(count) {
                     self.writer.renew(objects).await;
                     let _ = done.send(());
                 }
                 Ok(ResourceVersion::default())
             }
-            SideFinding::Prehistory(Found { past, done }) => {
+            ReflectorFinding::Prehistory(Found { past, done }) => {
                 // Whoever has asked may have gone.
                 let _ = done.send(self.writer.begin_earlier(past));
                 Ok(ResourceVersion::default())
             }
-            SideFinding::Explanation(Explanation { known, before, done }) => {
+            ReflectorFinding::PreviousObjects(PreviousObjects { known, before, done }) => {
                 self.writer.explain(known, before);
                 let _ = done.send(());
                 Ok(ResourceVersion::default())
             }
-            SideFinding::Doubt { history } => {
+            ReflectorFinding::Doubt { history } => {
                 if history == self.means.upstream.feed.reader.history() {
-                    self.inquiries.ask(InquiryReason::Doubt, Duration::ZERO, DOUBT_SPREAD);
+                    self.inquiries.ask(HistoryCheckReason::Doubt, Duration::ZERO, DOUBT_SPREAD);
                 }
                 Ok(ResourceVersion::default())
             }
@@ -273,23 +273,26 @@ impl Reflector {
     }
 
     /// What follows from an inquiry: a new history, if upstream's is another one.
-    fn found(&mut self, at: ResourceVersion, outcome: InquiryOutcome) -> Option<State> {
+    fn found(&mut self, at: ResourceVersion, outcome: HistoryCheckOutcome) -> Option<State> {
         match outcome {
-            InquiryOutcome::Reached | InquiryOutcome::Continues => {
+            HistoryCheckOutcome::Reached | HistoryCheckOutcome::Continues => {
                 self.is_sure();
                 None
             }
-            InquiryOutcome::Other(listed) => {
+            HistoryCheckOutcome::Other(listed) => {
                 self.give_up(at, "its current state cannot have come of what was told before");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
             // The storage went back, and nobody can tell whether this feed is concerned.
-            InquiryOutcome::Unproven(InquiryReason::Notice, listed) => {
+            HistoryCheckOutcome::Unproven(HistoryCheckReason::Notice, listed) => {
                 self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
-            InquiryOutcome::Unproven(InquiryReason::Doubt | InquiryReason::Reopened | InquiryReason::Untold, _) => None,
-            InquiryOutcome::Failed(why) => {
+            HistoryCheckOutcome::Unproven(
+                HistoryCheckReason::Doubt | HistoryCheckReason::Reopened | HistoryCheckReason::Untold,
+                _,
+            ) => None,
+            HistoryCheckOutcome::Failed(why) => {
                 self.inquiries.ask(why, AGAIN, AGAIN);
                 None
             }

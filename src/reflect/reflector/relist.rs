@@ -8,10 +8,10 @@ use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::RelistPlan;
 use crate::reflect::initial_state::{At, InitialState};
-use crate::reflect::mend::{self, Historian, Recovered};
+use crate::reflect::mend::{self, PastObjectReader, Recovered};
 use crate::reflect::metrics::{Gap, SideRequest};
+use crate::reflect::reflector_findings::Divergence;
 use crate::reflect::session::BrokenStream;
-use crate::reflect::side_findings::Divergence;
 use crate::upstream::Error;
 use kubeapi::ResourceVersion;
 
@@ -111,7 +111,7 @@ impl Reflector {
             return Ok(Recovered::Unknown);
         }
         self.metrics_past(differences.len());
-        let historian = Historian { lister: self.lister(SideRequest::Past), from: reach };
+        let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: reach };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is away or has too much to do, so this is tried again later, as long as the gap may be mended.

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 /// A time for which a stream has to be silent. Only what was listened to counts: a task that could not run for a while
 /// has heard nothing, though more may have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Silence {
+pub(super) struct StreamSilence {
     began: Instant,
     ends: Instant,
     lasts: Duration,
@@ -20,7 +20,7 @@ const LISTENED_MIN: Duration = Duration::from_millis(5);
 /// A timer that fires later than this tells of a task that could not run.
 const LATE_MAX: Duration = Duration::from_millis(5);
 
-impl Silence {
+impl StreamSilence {
     pub(super) fn from(now: Instant, lasts: Duration) -> Self {
         Self { began: now, ends: now + lasts, lasts, is_second: false }
     }
@@ -60,7 +60,7 @@ mod tests {
     fn silence_lasts_no_longer_than_it_must_once_somebody_waits_for_its_end() {
         let (start, lasts) = (Instant::now(), Duration::from_millis(10));
         let ms = |instant: Instant| instant.duration_since(start).as_millis();
-        let silence = Silence::from(start, lasts);
+        let silence = StreamSilence::from(start, lasts);
         assert_eq!((ms(silence.ends()), ms(silence.unawaited().ends())), (10, 1_000));
         for (waits_from, ends) in [(0, 10), (4, 10), (5, 10), (6, 11), (500, 505), (998, 1_000)] {
             let awaited = silence.unawaited().awaited(start + Duration::from_millis(waits_from));
@@ -71,14 +71,14 @@ mod tests {
         let again = silence.rest(start + Duration::from_millis(300)).expect("it was late");
         assert_eq!(ms(again.awaited(start + Duration::from_millis(301)).ends()), 310);
         assert_eq!([9, 10].map(|ms| silence.unawaited().has_lasted(start + Duration::from_millis(ms))), [false, true]);
-        let longer = Silence::from(start, Duration::from_secs(2));
+        let longer = StreamSilence::from(start, Duration::from_secs(2));
         assert_eq!(ms(longer.unawaited().ends()), 2_000);
     }
 
     #[test]
     fn silence_that_nobody_listened_to_is_waited_for_again_once() {
         let (start, lasts) = (Instant::now(), Duration::from_millis(10));
-        let first = Silence::from(start, lasts);
+        let first = StreamSilence::from(start, lasts);
         assert_eq!(first.ends(), start + lasts);
         for (late_ms, is_over) in [(0, true), (5, true), (6, false), (300, false)] {
             let fired = first.ends() + Duration::from_millis(late_ms);

@@ -6,7 +6,7 @@ use super::*;
 use crate::cache::{CacheConfig, Change};
 use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
 use crate::reflect::metrics::FeedMetrics;
-use crate::reflect::side_findings::{Divergence, Proof};
+use crate::reflect::reflector_findings::{Divergence, Proof};
 use crate::reflect::tests::{seconds, spec};
 use crate::upstream::{Client, Error};
 use crate::wire::{ObjectReader, WatchItem};
@@ -36,7 +36,7 @@ fn hands() -> Hands {
         lists_only: Arc::default(),
     };
     let written = Arc::new(BodyWriters::new(feed.clone()));
-    let means = Means { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
+    let means = ReflectorDeps { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
     let (_, heard) = mpsc::channel(1);
     let mut reflector = Reflector::new(means, writer, heard);
     let initial = InitialState {
@@ -263,12 +263,12 @@ async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
     let until = ResourceVersion(15);
     for (of, reached) in [(history + 1, 0), (history, 15)] {
         let changes = vec![change(&hands, 12)];
-        let proof = SideFinding::Proof(Proof { history: of, changes, until, announced: false });
+        let proof = ReflectorFinding::Proof(Proof { history: of, changes, until, announced: false });
         assert_eq!(hands.reflector.heard(proof, BASE).await.ok(), Some(ResourceVersion(reached)), "{of}");
     }
     assert_eq!((hands.feed.reader.progress().rv, hands.feed.reader.snapshot().len()), (until, 2));
     let between = vec![change(&hands, 13)];
-    let proof = SideFinding::Proof(Proof { history, changes: between, until, announced: false });
+    let proof = ReflectorFinding::Proof(Proof { history, changes: between, until, announced: false });
     let broken = hands.reflector.heard(proof, until).await;
     assert!(broken.is_err(), "its own stream is at 15");
 }
@@ -291,7 +291,7 @@ async fn what_differs_is_given_up_if_it_is_still_held_so() {
         let key = ObjectKey::new("t1", name);
         let ours = ours.map(ResourceVersion);
         let found = Divergence { history: of, key, at, ours, theirs: Some(at), difference: "differs" };
-        let next = hands.reflector.heard(SideFinding::Divergence(found), at).await;
+        let next = hands.reflector.heard(ReflectorFinding::Divergence(found), at).await;
         assert_eq!(matches!(next, Err((State::Empty, None))), is_given_up, "{name} {ours:?}");
         let state = if is_given_up { FeedState::Syncing } else { FeedState::Live };
         assert_eq!(hands.feed.reader.state(), state, "{name} {ours:?}");

@@ -29,7 +29,7 @@ pub(in crate::serve) struct AuditRecord {
 
 /// An extension of our own responses. Upstream's log has those that upstream has answered.
 #[derive(Debug, Clone, Default)]
-pub(in crate::serve) struct Ours {
+pub(in crate::serve) struct ServedLocally {
     /// The Status of an error.
     pub(in crate::serve) status: Option<Status>,
     /// Whether the response goes on after it has begun.
@@ -99,7 +99,9 @@ impl AuditRecord {
     /// Records the answer, if it is ours. Returns false if the answer must be recorded and cannot be: then it may not
     /// be given.
     pub(in crate::serve) fn answered<B>(&self, response: &Response<B>) -> bool {
-        let Some(Ours { status, is_watch, is_served }) = response.extensions().get::<Ours>() else { return true };
+        let Some(ServedLocally { status, is_watch, is_served }) = response.extensions().get::<ServedLocally>() else {
+            return true;
+        };
         let decision = response.extensions().get::<Decision>().cloned();
         let answered = Answered { code: response.status().as_u16(), status: status.clone(), decision };
         let stage = if *is_watch { Stage::ResponseStarted } else { Stage::ResponseComplete };

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::line::Line;
 use super::queue::{Full, Queue};
 use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
-use super::{Audit, AuditRecord, Decision, Destination, Ours};
+use super::{Audit, AuditRecord, Decision, Destination, ServedLocally};
 use crate::auth::Caller;
 use crate::net::{Connection, Peer, PeerAddress};
 use base::Cut;
@@ -32,7 +32,7 @@ fn record(queue: &Queue, target: &str) -> AuditRecord {
     record
 }
 
-fn response(ours: Ours, decision: Option<Decision>) -> Response<()> {
+fn response(ours: ServedLocally, decision: Option<Decision>) -> Response<()> {
     let mut response = Response::new(());
     if let Some(status) = &ours.status {
         *response.status_mut() = http::StatusCode::from_u16(status.http_code()).expect("a code");
@@ -48,8 +48,8 @@ fn next(lines: &mut tokio::sync::mpsc::Receiver<Line>) -> Option<(String, Value)
     Some((line, value))
 }
 
-fn served() -> Ours {
-    Ours { is_served: true, ..Ours::default() }
+fn served() -> ServedLocally {
+    ServedLocally { is_served: true, ..ServedLocally::default() }
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_read_is_recorded_as_the_apiserver_records_it() {
 fn a_refusal_has_its_status_and_the_decision() {
     let (queue, mut lines) = Queue::new(8, 1 << 16);
     let status = Status::unauthorized();
-    let refused = Ours { status: Some(status), ..Ours::default() };
+    let refused = ServedLocally { status: Some(status), ..ServedLocally::default() };
     assert!(record(&queue, "/api/v1/pods").answered(&response(refused, Some(Decision::Denied("no".into())))));
     let (_, event) = next(&mut lines).expect("one record");
     let told = &event["responseStatus"];
@@ -120,7 +120,7 @@ fn a_refusal_has_its_status_and_the_decision() {
 fn a_watch_is_recorded_when_it_begins_and_when_it_is_over() {
     let (queue, mut lines) = Queue::new(8, 1 << 16);
     let record = record(&queue, "/api/v1/pods?watch=1");
-    assert!(record.answered(&response(Ours { is_watch: true, ..served() }, None)));
+    assert!(record.answered(&response(ServedLocally { is_watch: true, ..served() }, None)));
     let (_, begun) = next(&mut lines).expect("a record");
     assert!(next(&mut lines).is_none());
     drop(record);
@@ -146,8 +146,8 @@ fn secrets_are_not_served_without_a_record() {
     for (target, ours, given) in [
         ("/api/v1/secrets", served(), false),
         ("/api/v1/namespaces/a/secrets/s", served(), false),
-        ("/api/v1/secrets?watch=1", Ours { is_watch: true, ..served() }, false),
-        ("/api/v1/secrets", Ours { status: Some(Status::unauthorized()), ..Ours::default() }, true),
+        ("/api/v1/secrets?watch=1", ServedLocally { is_watch: true, ..served() }, false),
+        ("/api/v1/secrets", ServedLocally { status: Some(Status::unauthorized()), ..ServedLocally::default() }, true),
         ("/api/v1/configmaps", served(), true),
         ("/apis/hidden.example/v1/secrets", served(), true),
     ] {
@@ -216,7 +216,7 @@ fn record_of_an_unknown_caller_is_bounded_whatever_it_sends() {
     for path in [path.as_str(), "/version"] {
         let info = RequestInfo::parse(&method, path, &Query::parse("")).expect("a path");
         let record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &id).expect("it is on");
-        let refused = Ours { status: Some(Status::bad_request(&*long)), ..Ours::default() };
+        let refused = ServedLocally { status: Some(Status::bad_request(&*long)), ..ServedLocally::default() };
         assert!(record.answered(&response(refused, None)));
         let (line, event) = next(&mut lines).expect("one record");
         assert!(line.len() <= STRANGER_RECORD_BYTES_MAX, "{} bytes", line.len());

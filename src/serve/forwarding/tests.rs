@@ -1,7 +1,7 @@
 //! What a client is told when upstream gave no answer: every failure has its row.
 
 use super::*;
-use crate::serve::admission::AdmissionLimits;
+use crate::serve::concurrency::ConcurrencyConfig;
 use crate::upstream::Unsendable;
 use crate::wire::WireError;
 use kubeapi::EventType;
@@ -77,7 +77,8 @@ fn what_upstream_refuses_it_refuses_in_its_own_words() {
 
 #[test]
 fn who_has_no_room_for_a_shared_answer_asks_alone() {
-    let admission = Admission::new(&AdmissionLimits { lists_bytes_max: 2 << 10, ..AdmissionLimits::default() });
+    let admission =
+        ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
     let answer = |bytes: usize| Response::new(Bytes::from(vec![0; bytes]));
     assert!(in_place(answer(1 << 10), &admission, None).is_ok());
     assert!(matches!(in_place(answer(64 << 10), &admission, None), Err(Unshared::TooLarge)));

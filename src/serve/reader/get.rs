@@ -6,7 +6,7 @@ use crate::serve::metrics;
 use crate::serve::read_request::ReadRequest;
 use crate::serve::response_context::put_served;
 use crate::serve::route::{ForwardReason, GetRead};
-use crate::serve::sources::{Sources, Unready};
+use crate::serve::sources::{NotServable, Sources};
 use crate::upstream::Resource;
 use kubeapi::Status;
 
@@ -20,18 +20,18 @@ impl Reader {
         read: GetRead,
     ) -> Answered {
         if !permit.names(Some(read.key.name())) {
-            return Err(Unready::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::Ungranted));
         }
         let running = self.sources.running_source(permit, resource, read.namespace(), read.representation);
         let Some(source) = running else {
-            return Err(Unready::Forward(ForwardReason::NotCached));
+            return Err(NotServable::Forward(ForwardReason::NotCached));
         };
         let feed = &source.feed;
         self.sources.fresh(feed, read.version, (request.received, false)).await?;
         self.sources.of_present(&source).await?;
         // An object is told with its own version, and no other.
         let Some(current) = feed.reader.newest_objects() else {
-            return Err(Unready::Over);
+            return Err(NotServable::Over);
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
@@ -51,7 +51,7 @@ impl Reader {
             }
             Err(refused) => {
                 source.refuse(&refused);
-                Err(Unready::Forward(ForwardReason::Underivable))
+                Err(NotServable::Forward(ForwardReason::Underivable))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Sleep, sleep};
 
-use super::super::response_context::Standing;
+use super::super::response_context::FeedStatus;
 use super::super::sources::Sources;
 use super::super::watch_end::WatchEnd;
 use super::{Phase, WatchSession};
@@ -92,10 +92,10 @@ impl WatchSession {
     }
 
     /// What a proxy is told of the watch when it begins.
-    pub(in super::super) fn standing(&self, feed: &FeedHandle) -> Standing {
+    pub(in super::super) fn standing(&self, feed: &FeedHandle) -> FeedStatus {
         let written = feed.vintage.written_from(self.told);
         let written_by = written.by.filter(|_| self.changes == Some(written.changes));
-        Standing { stale_seconds: Sources::stale_seconds(feed), written_by }
+        FeedStatus { stale_seconds: Sources::stale_seconds(feed), written_by }
     }
 
     /// Whether another build has come to write the feed's bodies, and the watch is of a proxy, which says so to nobody

@@ -6,17 +6,17 @@ use tokio::time::Instant;
 use crate::auth::Permit;
 use crate::cache::{Chunk, OpenedWatch};
 use crate::feeds::FeedHandle;
-use crate::listing::Looks;
-use crate::serve::admission::AdmissionPlace;
+use crate::listing::ScanBudget;
+use crate::serve::concurrency::ConcurrencyPermit;
 use crate::serve::metrics::WatchMetrics;
-use crate::serve::overdue::Overdue;
+use crate::serve::slow_readers::SlowReaderReaper;
 use crate::wire::{Object, Renderer};
 use base::{Cut, DrainWatch};
 
 /// Everything that a watch is made of.
 pub(in super::super) struct Opening {
     pub(in super::super) permit: Permit,
-    pub(in super::super) place: AdmissionPlace,
+    pub(in super::super) place: ConcurrencyPermit,
     pub(in super::super) feed: FeedHandle,
     pub(in super::super) renderer: Renderer,
     pub(in super::super) opened: OpenedWatch,
@@ -31,11 +31,11 @@ pub(in super::super) struct Opening {
     pub(in super::super) received: Instant,
     pub(in super::super) drain: DrainWatch,
     /// The work that may be done in one poll.
-    pub(in super::super) looks: Looks,
+    pub(in super::super) looks: ScanBudget,
     pub(in super::super) metrics: WatchMetrics,
     /// Ends the watch when it is not polled.
     pub(in super::super) cut: Cut,
-    pub(in super::super) overdue: Overdue,
+    pub(in super::super) overdue: SlowReaderReaper,
 }
 
 /// What the client asked for.

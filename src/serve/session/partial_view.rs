@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use super::portion::Portion;
 use crate::auth::{Readable, Verdict, VerdictChanges};
-use crate::cache::{CacheReader, Cursor, Event, Mark, OpenedWatch, Pin as Pinned, Pull, Sifted, Snapshot, View};
+use crate::cache::{CacheReader, Cursor, Event, FilteredEvent, Mark, OpenedWatch, Pin as Pinned, Pull, Snapshot, View};
 use crate::listing::cost;
 use crate::wire::{Object, Refused};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
@@ -340,19 +340,19 @@ fn sift(
     event: &Event,
     seen: EventType,
     stale: &mut bool,
-) -> Sifted {
+) -> FilteredEvent {
     let (key, namespace) = (&event.object.key, event.object.key.namespace());
     match fate(places.get(namespace), readable.verdict(namespace)) {
-        Fate::Told => Sifted::Tell,
+        Fate::Told => FilteredEvent::Tell,
         Fate::Enters => {
             places.insert(namespace.into(), Place::Shown);
-            Sifted::Tell
+            FilteredEvent::Tell
         }
         Fate::Hidden => {
             if !places.contains_key(namespace) {
                 places.insert(namespace.into(), Place::Hidden);
             }
-            Sifted::Skip
+            FilteredEvent::Skip
         }
         Fate::Leaves => {
             *stale = true;
@@ -365,22 +365,22 @@ fn sift(
                 if left.touched.insert(key.clone()) {
                     taken_back(seen)
                 } else {
-                    Sifted::Skip
+                    FilteredEvent::Skip
                 }
             }
-            _ => Sifted::Skip,
+            _ => FilteredEvent::Skip,
         },
         Fate::Undecided => {
             readable.ask(namespace);
-            Sifted::Undecided
+            FilteredEvent::Undecided
         }
     }
 }
 
 /// What a client is told of an object's first change after its right has ended: that the object is gone, if the client
 /// knew it.
-fn taken_back(seen: EventType) -> Sifted {
-    if seen == EventType::Added { Sifted::Skip } else { Sifted::TellGone }
+fn taken_back(seen: EventType) -> FilteredEvent {
+    if seen == EventType::Added { FilteredEvent::Skip } else { FilteredEvent::TellGone }
 }
 
 fn fate(place: Option<&Place>, verdict: Option<Verdict>) -> Fate {

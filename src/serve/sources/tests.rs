@@ -3,7 +3,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 
 use super::*;
-use crate::auth::{Caller, Gate};
+use crate::auth::{Authorizer, Caller};
 use crate::cache::{CacheConfig, Snapshot};
 use crate::feeds::{Demand, Feeds};
 use base::DrainTrigger;
@@ -74,7 +74,7 @@ fn one_object_is_read_under_the_definition_that_is_known() {
     let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
     let path = "/apis/example.com/v1/namespaces/a/widgets/w";
     let info = RequestInfo::parse("GET", path, &Query::default()).expect("a plain path");
-    let grant = Gate::open().grant(&Caller::Ourselves, &info).now_or_never().expect("nobody is asked");
+    let grant = Authorizer::open().grant(&Caller::Ourselves, &info).now_or_never().expect("nobody is asked");
     let permit = Permit::Whole(grant.expect("whoever asks is us"));
     for (edition, is_read) in [("uid/1", true), ("uid/2", false)] {
         let json = Representation::Object(Encoding::Json);

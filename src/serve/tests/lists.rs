@@ -12,17 +12,17 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 
-use crate::auth::{Caller, Gate, Permit};
+use crate::auth::{Authorizer, Caller, Permit};
 use crate::cache::{CacheConfig, Chunk, Snapshot, View};
 use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
+use crate::listing::CpuSlices;
 use crate::listing::GzipList;
 use crate::listing::ListRead;
 use crate::listing::ScanPace;
-use crate::listing::Scans;
-use crate::listing::Slices;
+use crate::listing::ScanQueue;
 use crate::listing::page::page;
-use crate::serve::admission::{Admission, AdmissionLimits};
 use crate::serve::bounded_body::{List, ListEncoding};
+use crate::serve::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 use crate::serve::feed_spec;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
@@ -72,7 +72,7 @@ fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
 
 fn permit() -> Permit {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
-    let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+    let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
     Permit::Whole(grant.expect("whoever asks is us"))
 }
 
@@ -82,7 +82,7 @@ fn renderer(feed: &FeedHandle, representation: Representation) -> Renderer {
 }
 
 fn pace() -> ScanPace {
-    ScanPace::new(None, (Scans::at_a_time(1), Slices::new(1)), None)
+    ScanPace::new(None, (ScanQueue::at_a_time(1), CpuSlices::new(1)), None)
 }
 
 /// As it comes to the client, and again compressed.
@@ -227,7 +227,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
         pages: PageStore::FromCache,
     };
     let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
-    let place = Admission::new(&AdmissionLimits::default()).list(None, page.bytes()).expect("there is room");
+    let place = ConcurrencyLimits::new(&ConcurrencyConfig::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (Cut::default(), feeds.0.pins());
     let pin = feed.pin(&feed.reader.snapshot(), cut.clone(), List::terms(Duration::from_secs(60)));
@@ -249,7 +249,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
 async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let snapshot = feed.reader.snapshot();
-    let (scans, slices, everybody) = (Scans::at_a_time(1), Slices::new(1), Permit::clone(&permit()));
+    let (scans, slices, everybody) = (ScanQueue::at_a_time(1), CpuSlices::new(1), Permit::clone(&permit()));
     for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]
     {
         let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
@@ -272,13 +272,13 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
 async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let (snapshot, everybody) = (feed.reader.snapshot(), Permit::clone(&permit()));
-    let scans = Scans::at_a_time(1);
+    let scans = ScanQueue::at_a_time(1);
     let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
     let (plan, view) = (ListPlan { version: VersionMatch::Any, limit: None, start: None }, View::new(None, selector));
     let read =
         ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
-    let mut pace = ScanPace::new(None, (scans, Slices::new(1)), None);
+    let mut pace = ScanPace::new(None, (scans, CpuSlices::new(1)), None);
     let mut listed = pin!(page(&everybody, &feed, &snapshot, &read, &mut pace));
     let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
     assert!(early.is_err(), "it looked at everything while others had the turn");

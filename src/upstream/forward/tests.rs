@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::identity_headers::{is_asserted, is_impersonation, put_ours};
 use super::super::{CredentialId, inspect};
 use super::*;
-use kubeapi::{Payer, User};
+use kubeapi::{FlowDistinguisher, User};
 
 #[test]
 fn what_connection_lists_does_not_cross() {
@@ -145,7 +145,7 @@ proptest! {
         let lane = if tunnel { ForwardPool::Tunnel } else { ForwardPool::Short };
         let ours = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
-        let bearer = ActingAs::Bearer(id, Payer::of(&user));
+        let bearer = ActingAs::Bearer(id, FlowDistinguisher::of(&user));
         for acting_as in [ActingAs::Ours, bearer, ActingAs::Nobody, ActingAs::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();

@@ -3,7 +3,7 @@
 use std::task::{Context, Waker};
 
 use super::*;
-use crate::net::conversation::Conversation as _;
+use crate::net::connection_driver::ConnectionDriver as _;
 use crate::net::http2::connection::BEGUN_MAX;
 
 const STREAMS: u32 = 4;

@@ -12,18 +12,18 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::auth::{Caller, Gate, Permit, Readable};
+use crate::auth::{Authorizer, Caller, Permit, Readable};
 use crate::cache::{
     CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, Start, View,
 };
 use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
-use crate::listing::Looks;
-use crate::listing::{Slice, Slices};
-use crate::serve::admission::{Admission, AdmissionLimits, AdmissionPlace};
+use crate::listing::ScanBudget;
+use crate::listing::{CpuSlices, Slice};
+use crate::serve::concurrency::{ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
-use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::session::{Opening, WatchSession, WatchTerms};
+use crate::serve::slow_readers::{SlowReaderReaper, Unread};
 use crate::serve::watch_transport::WatchTransport;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
@@ -39,11 +39,11 @@ pub(super) struct Stage {
     drain: DrainTrigger,
     feed: FeedHandle,
     pub(super) watch: DrainWatch,
-    admission: Admission,
-    slices: Slices,
+    admission: ConcurrencyLimits,
+    slices: CpuSlices,
     /// How long ago the watches were asked for.
     pub(super) waited: Duration,
-    pub(super) overdue: Overdue,
+    pub(super) overdue: SlowReaderReaper,
     pub(super) feeds: Feeds,
     _demands: mpsc::Receiver<Demand>,
 }
@@ -94,8 +94,8 @@ impl Stage {
         writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
         writer.set_state(FeedState::Live);
         let (drain, watch) = DrainTrigger::new();
-        let admission = Admission::new(&AdmissionLimits { watches_max: 100, ..AdmissionLimits::default() });
-        let (overdue, slices) = (Overdue::new(Unread::default()), Slices::new(1));
+        let admission = ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
+        let (overdue, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
         tokio::spawn(overdue.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
@@ -166,7 +166,7 @@ impl Stage {
 
     fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[Chunk]>>, terms: WatchTerms) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
-        let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+        let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
         self.permitted(
             Permit::Whole(grant.expect("whoever asks is us")),
             opened,
@@ -198,7 +198,7 @@ impl Stage {
             terms,
             received: Instant::now() - self.waited,
             drain: self.watch.clone(),
-            looks: Looks::new(self.slices.clone(), None, is_dear),
+            looks: ScanBudget::new(self.slices.clone(), None, is_dear),
             metrics: Watches::default().open(
                 &self.feed.spec.key,
                 Representation::Object(Encoding::Json),
@@ -210,7 +210,7 @@ impl Stage {
         Client { session, cut, wakes: Arc::default() }
     }
 
-    fn place(&self) -> AdmissionPlace {
+    fn place(&self) -> ConcurrencyPermit {
         self.admission.watch(None, 0).expect("there is room")
     }
 

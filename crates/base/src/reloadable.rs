@@ -1,0 +1,60 @@
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// A value that may be put in another's place while it is in use. Cloning shares it.
+///
+/// Whoever does something in several steps takes the value once, so that all of them go by the same.
+#[derive(Debug)]
+pub struct Reloadable<T>(watch::Sender<Arc<T>>);
+
+impl<T> Reloadable<T> {
+    pub fn new(value: T) -> Self {
+        Self(watch::Sender::new(Arc::new(value)))
+    }
+
+    /// The value as of now.
+    pub fn get(&self) -> Arc<T> {
+        self.0.borrow().clone()
+    }
+
+    /// Puts `value` in the place of what was there, for everybody who looks from now on.
+    pub fn set(&self, value: T) {
+        self.0.send_replace(Arc::new(value));
+    }
+
+    /// Completes when there is another value than `known`.
+    pub async fn replaced(&self, known: &Arc<T>) {
+        // An error would mean that the sender is gone, which is here.
+        let _ = self.0.subscribe().wait_for(|value| !Arc::ptr_eq(value, known)).await;
+    }
+}
+
+impl<T> From<T> for Reloadable<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
+impl<T> Clone for Reloadable<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn clones_share_and_what_was_taken_stays() {
+        let here = Reloadable::new(1);
+        let (there, taken) = (here.clone(), here.get());
+        assert_eq!(here.replaced(&taken).now_or_never(), None);
+        there.set(2);
+        assert_eq!((*taken, *here.get()), (1, 2));
+        assert_eq!(here.replaced(&taken).now_or_never(), Some(()));
+    }
+}

@@ -1,0 +1,86 @@
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, RuntimeMetrics};
+
+use super::now_ns;
+
+/// Tells others whether runtimes still run their tasks. Each runtime [beats](Self::beat); whoever is on another thread
+/// asks for how long the one that has not for longest has been silent. Clones are the same pulse.
+#[derive(Debug, Clone, Default)]
+pub struct RuntimeHeartbeat(Arc<Mutex<Vec<Arc<Beats>>>>);
+
+/// The beats of one runtime.
+#[derive(Debug)]
+struct Beats {
+    /// When it has beaten last.
+    last: AtomicU64,
+    /// What the runtime says of itself, once it has beaten.
+    runtime: OnceLock<RuntimeMetrics>,
+}
+
+/// The time between two beats. It wakes the process, also one that has nothing to do.
+const EVERY: Duration = Duration::from_secs(5);
+/// A runtime that has been silent for longer will not come back: whatever blocks it, a deadlock or work without end,
+/// it serves nobody.
+const SILENT_MAX: Duration = Duration::from_secs(30);
+
+impl RuntimeHeartbeat {
+    /// A pulse of no runtime.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Beats on the runtime that runs the future, which counts from now on, also if that runtime never does.
+    pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
+        let beats = Arc::new(Beats { last: AtomicU64::new(now_ns()), runtime: OnceLock::new() });
+        self.0.lock().push(beats.clone());
+        async move {
+            beats.runtime.get_or_init(|| Handle::current().metrics());
+            loop {
+                beats.last.store(now_ns(), Ordering::Relaxed);
+                tokio::time::sleep(EVERY).await;
+            }
+        }
+    }
+
+    /// How long one has been silent beyond the pause that is between two beats.
+    pub fn silent(&self) -> Duration {
+        let last = self.0.lock().iter().map(|beats| beats.last.load(Ordering::Relaxed)).min();
+        last.map_or(Duration::ZERO, |last| Duration::from_nanos(now_ns().saturating_sub(last)).saturating_sub(EVERY))
+    }
+
+    /// How many tasks the runtimes have that have beaten.
+    pub fn tasks(&self) -> usize {
+        self.0.lock().iter().filter_map(|beats| beats.runtime.get()).map(RuntimeMetrics::num_alive_tasks).sum()
+    }
+
+    /// Whether one of them is given up.
+    pub fn is_lost(&self) -> bool {
+        self.silent() > SILENT_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_beats_is_not_silent_and_one_that_does_not_is_lost_in_time() {
+        let pulse = RuntimeHeartbeat::new();
+        let (_other, beating) = (tokio::spawn(pulse.beat()), tokio::spawn(pulse.beat()));
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(pulse.silent() < Duration::from_millis(10) && !pulse.is_lost(), "{:?}", pulse.silent());
+        }
+        assert_eq!(pulse.tasks(), 2 * 2, "two tasks, counted twice: this runtime beats twice");
+        beating.abort();
+        tokio::time::sleep(SILENT_MAX).await;
+        assert!(!pulse.is_lost(), "{:?}", pulse.silent());
+        tokio::time::sleep(2 * EVERY).await;
+        assert!(pulse.is_lost(), "{:?}", pulse.silent());
+    }
+}

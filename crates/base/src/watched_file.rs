@@ -1,0 +1,195 @@
+use std::fmt::{self, Display};
+use std::fs::File;
+use std::future::pending;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+use super::metrics::Reloads;
+use tokio::sync::watch;
+
+/// A value that is read from files, and read again when they change. Cloning shares it.
+///
+/// Files are compared by content, so that a file that is written in place is noticed as well as a symbolic link that is
+/// turned elsewhere (as mounted Secrets are). If the files cannot be used (half of a file, a certificate whose key has
+/// not followed yet), that is logged and tried again, and the last good value stays.
+pub struct WatchedFile<T> {
+    value: watch::Receiver<Arc<T>>,
+    /// `None` for a fixed value.
+    origin: Option<Arc<Origin<T>>>,
+}
+
+/// The files cannot be used, and there is no earlier value.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError<E> {
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Content(E),
+}
+
+type List = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
+type Reader<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
+
+/// Where values come from.
+struct Origin<T> {
+    /// A name for logs and metrics.
+    what: &'static str,
+    files: List,
+    read: Reader<T>,
+    value: watch::Sender<Arc<T>>,
+    known: Mutex<Known>,
+    hasher: RandomState,
+    metrics: Reloads,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// A hash of the files that the value was read from. The files themselves are not kept: there are private keys
+    /// among them.
+    fingerprint: u64,
+    /// Why the files as they are now cannot be used.
+    trouble: Option<String>,
+}
+
+/// The largest file that is read: a bundle of some thousand certificates fits.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// How often files are looked at by default.
+pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+impl<T: Send + Sync + 'static> WatchedFile<T> {
+    /// Reads `files` now. `read` gets their contents in the same order.
+    pub fn load<E: Display>(
+        what: &'static str,
+        files: Vec<PathBuf>,
+        read: impl Fn(&[Vec<u8>]) -> Result<T, E> + Send + Sync + 'static,
+    ) -> Result<Self, LoadError<E>> {
+        Self::load_listed(what, move || files.clone(), read)
+    }
+
+    /// Reads files like [`load`](Self::load), where other files name them: the list is made anew at every look.
+    pub fn load_listed<E: Display>(
+        what: &'static str,
+        files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
+        read: impl Fn(&[Vec<u8>]) -> Result<T, E> + Send + Sync + 'static,
+    ) -> Result<Self, LoadError<E>> {
+        let hasher = RandomState::new();
+        let paths = files();
+        let contents = read_all(&paths).map_err(|(path, source)| LoadError::File { path, source })?;
+        let fingerprint = hasher.hash_one((&paths, &contents));
+        let first = read(&contents).map_err(LoadError::Content)?;
+        let read = move |contents: &[Vec<u8>]| read(contents).map_err(|error| error.to_string());
+        let known = Mutex::new(Known { fingerprint, trouble: None });
+        let (sender, value) = watch::channel(Arc::new(first));
+        let (files, read, metrics) = (Box::new(files), Box::new(read), Reloads::new(what));
+        let origin = Origin { what, files, read, value: sender, known, hasher, metrics };
+        Ok(Self { value, origin: Some(Arc::new(origin)) })
+    }
+
+    /// Makes a value that no file can change.
+    pub fn fixed(value: T) -> Self {
+        Self { value: watch::channel(Arc::new(value)).1, origin: None }
+    }
+
+    /// The last good value.
+    pub fn current(&self) -> Arc<T> {
+        self.value.borrow().clone()
+    }
+
+    /// Completes when there is a value that this clone has not returned yet.
+    pub async fn changed(&mut self) {
+        if self.value.changed().await.is_err() {
+            // A fixed value never changes.
+            pending::<()>().await;
+        }
+    }
+
+    /// Why the files cannot be used, as they were at the last look.
+    pub fn trouble(&self) -> Option<String> {
+        self.origin.as_ref()?.known.lock().trouble.clone()
+    }
+
+    /// Looks at the files every so often, for ever. It is spawned once, whatever the number of clones.
+    pub async fn keep_up(self, every: Duration) {
+        while self.origin.is_some() {
+            sleep(every).await;
+            self.look_again().await;
+        }
+    }
+
+    /// Looks at the files now, but not on a worker of the runtime: disks stall, and credential plugins take their time.
+    pub async fn look_again(&self) {
+        let Some(origin) = self.origin.clone() else { return };
+        if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
+            tracing::error!(%error, "files were not read");
+        }
+    }
+}
+
+impl<T> Origin<T> {
+    fn look(&self) {
+        match self.read_if_changed(&(self.files)()) {
+            Ok(None) => {
+                self.metrics.unchanged();
+                self.known.lock().trouble = None;
+            }
+            Ok(Some((fingerprint, value))) => {
+                self.metrics.replaced();
+                *self.known.lock() = Known { fingerprint, trouble: None };
+                self.value.send_replace(Arc::new(value));
+                tracing::info!(what = self.what, "reloaded");
+            }
+            Err(why) => {
+                self.metrics.failed();
+                let told = self.known.lock().trouble.replace(why.clone());
+                if told.as_ref() != Some(&why) {
+                    tracing::warn!(what = self.what, %why, "reload failed; keeping the previous one");
+                }
+            }
+        }
+    }
+
+    fn read_if_changed(&self, paths: &[PathBuf]) -> Result<Option<(u64, T)>, String> {
+        let contents = read_all(paths).map_err(|(path, error)| format!("{}: {error}", path.display()))?;
+        let fingerprint = self.hasher.hash_one((paths, &contents));
+        if fingerprint == self.known.lock().fingerprint {
+            return Ok(None);
+        }
+        Ok(Some((fingerprint, (self.read)(&contents)?)))
+    }
+}
+
+fn read_all(paths: &[PathBuf]) -> Result<Vec<Vec<u8>>, (PathBuf, io::Error)> {
+    paths.iter().map(|path| read_bounded(path).map_err(|error| (path.clone(), error))).collect()
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    if File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut content)? as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(content)
+}
+
+impl<T> Clone for WatchedFile<T> {
+    fn clone(&self) -> Self {
+        Self { value: self.value.clone(), origin: self.origin.clone() }
+    }
+}
+
+impl<T> fmt::Debug for WatchedFile<T> {
+    /// The value is not shown, for there are keys among the files.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = self.origin.as_ref().map(|origin| origin.what);
+        f.debug_struct("Reloaded").field("what", &what).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// A directory of its own, gone with this value.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("kube-fanout-reloaded-{}", fastrand::u64(..)));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The sum of what is in the files; a number ends with a full stop, so that half of it is none.
+fn sum(contents: &[Vec<u8>]) -> Result<u32, String> {
+    let number = |bytes: &Vec<u8>| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let whole = text.strip_suffix('.').ok_or_else(|| format!("{text:?} is not whole"))?;
+        whole.parse::<u32>().map_err(|error| error.to_string())
+    };
+    contents.iter().map(number).sum()
+}
+
+fn load(files: Vec<PathBuf>) -> WatchedFile<u32> {
+    WatchedFile::load("numbers", files, sum).expect("they are good")
+}
+
+#[test]
+fn what_cannot_be_used_at_first_is_an_error_that_names_the_file() {
+    let dir = Dir::new();
+    let (good, half, missing) = (dir.file("good", "1."), dir.file("half", "1"), dir.0.join("missing"));
+    let error = |files| WatchedFile::load("numbers", files, sum).expect_err("not usable").to_string();
+    assert!(error(vec![good.clone(), missing]).contains("missing: "));
+    assert_eq!(error(vec![good, half]), "\"1\" is not whole");
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_again_is_read_again() {
+    let dir = Dir::new();
+    let (one, two) = (dir.file("one", "1."), dir.file("two", "20."));
+    let mut sum = load(vec![one, two]);
+    sum.look_again().await;
+    assert!(!sum.value.has_changed().unwrap(), "nothing did");
+    dir.file("two", "40.");
+    let held = sum.current();
+    sum.look_again().await;
+    sum.changed().await;
+    assert_eq!((*held, *sum.current()), (21, 41), "who holds the old value keeps it");
+}
+
+#[tokio::test]
+async fn half_a_file_leaves_the_last_good_value() {
+    let dir = Dir::new();
+    let sum = load(vec![dir.file("one", "1.")]);
+    dir.file("one", "2");
+    sum.look_again().await;
+    assert_eq!((*sum.current(), sum.trouble().as_deref()), (1, Some("\"2\" is not whole")));
+    dir.file("one", "23.");
+    sum.look_again().await;
+    assert_eq!((*sum.current(), sum.trouble()), (23, None));
+}
+
+#[tokio::test]
+async fn a_file_that_comes_back_as_it_was_is_no_change() {
+    let dir = Dir::new();
+    let path = dir.file("one", "1.");
+    let sum = load(vec![path.clone()]);
+    std::fs::remove_file(&path).unwrap();
+    sum.look_again().await;
+    let trouble = sum.trouble().expect("it is not there");
+    assert!(trouble.starts_with(&path.display().to_string()), "{trouble}");
+    dir.file("one", "1.");
+    sum.look_again().await;
+    assert_eq!((sum.value.has_changed().unwrap(), sum.trouble()), (false, None));
+}
+
+#[tokio::test]
+async fn a_link_that_is_turned_elsewhere_is_followed() {
+    // As mounted Secrets are updated: the files stay links through a link that is replaced.
+    let dir = Dir::new();
+    for (version, text) in [("v1", "1."), ("v2", "2.")] {
+        std::fs::create_dir(dir.0.join(version)).unwrap();
+        dir.file(&format!("{version}/one"), text);
+    }
+    symlink("v1", dir.0.join("data")).unwrap();
+    symlink("data/one", dir.0.join("one")).unwrap();
+    let sum = load(vec![dir.0.join("one")]);
+    symlink("v2", dir.0.join("data.new")).unwrap();
+    std::fs::rename(dir.0.join("data.new"), dir.0.join("data")).unwrap();
+    sum.look_again().await;
+    assert_eq!(*sum.current(), 2);
+}
+
+#[tokio::test]
+async fn what_is_no_file_or_too_large_leaves_the_last_good_value() {
+    let dir = Dir::new();
+    let path = dir.file("one", "1.");
+    let sum = load(vec![path.clone()]);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    sum.look_again().await;
+    assert!(sum.trouble().is_some());
+    std::fs::remove_dir(&path).unwrap();
+    File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+    sum.look_again().await;
+    assert!(sum.trouble().is_some_and(|why| why.contains("larger than")));
+    assert_eq!(*sum.current(), 1);
+}
+
+#[tokio::test]
+async fn files_that_a_file_names_are_looked_at_too() {
+    let dir = Dir::new();
+    let (list, one, two) = (dir.0.join("list"), dir.file("one", "1."), dir.file("two", "2."));
+    std::fs::write(&list, one.display().to_string()).unwrap();
+    let named = move || vec![PathBuf::from(std::fs::read_to_string(&list).unwrap())];
+    let sum = WatchedFile::load_listed("numbers", named, sum).expect("they are good");
+    dir.file("list", &two.display().to_string());
+    sum.look_again().await;
+    assert_eq!(*sum.current(), 2);
+    dir.file("two", "3.");
+    sum.look_again().await;
+    assert_eq!(*sum.current(), 3);
+}
+
+#[tokio::test]
+async fn a_fixed_value_needs_no_keeping_up() {
+    let fixed = WatchedFile::fixed(7);
+    fixed.look_again().await;
+    fixed.clone().keep_up(Duration::from_secs(1)).await;
+    assert_eq!((*fixed.current(), fixed.trouble()), (7, None));
+}

@@ -1,0 +1,127 @@
+use std::fmt;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use super::User;
+
+/// Who pays for what is under way: a user by name and UID, whatever it has shown of itself; or the pods of a service
+/// account on one node.
+///
+/// Limits go by this and not by credentials: one account has as many tokens as it asks for, and one token several
+/// spellings.
+#[derive(Clone)]
+pub struct FlowDistinguisher(Arc<Account>);
+
+#[derive(PartialEq, Eq, Hash)]
+struct Account {
+    number: u64,
+    name: String,
+    uid: String,
+    node: Option<String>,
+}
+
+/// What the apiserver says of a token that is for a pod (KEP-4193). Whoever may ask for tokens can have some that name
+/// any node, but those name no pod.
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const SERVICE_ACCOUNTS: &str = "system:serviceaccount:";
+
+impl FlowDistinguisher {
+    pub fn of(user: &User) -> Self {
+        Self(Arc::new(Account::of(user, None)))
+    }
+
+    /// The same, but that the pods of a service account pay node by node: the agents of a daemon set are one user, and
+    /// none of them is to live on what the others leave.
+    pub fn on_its_node(user: &User) -> Self {
+        let said = |key: &str| user.extra.get(key).and_then(|values| values.first());
+        let node = said(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && said(POD_NAME).is_some());
+        Self(Arc::new(Account::of(user, node.cloned())))
+    }
+
+    /// A number that is hardly another payer's in this process.
+    pub fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// The user's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+}
+
+impl Account {
+    fn of(user: &User, node: Option<String>) -> Self {
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let (name, uid) = (user.name.clone(), user.uid.clone());
+        let number = KEYS.hash_one((&name, &uid, &node));
+        Self { number, name, uid, node }
+    }
+}
+
+impl PartialEq for FlowDistinguisher {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Eq for FlowDistinguisher {}
+
+impl Hash for FlowDistinguisher {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl fmt::Debug for FlowDistinguisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_account_pays_whatever_else_is_known_of_it() {
+        let user = |name: &str, uid: &str, group: &str| User {
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            groups: vec![group.to_owned()],
+            ..User::default()
+        };
+        let ada = FlowDistinguisher::of(&user("ada", "1", "dev"));
+        for (other, is_same) in [
+            (user("ada", "1", "ops"), true),
+            (user("ada", "2", "dev"), false),
+            (user("ada1", "", "dev"), false),
+            (user("bob", "1", "dev"), false),
+        ] {
+            assert_eq!(ada == FlowDistinguisher::of(&other), is_same, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn pods_of_an_account_pay_node_by_node_and_nobody_else_does() {
+        let user = |name: &str, extra: &[(&str, &str)]| User {
+            name: name.to_owned(),
+            extra: extra.iter().map(|(key, value)| ((*key).to_owned(), vec![(*value).to_owned()])).collect(),
+            ..User::default()
+        };
+        let agent = "system:serviceaccount:agents:agent";
+        let on = |node: &'static str| user(agent, &[(NODE_NAME, node), (POD_NAME, "agent-x1")]);
+        let payer = FlowDistinguisher::on_its_node(&on("n1"));
+        for (other, is_same) in [
+            (user(agent, &[(NODE_NAME, "n1"), (POD_NAME, "agent-x2")]), true),
+            (on("n2"), false),
+            (user(agent, &[]), false),
+        ] {
+            assert_eq!(payer == FlowDistinguisher::on_its_node(&other), is_same, "{other:?}");
+        }
+        for same in [on("n1"), user(agent, &[(NODE_NAME, "n1")]), user("ada", &[(NODE_NAME, "n1"), (POD_NAME, "x")])] {
+            let is_alone = same != on("n1");
+            assert_eq!(FlowDistinguisher::on_its_node(&same) == FlowDistinguisher::of(&same), is_alone, "{same:?}");
+        }
+    }
+}

@@ -1,0 +1,471 @@
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::BoxFuture;
+use http::HeaderMap;
+use tokio::time::{Instant, timeout};
+
+use super::access_reviewer::AccessPurpose;
+use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
+use super::changes::{Changes, Rounds};
+use super::credential::{Credential, asserted, token_of};
+use super::grant_lease::{Claim, GrantLease, Leases};
+use super::impersonation::{Impeded, Impersonation};
+use super::lease_terms::LeaseTerms;
+use super::namespace_quota::NamespaceQuota;
+use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
+use super::policy_watch_state::PolicyWatchState;
+use super::reviews::Reviews;
+use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
+use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
+use base::{Ready, Shares, Tasks, WallClock, mutant};
+use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
+use tokio::sync::watch;
+
+/// Decides who somebody is and what they may do.
+#[derive(Clone)]
+pub struct Authorizer {
+    delegated: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    config: AuthConfig,
+    authenticator: Arc<Authenticator>,
+    leases: Arc<Leases>,
+    /// How many questions about namespaces one user may have under way.
+    slots: Shares<FlowDistinguisher>,
+    /// The namespaces that open watches depend on.
+    quota: Arc<NamespaceQuota>,
+    changes: Arc<Changes>,
+    tasks: Tasks,
+    client: Client,
+    hearing: Arc<PolicyWatchState>,
+    /// The user that upstream takes us for, as of lately: our credentials may change.
+    ourselves: moka::future::Cache<(), Arc<User>>,
+    /// The release that upstream runs, as of lately: it may be upgraded.
+    release: moka::future::Cache<(), Release>,
+}
+
+/// What delegation needs besides its configuration.
+#[derive(Clone)]
+pub struct Delegation {
+    /// Our own client. Its identity may create reviews of tokens and accesses.
+    pub client: Client,
+    pub client_authorities: Option<Trusted>,
+    pub front_proxy: Option<FrontProxy>,
+    /// By which credentials end.
+    pub clock: WallClock,
+    pub tasks: Tasks,
+}
+
+/// Who is asking.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    /// The proxy itself: everybody who reaches the socket acts as it.
+    Ourselves,
+    /// Somebody without a credential.
+    Anonymous,
+    Known(Arc<Known>),
+}
+
+/// A user that upstream knows by the credential that was shown.
+#[derive(Debug)]
+pub struct Known {
+    id: CredentialId,
+    credential: Credential,
+    user: Arc<User>,
+    payer: FlowDistinguisher,
+    until: Option<SystemTime>,
+}
+
+/// How long it is remembered who we are, and how long that may take to find out.
+const OURSELVES_FOR: Duration = Duration::from_secs(30);
+const OURSELVES_MAX: Duration = Duration::from_secs(5);
+/// How long it is remembered which release upstream runs.
+const RELEASE_FOR: Duration = Duration::from_secs(60);
+/// The first release that constrains impersonation by default (KEP-5284).
+const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
+/// All namespaces that open readable watches may depend on can be asked about within this time.
+const ASSERTED_WITHIN_SECONDS: u32 = 4;
+
+impl Authorizer {
+    /// A gate where everybody who reaches the socket is the proxy itself.
+    pub fn open() -> Self {
+        Self { delegated: None }
+    }
+
+    /// A gate that asks upstream about everybody.
+    pub fn delegated(config: AuthConfig, parts: Delegation) -> Self {
+        let reviews = Arc::new(parts.client.clone());
+        Self::asking(reviews, config, parts)
+    }
+
+    /// A gate whose questions `reviews` answers.
+    pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
+        let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
+        let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
+        let hearing = Arc::new(PolicyWatchState::new());
+        let (leases, slots) = (Arc::new(Leases::new(hearing.clone())), Shares::new(IN_FLIGHT_MAX));
+        let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
+        let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
+        let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
+        tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
+        let shared =
+            Shared { config, authenticator, leases, slots, quota, changes, tasks, client, hearing, ourselves, release };
+        Self { delegated: Some(Arc::new(shared)) }
+    }
+
+    /// Whether everybody who reaches the socket is the proxy itself.
+    pub fn is_open(&self) -> bool {
+        self.delegated.is_none()
+    }
+
+    /// Whether this caller may read from the cache. Callers without a credential may only where that is configured.
+    pub fn serves(&self, caller: &Caller) -> bool {
+        match (caller, &self.delegated) {
+            (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
+            _ => true,
+        }
+    }
+
+    /// Finds out who sends a request. The first of its credentials that is accepted counts, in the apiserver's order: a
+    /// proxy's word, a certificate, a token.
+    ///
+    /// # Errors It carries credentials, and none of them is accepted; or that cannot be found out.
+    pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
+        let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
+        let caller = shared.authenticate(sender, headers).await;
+        if let Err(refused) = &caller {
+            metrics::refused(refused.as_str());
+        }
+        caller
+    }
+
+    /// Grants this request, if the caller may make it. The grant of a watch is checked again as long as it is held.
+    ///
+    /// # Errors The caller may not, or that cannot be found out.
+    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, NotGranted> {
+        let access = Arc::new(Access::of(info));
+        let Some(shared) = &self.delegated else { return Ok(Grant::new(access, None)) };
+        let grant = shared.grant(caller, info, access).await;
+        if let Err(refused) = &grant {
+            metrics::refused(refused.as_str());
+        }
+        grant
+    }
+
+    /// Whether a proxy behind us may ask for what is no content of the cache: reviews of its callers, and what upstream
+    /// says of itself.
+    pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
+        let Some(shared) = &self.delegated else { return true };
+        match shared.known(caller) {
+            Err(_) => false,
+            Ok(None) => true,
+            Ok(Some(known)) => {
+                let reviewer = &shared.authenticator.access_reviewer;
+                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.hearing).await.is_ok()
+            }
+        }
+    }
+
+    /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
+    /// the same. Each namespace is found out when it comes up.
+    ///
+    /// # Errors It cannot be found out who the caller is or what it may do.
+    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
+        let access = Arc::new(Access::of(info));
+        let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
+        let permit = match shared.grant(caller, info, access.clone()).await {
+            Err(NotGranted::Denied(_)) => shared.readable(caller, info, access).map(Permit::Part),
+            grant => grant.map(Permit::Whole),
+        };
+        if let Err(refused) = &permit {
+            metrics::refused(refused.as_str());
+        }
+        permit
+    }
+
+    /// The identity with which the caller's requests go upstream.
+    pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
+        match (caller, &self.delegated) {
+            (Caller::Ourselves, _) | (_, None) => ActingAs::Ours,
+            (Caller::Anonymous, Some(_)) => ActingAs::Nobody,
+            (Caller::Known(known), Some(shared)) => match &known.credential {
+                Credential::Nobody => ActingAs::Nobody,
+                Credential::Token(_) => ActingAs::Bearer(known.id, known.payer.clone()),
+                // A caller with our certificate has our rights anyway.
+                Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::Ours,
+                Credential::Certificate(_) | Credential::Asserted(..) => ActingAs::User(known.user.clone()),
+            },
+        }
+    }
+
+    /// The user that a caller wants to be taken for, if it may be. Upstream checks `Impersonate-*` headers itself; this
+    /// is for callers that we impersonate, for whom it cannot (R-IMPERSONATE-2).
+    ///
+    /// # Errors The caller may not, or that cannot be found out.
+    pub async fn impersonation(
+        &self,
+        caller: &Caller,
+        wanted: &Impersonation,
+        info: Option<&RequestInfo>,
+    ) -> Result<User, Impeded> {
+        let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else {
+            return Err(Impeded::unknown());
+        };
+        let request = if shared.constrains_impersonation().await { info.map(Access::of) } else { None };
+        let judged = wanted.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
+        if let Err(impeded) = &judged {
+            metrics::refused(impeded.refused.as_str());
+        }
+        judged
+    }
+
+    /// Takes in a change of rights that we have seen. Upstream's authorizers see it a moment earlier or later. Many
+    /// changes cost hardly more than one.
+    pub fn policy_changed(&self, affected: &Affected) {
+        if let Some(shared) = &self.delegated {
+            shared.hearing.changed();
+            shared.changes.hear(affected);
+        }
+    }
+
+    /// Notes that changes of one more kind of objects are heard from now on: those before that may have been missed.
+    pub fn policy_begins(&self) {
+        if let Some(shared) = &self.delegated {
+            shared.hearing.begins();
+            shared.changes.begin();
+        }
+    }
+
+    /// Keeps `ready` from being ready as long as upstream does not let this proxy create reviews; `None` where it
+    /// creates none. The guards are registered at once.
+    pub fn keep_ready(&self, ready: &Ready) -> Option<BoxFuture<'static, ()>> {
+        Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
+    }
+
+    /// How many leases open watches hold; `None` where nobody needs any. Whoever waits is woken by the first and by the
+    /// end of the last.
+    pub fn leases(&self) -> Option<watch::Receiver<usize>> {
+        self.delegated.as_ref().map(|shared| shared.leases.count())
+    }
+
+    /// Says whether changes of policy are seen as they happen; otherwise they are seen later, or changes begin anew.
+    pub fn hears_policy(&self, is_heard: bool) {
+        metrics::policy_watched(is_heard);
+        if let Some(shared) = &self.delegated {
+            shared.hearing.set_open(is_heard);
+        }
+    }
+
+    /// What upstream has said lately of what a user may, if it was asked after `since`: for whoever passes on a proxy's
+    /// question.
+    pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessVerdict)> {
+        let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
+        reviewer.recalls(user, access, since).await
+    }
+
+    /// Notes what upstream said of what a user may when somebody else asked, unless a change was heard meanwhile.
+    pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessVerdict) {
+        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.hearing.moved()) {
+            shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
+        }
+    }
+
+    /// Since when no change of policy has been seen; `None` where it would not be.
+    pub fn policy_unchanged_since(&self) -> Option<Instant> {
+        self.delegated.as_ref()?.hearing.unchanged_since()
+    }
+
+    /// How long answers about callers are remembered, at most.
+    pub fn remembers_for(&self) -> AuthConfig {
+        self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
+    }
+}
+
+impl Shared {
+    async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
+        let mut refused = None;
+        let address = sender.address;
+        for credential in shown(sender, headers)? {
+            let id = self.authenticator.id(&credential);
+            match self
+                .authenticator
+                .identify(id, &credential, token_reviewer::TokenPurpose::Request { source: address })
+                .await
+            {
+                Ok(None) => {}
+                // If a proxy names the anonymous user, that makes nobody known.
+                Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
+                Ok(Some(Identity { user, until, .. })) => {
+                    return Ok(Caller::Known(Arc::new(Known::new(id, credential, user, until))));
+                }
+                Err(why) => refused = Some(why),
+            }
+        }
+        refused.map_or(Ok(Caller::Anonymous), Err)
+    }
+
+    async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
+        let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
+        let hold = || self.lease(&known, info, &access, None);
+        let lease = if mutant(21) { None } else { hold() };
+        let vouched = self.authenticator.access_reviewer.decide(&known.user, &access, AccessPurpose::Request).await?;
+        let lease = if mutant(21) { hold() } else { lease };
+        if let Some(lease) = &lease {
+            lease.stands_on(&known.user, &vouched);
+        }
+        Ok(Grant::new(access, lease).because(vouched.reason))
+    }
+
+    fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
+        let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
+        // What upstream is asked for goes by the account: its rights are the same on each node.
+        let payer = FlowDistinguisher::of(&known.user);
+        let verdicts = NamespaceVerdicts::new(
+            self.authenticator.clone(),
+            known.user.clone(),
+            access.clone(),
+            self.slots.of(&payer),
+        );
+        let verdicts = Arc::new(match info.verb {
+            Verb::Watch => verdicts.of_watch(self.quota.share(payer), self.config.recheck),
+            _ => verdicts,
+        });
+        let lease = self.lease(&known, info, &access, Some(verdicts.clone()));
+        Ok(Readable::new(access, verdicts, lease))
+    }
+
+    /// The user to ask about; `None` for ourselves.
+    fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, NotGranted> {
+        match caller {
+            Caller::Ourselves => Ok(None),
+            Caller::Anonymous if !self.config.anonymous => Err(NotGranted::Unauthenticated),
+            Caller::Anonymous => {
+                let credential = Credential::Nobody;
+                let user = Arc::new(super::authenticator::anonymous());
+                Ok(Some(Arc::new(Known::new(self.authenticator.id(&credential), credential, user, None))))
+            }
+            Caller::Known(known) => Ok(Some(known.clone())),
+        }
+    }
+
+    /// The lease that a watch depends on. It exists before the right is checked, so that no change falls between the
+    /// two.
+    fn lease(
+        &self,
+        known: &Known,
+        info: &RequestInfo,
+        access: &Arc<Access>,
+        verdicts: Option<Arc<NamespaceVerdicts>>,
+    ) -> Option<Arc<GrantLease>> {
+        (info.verb == Verb::Watch).then(|| {
+            let claim = Claim {
+                id: known.id,
+                credential: known.credential.clone(),
+                user: known.user.clone(),
+                until: known.until,
+                access: access.clone(),
+                verdicts,
+            };
+            let terms = LeaseTerms::of(&self.config, &known.credential, &known.user);
+            self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
+        })
+    }
+
+    /// Whether upstream knows constraints on impersonation. If that cannot be found out, they are not used: where
+    /// constraints mean nothing, whoever has all verbs would pass them.
+    async fn constrains_impersonation(&self) -> bool {
+        let asking = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
+        let release = Box::pin(self.release.try_get_with((), asking)).await;
+        release.is_ok_and(|release| release >= CONSTRAINED_SINCE)
+    }
+
+    async fn is_us(&self, user: &User) -> bool {
+        // If it cannot be found out who we are, nobody else is us.
+        let asking =
+            async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
+        Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
+    }
+}
+
+/// Acts on changes of policy as they are seen.
+async fn follow(changes: Arc<Changes>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
+    let mut rounds = Rounds::new();
+    loop {
+        let affected = changes.next(&mut rounds).await;
+        authenticator.access_reviewer.forget(&affected).await;
+        leases.doubt(&affected).await;
+    }
+}
+
+fn quota(config: &AuthConfig) -> NamespaceQuota {
+    let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
+    NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
+}
+
+/// The credentials that a request carries, in the order in which they are believed.
+fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
+    let mut shown = Vec::new();
+    if let Some(chain) = sender.certificates {
+        let user = asserted(headers).map(Arc::new);
+        shown.extend(user.map(|user| Credential::Asserted(chain.clone(), user)));
+        shown.push(Credential::Certificate(chain));
+    }
+    match token_of(headers) {
+        Ok(token) => shown.extend(token.map(Credential::Token)),
+        Err(_) if !shown.is_empty() => {}
+        Err(why) => {
+            tracing::debug!(%why, "a malformed credential");
+            return Err(NotGranted::Unauthenticated);
+        }
+    }
+    Ok(shown)
+}
+
+impl Known {
+    fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
+        let payer = FlowDistinguisher::on_its_node(&user);
+        Self { id, credential, user, payer, until }
+    }
+}
+
+impl Caller {
+    /// The caller's name, for the message of a refusal.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Ourselves => "",
+            Self::Anonymous => User::ANONYMOUS,
+            Self::Known(known) => &known.user.name,
+        }
+    }
+
+    pub fn user(&self) -> Option<&User> {
+        match self {
+            Self::Ourselves | Self::Anonymous => None,
+            Self::Known(known) => Some(&known.user),
+        }
+    }
+
+    /// Whether the caller is known by a certificate of its own, which a browser adds to requests by itself. The
+    /// certificate of a front proxy does not count: it has to judge itself what it takes from browsers.
+    pub fn shows_certificate(&self) -> bool {
+        matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
+    }
+
+    /// Who pays for this caller's use of every limit; `None` where everybody who reaches the socket is the proxy
+    /// itself, and all are one. Callers without a credential pay together as one user.
+    pub fn payer(&self) -> Option<FlowDistinguisher> {
+        match self {
+            Self::Ourselves => None,
+            Self::Anonymous => Some(FlowDistinguisher::of(&super::authenticator::anonymous())),
+            Self::Known(known) => Some(known.payer.clone()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Authorizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").field("open", &self.is_open()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,57 @@
+use std::sync::Arc;
+
+use super::super::certificate::tests::{Authority, at, checks, counted, valid};
+use super::*;
+
+fn shown(root: &Authority, from: u64, to: u64) -> PeerCertChain {
+    PeerCertChain::new(Arc::from([root.issue(&valid(from, to))]))
+}
+
+/// Whose it is at these moments, and how often signatures were looked at for that.
+fn asked(shown: &PeerCertChain, authorities: &Authorities, moments: &[u64]) -> (usize, Vec<bool>) {
+    checks(|| moments.iter().map(|now| shown.holder(AuthorityRole::Client, authorities, at(*now)).is_ok()).collect())
+}
+
+#[test]
+fn a_chain_is_looked_at_once_for_all_requests_of_its_connection() {
+    let (ours, theirs) = (Authority::new("one name"), Authority::new("one name"));
+    let authorities = counted(ours.trusted());
+    let (known, unknown) = (shown(&ours, 0, 1000), shown(&theirs, 0, 1000));
+    assert_eq!(asked(&known, &authorities, &[1, 2, 500, 1000]), (1, vec![true; 4]));
+    assert_eq!(asked(&unknown, &authorities, &[1, 2, 3, 60]), (1, vec![false; 4]), "a no is kept too");
+    assert_eq!(asked(&unknown, &authorities, &[61]).0, 1, "but not for ever");
+}
+
+#[test]
+fn other_authorities_judge_anew_and_the_same_do_not() {
+    let (ours, theirs) = (Authority::new("one name"), Authority::new("one name"));
+    let (first, second) = (counted(ours.trusted()), counted(theirs.trusted()));
+    let known = shown(&ours, 0, 1000);
+    assert_eq!(asked(&known, &first, &[1]), (1, vec![true]));
+    assert_eq!(asked(&known, &second, &[1]), (1, vec![false]), "not by those");
+    assert_eq!(asked(&known, &first, &[1]), (1, vec![true]), "the no was not for these");
+    assert_eq!(asked(&known, &counted(ours.trusted()), &[2]), (0, vec![true]), "they were only read again");
+}
+
+#[test]
+fn time_ends_a_verdict() {
+    let root = Authority::new("root");
+    let authorities = counted(root.trusted());
+    let certificate = shown(&root, 30, 100);
+    // webpki looks at the time first, and then at no signature.
+    assert_eq!(asked(&certificate, &authorities, &[0, 29]), (0, vec![false, false]));
+    assert_eq!(asked(&certificate, &authorities, &[30, 31, 100]), (1, vec![true; 3]), "at once when it is valid");
+    assert_eq!(asked(&certificate, &authorities, &[101, 102]), (0, vec![false; 2]));
+    assert_eq!(asked(&certificate, &authorities, &[100, 101]), (1, vec![true, false]), "the clock was set back");
+}
+
+#[test]
+fn a_client_is_no_front_proxy_by_what_was_found_out_of_it_as_a_client() {
+    let (clients, proxies) = (Authority::new("clients"), Authority::new("proxies"));
+    let client = shown(&clients, 0, 100);
+    let (clients, proxies) = (clients.trusted(), proxies.trusted());
+    for _ in 0..2 {
+        assert!(client.holder(AuthorityRole::Client, &clients, at(1)).is_ok());
+        assert!(client.holder(AuthorityRole::FrontProxy, &proxies, at(1)).is_err());
+    }
+}

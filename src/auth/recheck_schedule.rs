@@ -1,0 +1,241 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::AffectedScope;
+use base::random;
+
+/// The times at which each namespace of a readable watch is to be asked about again. They are spread over the period,
+/// and earlier where policy has changed.
+#[derive(Debug)]
+pub(super) struct RecheckSchedule {
+    period: Duration,
+    items: BTreeMap<Arc<str>, Item>,
+    due: BTreeSet<(Instant, Arc<str>)>,
+}
+
+#[derive(Debug, Clone)]
+struct Item {
+    /// When upstream was last asked about it and answered.
+    asserted: Instant,
+    /// Whether upstream has answered at all.
+    is_known: bool,
+    /// When it is due; `None` while it is being asked about.
+    due: Option<Instant>,
+    /// When policy changed: an answer from before will not do.
+    changed: Option<Instant>,
+}
+
+impl RecheckSchedule {
+    /// Makes an empty agenda. An answer is good for `period` at most.
+    pub(super) fn new(period: Duration) -> Self {
+        Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
+    }
+
+    /// Adds a namespace of which nothing is known, before upstream is asked about it, so that no change of policy falls
+    /// between the two.
+    pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
+        if !self.items.contains_key(namespace) {
+            self.put(namespace, Item { asserted: now, is_known: false, due: None, changed: None });
+        }
+    }
+
+    /// Removes a namespace of which nothing was found out, unless somebody else has found something out.
+    pub(super) fn forget(&mut self, namespace: &Arc<str>) {
+        if self.items.get(namespace).is_some_and(|item| !item.is_known) {
+            self.items.remove(namespace);
+        }
+    }
+
+    /// How many namespaces there are.
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub(super) fn contains(&self, namespace: &str) -> bool {
+        self.items.contains_key(namespace)
+    }
+
+    /// Notes that upstream has answered a question that was put at `asked`.
+    pub(super) fn answered(&mut self, namespace: &Arc<str>, asked: Instant) {
+        let before = self.items.get(namespace);
+        // Namespaces that were found out together are not asked about together: the first time is anywhere within the
+        // period, and then they follow once in each.
+        let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
+        let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
+        let due = changed.unwrap_or(asked + self.period.mul_f64(share));
+        self.put(namespace, Item { asserted: asked, is_known: true, due: Some(due), changed });
+    }
+
+    /// Notes what was found out about a namespace that [began](Self::begin), by a question that was put at `began` or a
+    /// little before.
+    pub(super) fn found_out(&mut self, namespace: &Arc<str>, began: Instant) {
+        if !self.items.contains_key(namespace) {
+            // Somebody else has given it up meanwhile, so what changed since then is not known.
+            let now = Instant::now();
+            self.put(namespace, Item { asserted: began, is_known: true, due: None, changed: Some(now) });
+        }
+        self.answered(namespace, began);
+    }
+
+    /// Notes that upstream did not answer: the namespace is asked about at `again`.
+    pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
+        if let Some(item) = self.items.get(namespace).cloned() {
+            self.put(namespace, Item { due: Some(again), ..item });
+        }
+    }
+
+    /// Notes that policy has changed in a place. Returns whether that touches a namespace that is known.
+    pub(super) fn change(&mut self, reach: &AffectedScope, at: Instant) -> bool {
+        let touched: Vec<_> = match reach {
+            AffectedScope::Everywhere => self.items.keys().cloned().collect(),
+            AffectedScope::Within(namespaces) => {
+                namespaces.iter().filter(|of| self.items.contains_key(*of)).cloned().collect()
+            }
+        };
+        for namespace in &touched {
+            if let Some(item) = self.items.get(namespace).cloned() {
+                self.put(namespace, Item { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item });
+            }
+        }
+        !touched.is_empty()
+    }
+
+    /// When the next namespace is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Takes the namespaces that are due, up to `count_max`. Each comes with the moment before which no answer will do.
+    pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
+        let mut taken = Vec::new();
+        while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
+            let Some((_, namespace)) = self.due.pop_first() else { break };
+            if let Some(item) = self.items.get_mut(&namespace) {
+                item.due = None;
+                let since = item.changed.unwrap_or_else(|| now.checked_sub(slack).unwrap_or(now));
+                taken.push((namespace, since));
+            }
+        }
+        taken
+    }
+
+    /// Notes that upstream answers nothing now: nothing is asked before `until`.
+    pub(super) fn put_off(&mut self, until: Instant) {
+        while let Some((due, namespace)) = self.due.pop_first() {
+            if due >= until {
+                self.due.insert((due, namespace));
+                break;
+            }
+            if let Some(item) = self.items.get_mut(&namespace) {
+                item.due = Some(until);
+                // Moved behind `until`, so that the loop ends.
+                self.due.insert((until, namespace));
+            }
+        }
+    }
+
+    /// When the oldest answer was asked for that something is shown by.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
+    }
+
+    fn put(&mut self, namespace: &Arc<str>, item: Item) {
+        let due = item.due;
+        if let Some(Item { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
+            self.due.remove(&(before, namespace.clone()));
+        }
+        if let Some(due) = due {
+            self.due.insert((due, namespace.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{advance, pause};
+
+    use super::*;
+
+    const PERIOD: Duration = Duration::from_secs(60);
+    const SLACK: Duration = Duration::from_secs(5);
+
+    fn within(namespaces: &[&str]) -> AffectedScope {
+        AffectedScope::Within(namespaces.iter().map(|&namespace| Arc::from(namespace)).collect())
+    }
+
+    fn agenda(count: usize, now: Instant) -> RecheckSchedule {
+        let mut agenda = RecheckSchedule::new(PERIOD);
+        (0..count).for_each(|number| agenda.answered(&Arc::from(format!("t{number}")), now));
+        agenda
+    }
+
+    fn names(taken: &[(Arc<str>, Instant)]) -> Vec<&str> {
+        taken.iter().map(|(namespace, _)| &**namespace).collect()
+    }
+
+    /// Each is asked about within the period, again and again, and never many at once.
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_are_asked_about_spread_over_the_period() {
+        let mut agenda = agenda(600, Instant::now());
+        let mut last: BTreeMap<Arc<str>, Instant> =
+            agenda.items.iter().map(|(name, item)| (name.clone(), item.asserted)).collect();
+        for second in 1..=240 {
+            advance(Duration::from_secs(1)).await;
+            let now = Instant::now();
+            let taken = agenda.take(now, SLACK, usize::MAX);
+            assert!(taken.len() < 40, "second {second}: {} at once", taken.len());
+            for (namespace, since) in taken {
+                assert_eq!(Some(since), now.checked_sub(SLACK));
+                let before = last.insert(namespace.clone(), now).expect("it is known");
+                assert!(now - before <= PERIOD + Duration::from_secs(1), "{namespace}");
+                agenda.answered(&namespace, now);
+            }
+        }
+        assert!(last.values().all(|asked| asked.elapsed() <= PERIOD), "all of them");
+    }
+
+    #[tokio::test]
+    async fn only_the_namespaces_that_a_change_touches_are_asked_about_again() {
+        pause();
+        let mut agenda = agenda(20, Instant::now());
+        advance(Duration::from_millis(1)).await;
+        let now = Instant::now();
+        assert!(!agenda.change(&within(&["t", "t20", "t1-x"]), now), "nothing is known of these");
+        assert!(agenda.change(&within(&["t1", "t10", "unknown"]), now));
+        let taken = agenda.take(now, SLACK, usize::MAX);
+        assert_eq!(taken.iter().filter(|(_, since)| *since == now).count(), 2, "an older answer will not do");
+        assert!(names(&taken).contains(&"t1") && names(&taken).contains(&"t10"));
+        // It has changed once more while upstream was asked.
+        advance(Duration::from_millis(1)).await;
+        let again = Instant::now();
+        agenda.change(&within(&["t10"]), again);
+        taken.iter().for_each(|(namespace, _)| agenda.answered(namespace, now));
+        assert_eq!(agenda.take(again, SLACK, usize::MAX), [(Arc::from("t10"), again)]);
+        agenda.answered(&Arc::from("t10"), again);
+        assert!(agenda.take(again, SLACK, usize::MAX).is_empty());
+        agenda.change(&AffectedScope::Everywhere, again);
+        assert_eq!(agenda.take(again, SLACK, usize::MAX).len(), 20);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_can_tell_is_asked_later_and_ages() {
+        pause();
+        let began = Instant::now();
+        let mut agenda = agenda(5, began);
+        advance(PERIOD).await;
+        let now = Instant::now();
+        let taken = agenda.take(now, SLACK, 2);
+        assert_eq!(taken.len(), 2);
+        let again = now + SLACK;
+        taken.iter().for_each(|(namespace, _)| agenda.unanswered(namespace, again));
+        agenda.put_off(again);
+        assert_eq!((agenda.next(), agenda.oldest()), (Some(again), Some(began)));
+        advance(SLACK).await;
+        let taken = agenda.take(again, SLACK, usize::MAX);
+        taken.iter().for_each(|(namespace, _)| agenda.answered(namespace, again));
+        assert_eq!((taken.len(), agenda.oldest()), (5, Some(again)));
+    }
+}

@@ -1,0 +1,238 @@
+use std::pin::pin;
+
+use futures_util::FutureExt as _;
+
+use super::*;
+use crate::cache::tests::fixture::{POD, added, drawn_seed, listed, ring, rv};
+
+fn who(from: u64) -> ResumingClient {
+    ResumingClient { from: rv(from), inquires: false }
+}
+
+fn inquirer(from: u64) -> ResumingClient {
+    ResumingClient { from: rv(from), inquires: true }
+}
+
+fn crowd(versions: &[u64]) -> Crowd {
+    versions.iter().map(|from| (rv(*from), 1)).collect()
+}
+
+/// A feed that has everything behind 100.
+const HELD: Held = Held { floor: ResourceVersion(100), known: ResourceVersion(100) };
+
+fn remembers(answers: &[BackfillOutcome], now: Instant) -> Memory {
+    let mut memory = Memory::default();
+    for answer in answers {
+        memory.ask(BackfillRequest::Events(rv(1)));
+        memory.note(*answer, now);
+    }
+    memory
+}
+
+#[test]
+fn who_may_be_served_waits_and_a_refusal_is_remembered() {
+    use BackfillOutcome::{BrokeOff, Explained, Failed, Gone, Inexplicable, Joined, OtherHistory, TooEarly};
+    let now = Instant::now();
+    let spent = [Joined; QUESTIONS_MAX as usize];
+    let gone = Gone { before: rv(50) };
+    for (answers, from, later, waits) in [
+        (&[][..], 1, 0, true),
+        (&[Joined], 1, 0, true),
+        (&[gone], 49, 0, false),
+        (&[gone], 49, 86_400, false),
+        (&[gone], 50, 0, true),
+        // What an older answer says stays true.
+        (&[gone, Gone { before: rv(20) }], 49, 0, false),
+        (&[TooEarly { from: rv(50) }], 50, 0, false),
+        (&[TooEarly { from: rv(50) }], 51, 0, true),
+        (&[OtherHistory], 99, 86_400, false),
+        (&[Failed], 99, 0, false),
+        (&[Failed], 99, 4, false),
+        (&[Failed], 99, 5, true),
+        // An answer that breaks off is waited for again, and not for ever.
+        (&[BrokeOff], 99, 0, true),
+        (&[BrokeOff, BrokeOff], 99, 0, true),
+        (&[BrokeOff, BrokeOff, Joined, BrokeOff, BrokeOff], 99, 0, true),
+        (&[BrokeOff, BrokeOff, BrokeOff], 99, 4, false),
+        (&[BrokeOff, BrokeOff, BrokeOff], 99, 5, true),
+        (&spent, 99, 86_400, false),
+        (&spent[1..], 99, 0, true),
+        // That is no matter of whoever does not ask for it.
+        (&[Inexplicable { upto: rv(50) }], 49, 0, true),
+        (&[Explained], 49, 0, true),
+    ] {
+        let memory = remembers(answers, now);
+        let expected = if waits { Prospect::Waits } else { Prospect::TurnedAway };
+        let prospect = memory.prospect(who(from), now + Duration::from_secs(later));
+        assert_eq!(prospect, expected, "{answers:?}, from {from}, {later} s later");
+    }
+}
+
+#[test]
+fn what_cannot_be_explained_is_remembered_for_those_who_inquire() {
+    let now = Instant::now();
+    let memory = remembers(&[BackfillOutcome::Inexplicable { upto: rv(50) }], now);
+    assert_eq!(memory.prospect(inquirer(49), now), Prospect::TurnedAway);
+    assert_eq!(memory.prospect(inquirer(50), now), Prospect::Waits);
+}
+
+#[test]
+fn the_last_question_is_waited_for_by_those_whom_it_may_serve() {
+    let now = Instant::now();
+    for (question, served) in [
+        (BackfillRequest::Events(rv(50)), [false, true, true, true]),
+        (BackfillRequest::Before(rv(50)), [false, false, false, true]),
+    ] {
+        let mut memory = remembers(&[BackfillOutcome::Joined; QUESTIONS_MAX as usize - 1], now);
+        memory.ask(question);
+        let those = [who(49), who(50), who(51), inquirer(51)];
+        assert_eq!(those.map(|who| memory.prospect(who, now) == Prospect::Waits), served, "{question:?}");
+        memory.note(BackfillOutcome::Joined, now);
+        assert_eq!(those.map(|who| memory.prospect(who, now) == Prospect::Waits), [false; 4]);
+    }
+}
+
+#[test]
+fn upstream_is_asked_for_the_oldest_that_it_may_still_have() {
+    use BackfillOutcome::{Failed, Gone, Inexplicable, OtherHistory};
+    let (now, fresh) = (Instant::now(), Memory::default());
+    let gone = |before| remembers(&[Gone { before: rv(before) }], now);
+    let over = remembers(&[OtherHistory], now);
+    let blind = Memory { is_blind: true, ..fresh };
+    let spent = Memory { questions: QUESTIONS_MAX, ..fresh };
+    let partly = Held { known: rv(150), ..HELD };
+    let events = |from| Some(BackfillRequest::Events(rv(from)));
+    let before = |from| Some(BackfillRequest::Before(rv(from)));
+    for (what, memory, held, waiting, inquiring, next) in [
+        ("nobody waits", fresh, HELD, &[][..], &[][..], None),
+        ("the oldest", fresh, HELD, &[30, 10, 20], &[], events(10)),
+        ("the oldest that was not refused", gone(20), HELD, &[30, 10, 20, 19], &[], events(20)),
+        ("all were refused", gone(20), HELD, &[10, 19], &[], None),
+        ("those within the history wait no longer", fresh, HELD, &[100, 120], &[], None),
+        ("the middle if nobody knows", blind, HELD, &[10, 20, 30, 40, 50], &[], events(30)),
+        ("the last one, too", blind, HELD, &[10], &[], events(10)),
+        ("it is left alone", remembers(&[Failed], now), HELD, &[10], &[], None),
+        ("it is of no use", over, HELD, &[10], &[], None),
+        ("often enough", spent, HELD, &[10], &[], None),
+        ("all is gone", gone(100), HELD, &[10, 99], &[], None),
+        ("more than all is gone", gone(101), HELD, &[10, 99], &[], None),
+        ("what happened comes first", fresh, partly, &[90, 120], &[120], events(90)),
+        ("then what was there before", fresh, partly, &[120, 130], &[130, 120], before(120)),
+        ("nobody inquires", fresh, partly, &[120], &[], None),
+        ("all is explained", fresh, HELD, &[120], &[120], None),
+        ("nobody can explain it", remembers(&[Inexplicable { upto: rv(130) }], now), partly, &[120], &[120], None),
+        (
+            "that could be explained",
+            remembers(&[Inexplicable { upto: rv(130) }], now),
+            partly,
+            &[140],
+            &[140],
+            before(140),
+        ),
+    ] {
+        let ledger = Ledger { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
+        assert_eq!(ledger.next(held, now), next, "{what}");
+    }
+}
+
+/// Clients of a fleet come back in any order, each from a version of its own.
+#[test]
+fn five_thousand_versions_cost_a_handful_of_questions() {
+    let seed = drawn_seed();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut returners: Vec<_> = (1..=5_000).collect();
+    for at_once in [1, 10, 100] {
+        random.shuffle(&mut returners);
+        let (mut ledger, mut held) = (Ledger::default(), Held { floor: rv(6_000), known: rv(6_000) });
+        for some in returners.chunks(at_once) {
+            ledger.waiting = crowd(some);
+            if let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
+                ledger.memory.ask(BackfillRequest::Events(from));
+                ledger.memory.note(BackfillOutcome::Joined, Instant::now());
+                held = Held { floor: from, known: from };
+            }
+        }
+        let questions = ledger.memory.questions;
+        assert!(questions <= QUESTIONS_MAX, "seed {seed}: {questions}");
+        assert!(held.floor <= rv(50), "seed {seed}, {at_once} at once: nearly all are served: {held:?}");
+    }
+}
+
+#[test]
+fn without_a_word_from_upstream_each_refusal_halves_what_is_left() {
+    let mut ledger = Ledger { waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(), ..Ledger::default() };
+    let (mut held, had) = (Held { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
+    while let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
+        ledger.memory.ask(BackfillRequest::Events(from));
+        let answer = if from < had { BackfillOutcome::TooEarly { from } } else { BackfillOutcome::Joined };
+        if answer == BackfillOutcome::Joined {
+            held.floor = from;
+        }
+        ledger.memory.note(answer, Instant::now());
+    }
+    assert_eq!(held.floor, had, "after {} questions", ledger.memory.questions);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_goes_on_when_the_history_begins_earlier_or_will_not() {
+    let (mut writer, reader) = listed(ring(10), 100, &[]);
+    let (returners, everything) = (ResumeBackfills::default(), View::everything());
+    let [mut served, mut earlier, mut later] =
+        [50, 40, 60].map(|from| Box::pin(returners.wait(rv(from), &everything, &reader)));
+    for waits in [&mut served, &mut earlier, &mut later] {
+        assert!(waits.as_mut().now_or_never().is_none());
+    }
+    returners.came().await;
+    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(40))), "the oldest");
+    returners.answered(BackfillOutcome::Gone { before: rv(45) });
+    assert!(earlier.as_mut().now_or_never().is_some(), "upstream has no more of it");
+    assert!(served.as_mut().now_or_never().is_none());
+    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))));
+    let beginning = reader.beginning().expect("the first history, and whole");
+    assert!(writer.begin_earlier(beginning.joined_by(rv(50), Vec::new()).expect("nothing happened")));
+    returners.answered(BackfillOutcome::Joined);
+    assert!(served.as_mut().now_or_never().is_some() && later.as_mut().now_or_never().is_some());
+    assert!(returners.ledger.lock().waiting.is_empty(), "whoever goes is waited for no more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_without_an_answer_turns_away_who_is_there_and_for_a_while_who_comes() {
+    let (_writer, reader) = listed(ring(10), 100, &[]);
+    let (returners, everything) = (ResumeBackfills::default(), View::everything());
+    let mut waits = pin!(returners.wait(rv(50), &everything, &reader));
+    assert!(waits.as_mut().now_or_never().is_none());
+    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))));
+    returners.answered(BackfillOutcome::Failed);
+    assert!(waits.now_or_never().is_some());
+    assert!(returners.wait(rv(60), &everything, &reader).now_or_never().is_some());
+    tokio::time::advance(REST).await;
+    assert!(returners.wait(rv(60), &everything, &reader).now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_turns_nobody_away_until_it_is_the_third() {
+    let (_writer, reader) = listed(ring(10), 100, &[]);
+    let (returners, everything) = (ResumeBackfills::default(), View::everything());
+    let mut waits = pin!(returners.wait(rv(50), &everything, &reader));
+    assert!(waits.as_mut().now_or_never().is_none());
+    for breaks in 1..BROKEN_MAX {
+        assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))), "{breaks}");
+        returners.answered(BackfillOutcome::BrokeOff);
+        assert!(waits.as_mut().now_or_never().is_none(), "{breaks}");
+    }
+    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))));
+    returners.answered(BackfillOutcome::BrokeOff);
+    assert!(waits.now_or_never().is_some());
+}
+
+#[tokio::test]
+async fn nobody_waits_where_the_history_cannot_begin_earlier() {
+    let (mut writer, reader) = listed(ring(1), 100, &[]);
+    let (returners, everything) = (ResumeBackfills::default(), View::everything());
+    assert!(returners.wait(rv(50), &everything, &reader).now_or_never().is_none());
+    for (version, note) in [(101, 1), (102, 2)] {
+        writer.apply(added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)).expect("in order");
+    }
+    assert_eq!(reader.floor(), rv(101), "the ring is full");
+    assert!(returners.wait(rv(50), &everything, &reader).now_or_never().is_some());
+}

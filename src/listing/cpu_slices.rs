@@ -1,0 +1,263 @@
+//! Slices of time for work that is done in a poll.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::scan_queue::Whose;
+use base::random;
+
+/// Slices for work that polls do for one client alone. Watches look through histories that they catch up with and
+/// states that they begin with; dear selectors are evaluated; selections are derived and compressed.
+///
+/// A poll cannot wait for others, and a client that does not read must not keep what others wait for. So a slice is
+/// never handed to somebody who waits. A poll that finds no slice tries again later, the sooner the fewer of its
+/// caller's polls try. As much time as slices take is left to everything else.
+///
+/// Callers get slices in rounds: one each, however many of a caller's watches want some. The next round begins when all
+/// who want a slice have had theirs, or have not come for it.
+#[derive(Debug, Clone)]
+pub(crate) struct CpuSlices(Arc<Mutex<Queue>>);
+
+/// Leave to work, in one poll.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    slices: CpuSlices,
+    whose: Whose,
+    taken: Instant,
+}
+
+/// Counts for its caller as one that found no slice.
+#[derive(Debug)]
+pub(crate) struct WaitingForSlice {
+    slices: CpuSlices,
+    whose: Whose,
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// When each slice that nobody has can be had.
+    free: Vec<Instant>,
+    round: u64,
+    /// Since when a slice is kept for callers that have not had theirs in this round.
+    kept_since: Option<Instant>,
+    /// The callers that wait, or have had their slice in this round.
+    callers: HashMap<Whose, Caller>,
+    /// How many callers wanted a slice, when this was last counted.
+    wanted_by: u32,
+}
+
+#[derive(Debug)]
+struct Caller {
+    waiting: u32,
+    /// When the caller last wanted a slice.
+    tried: Instant,
+    /// The round of its next slice.
+    round: u64,
+}
+
+/// The least time from one slice to the next in the same place. A slice takes about half of that.
+const PERIOD: Duration = Duration::from_millis(2);
+/// How long a slice is kept for callers that have not had theirs.
+const KEPT_FOR: Duration = Duration::from_millis(4);
+/// The longest wait, in milliseconds, of a poll that found no slice before it tries again.
+const TRY_AGAIN_MAX: u32 = 64;
+/// How many times per millisecond all polls together try, as long as that is not too rare.
+const TRIES: u32 = 16;
+/// A poll that has not tried again for so long is not read by its client, and is not waited for.
+const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
+
+impl CpuSlices {
+    pub(crate) fn new(at_a_time: usize) -> Self {
+        let (free, callers) = (vec![Instant::now(); at_a_time], HashMap::new());
+        Self(Arc::new(Mutex::new(Queue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
+    }
+
+    /// Takes a slice, or says how long to wait before trying again.
+    pub(crate) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
+        let now = Instant::now();
+        let mut queue = self.0.lock();
+        if let Some(caller) = queue.callers.get_mut(whose) {
+            caller.tried = now;
+        }
+        let place = queue.free.iter().position(|since| *since <= now);
+        match place.filter(|_| queue.is_due(whose, now)) {
+            Some(place) => {
+                queue.free.swap_remove(place);
+                queue.kept_since = None;
+                Ok(Slice { slices: self.clone(), whose: whose.clone(), taken: now })
+            }
+            None => {
+                let own = queue.callers.get(whose).map_or(1, |caller| caller.waiting.max(1));
+                let spread = (own.saturating_mul(queue.wanted_by) / TRIES).clamp(1, TRY_AGAIN_MAX);
+                Err(Duration::from_millis(1) * random::u32(1..=spread))
+            }
+        }
+    }
+
+    /// Counts one more of this caller's waiting polls.
+    pub(crate) fn wait(&self, whose: &Whose) -> WaitingForSlice {
+        let now = Instant::now();
+        let mut queue = self.0.lock();
+        let unknown = Caller { waiting: 0, tried: now, round: queue.round };
+        queue.callers.entry(whose.clone()).or_insert(unknown).waiting += 1;
+        WaitingForSlice { slices: self.clone(), whose: whose.clone() }
+    }
+}
+
+impl Queue {
+    /// Whether a caller may have a free slice.
+    fn is_due(&mut self, whose: &Whose, now: Instant) -> bool {
+        let Some(caller) = self.callers.get(whose) else { return true };
+        if caller.round <= self.round {
+            return true;
+        }
+        let round = caller.round;
+        match self.kept_since {
+            Some(since) if now < since + KEPT_FOR => return false,
+            // They have not come. They are not waited for again before they do.
+            Some(_) => self.kept_for().for_each(|(_, caller)| caller.tried = now - GONE),
+            None => {}
+        }
+        if self.kept_for().any(|(other, caller)| other != whose && caller.tried + GONE > now) {
+            self.kept_since.get_or_insert(now);
+            return false;
+        }
+        (self.round, self.kept_since) = (round, None);
+        true
+    }
+
+    /// The callers that wait and have not had their slice in this round.
+    fn kept_for(&mut self) -> impl Iterator<Item = (&Whose, &mut Caller)> {
+        let round = self.round;
+        self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
+    }
+
+    /// Gives a slice back that was had for so long.
+    fn used(&mut self, whose: &Whose, taken: Instant, took: Duration) {
+        self.free.push(taken + PERIOD.max(2 * took));
+        let now = taken + took;
+        let is_there = |caller: &Caller| caller.waiting > 0 && caller.tried + GONE > now;
+        let others = self.callers.iter().filter(|(other, caller)| *other != whose && is_there(caller)).count();
+        self.wanted_by = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
+        if others == 0 {
+            self.round += 1;
+        } else {
+            let round = self.round + 1;
+            self.callers.entry(whose.clone()).or_insert(Caller { waiting: 0, tried: now, round }).round = round;
+        }
+        let round = self.round;
+        self.callers.retain(|_, caller| caller.waiting > 0 || caller.round > round);
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        let took = self.taken.elapsed();
+        self.slices.0.lock().used(&self.whose, self.taken, took);
+    }
+}
+
+impl Drop for WaitingForSlice {
+    fn drop(&mut self) {
+        let mut queue = self.slices.0.lock();
+        let round = queue.round;
+        if let Some(caller) = queue.callers.get_mut(&self.whose) {
+            caller.waiting -= 1;
+            if caller.waiting == 0 && caller.round <= round {
+                queue.callers.remove(&self.whose);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::super::cost;
+    use super::super::scan_pace::ScanBudget;
+    use super::*;
+    use kubeapi::{FlowDistinguisher, User};
+
+    fn payer(n: usize) -> FlowDistinguisher {
+        FlowDistinguisher::of(&User { name: n.to_string(), ..User::default() })
+    }
+
+    /// How many slices each of these callers uses, who look at more than there is with so many watches at a time.
+    async fn used(slices: &CpuSlices, watches: &[(Whose, usize)], time: Duration) -> Vec<usize> {
+        let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
+        let mut tasks = tokio::task::JoinSet::new();
+        for ((whose, watches), count) in watches.iter().zip(&counts) {
+            for _ in 0..*watches {
+                let (mut looks, count) = (ScanBudget::new(slices.clone(), whose.clone(), false), count.clone());
+                tasks.spawn(async move {
+                    loop {
+                        let slice = std::future::poll_fn(|cx| looks.poll(cx)).await;
+                        *looks.left() = 0;
+                        *count.lock() += usize::from(slice.is_some());
+                    }
+                });
+            }
+        }
+        sleep(time).await;
+        tasks.shutdown().await;
+        counts.iter().map(|count| *count.lock()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_has_its_share_whatever_others_have_open() {
+        let second = Duration::from_secs(1);
+        for at_a_time in [1, 2] {
+            let slices = CpuSlices::new(at_a_time);
+            let alone = used(&slices, &[(Some(payer(0)), 1_000)], second).await[0];
+            assert!((200 * at_a_time..=500 * at_a_time).contains(&alone), "{alone}");
+            let both = used(&slices, &[(Some(payer(1)), 1_000), (Some(payer(2)), 1)], second).await;
+            assert!(both[1] * 3 > both[0] && both[1] >= 100, "{at_a_time} at a time: {both:?}");
+            assert!(both.iter().sum::<usize>() >= 200, "nor is it wasted: {both:?}");
+            let of_many: Vec<_> = (0..10).map(|n| (Some(payer(n)), if n < 9 { 200 } else { 1 })).collect();
+            let each = used(&slices, &of_many, second).await;
+            let most = each.iter().max().expect("ten");
+            assert!(each[9] * 3 > *most, "{at_a_time} at a time: {each:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_not_read_keeps_nobody_from_anything() {
+        let slices = CpuSlices::new(1);
+        let stuck: Vec<_> = (10..60).map(|n| slices.wait(&Some(payer(n)))).collect();
+        sleep(GONE).await;
+        let alone = used(&slices, &[(Some(payer(0)), 1)], Duration::from_secs(1)).await[0];
+        assert!(alone >= 200, "{alone}");
+        drop(stuck);
+        assert!(slices.0.lock().callers.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_of_those_who_are_gone() {
+        let slices = CpuSlices::new(1);
+        used(&slices, &[(Some(payer(1)), 5), (Some(payer(2)), 5)], Duration::from_millis(100)).await;
+        sleep(Duration::from_secs(1)).await;
+        drop(slices.take(&Some(payer(3))).expect("nobody has it"));
+        assert!(slices.0.lock().callers.is_empty());
+    }
+
+    /// What a period takes leaves at least half of the time to others.
+    #[tokio::test(start_paused = true)]
+    async fn as_much_time_as_a_slice_takes_is_left_to_others() {
+        let slices = CpuSlices::new(1);
+        for took in [0, 1, 10] {
+            let slice = slices.take(&None).expect("it is free");
+            sleep(Duration::from_millis(took)).await;
+            drop(slice);
+            let period = u64::try_from(PERIOD.as_millis()).expect("short");
+            sleep(Duration::from_millis(period.max(2 * took) - took - 1)).await;
+            assert!(slices.take(&None).is_err(), "{took} ms");
+            sleep(Duration::from_millis(1)).await;
+        }
+        const { assert!(cost::GLANCE < cost::SLICE) };
+    }
+}

@@ -1,0 +1,171 @@
+//! Turns for looking at objects one by one.
+
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
+
+use super::OverLimit;
+use kubeapi::FlowDistinguisher;
+
+/// The queue of scans. A scan takes a whole core. So fewer of them run at a time than there are cores, one for each
+/// caller, and callers take turns, about every millisecond. Work of less than a slice needs no turn.
+#[derive(Debug, Clone)]
+pub(crate) struct ScanQueue(base::TurnQueue<Whose>);
+
+/// Leave to scan. The next caller may scan when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ScanTurn(base::Turn<Whose>);
+
+/// A caller; `None` where all callers are one, who then has no share.
+pub(crate) type Whose = Option<FlowDistinguisher>;
+
+/// How many scans wait for their turn, in all and for one caller. Each holds a request, and a state that others hold
+/// too.
+const WAITING_MAX: usize = 1_024;
+const WAITING_PER_CALLER_MAX: usize = 64;
+/// About how long a slice takes.
+const SLICE: Duration = Duration::from_millis(1);
+/// How long a scan waits for its first turn.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+impl ScanQueue {
+    pub(crate) fn at_a_time(running_max: usize) -> Self {
+        Self(base::TurnQueue::new(running_max, Option::is_some))
+    }
+
+    /// Waits for a turn.
+    ///
+    /// # Errors
+    /// Too many wait, or for too long.
+    pub(crate) async fn turn(&self, whose: Whose) -> Result<ScanTurn, OverLimit> {
+        let (all, own) = self.0.waiting(&whose);
+        if all >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
+            return Err(OverLimit("selections"));
+        }
+        let called = timeout(WAIT_MAX, self.turn_late(whose)).await;
+        called.map_err(|_| OverLimit("selections"))
+    }
+
+    /// Waits for a turn, however long: whoever asks has begun, and is one of those who are counted elsewhere.
+    pub(crate) async fn turn_late(&self, whose: Whose) -> ScanTurn {
+        ScanTurn(self.0.wait(whose).await)
+    }
+}
+
+impl ScanTurn {
+    /// Lets everything else in, and the scans of other callers, if there are some: a caller's own come one by one.
+    pub(crate) async fn rest(&mut self) {
+        yield_now().await;
+        if self.0.is_wanted() {
+            // Scans that compete leave half of their time to everything else: a slice is about as long.
+            sleep(SLICE).await;
+            self.0.pass_on().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::FutureExt;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use kubeapi::User;
+
+    fn caller(n: u8) -> FlowDistinguisher {
+        FlowDistinguisher::of(&User { name: n.to_string(), ..User::default() })
+    }
+
+    /// Scans so many slices, and notes each.
+    async fn scan(scans: ScanQueue, whose: Whose, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
+        let mut turn = scans.turn(whose).await.expect("there is room");
+        for slice in 0..slices {
+            if slice > 0 {
+                turn.rest().await;
+            }
+            notes.lock().push(name);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_take_turns_slice_by_slice_and_a_callers_own_come_one_by_one() {
+        let (scans, notes) = (ScanQueue::at_a_time(1), Arc::<Mutex<Vec<u8>>>::default());
+        let scan = |whose, slices, name| scan(scans.clone(), whose, slices, notes.clone(), name);
+        tokio::join!(
+            scan(Some(caller(1)), 4, b'a'),
+            scan(Some(caller(1)), 2, b'b'),
+            scan(Some(caller(2)), 3, b'x'),
+            scan(Some(caller(3)), 1, b'y')
+        );
+        assert_eq!(String::from_utf8_lossy(&notes.lock()), "axyaxaxabb");
+        assert!(scans.0.is_empty());
+    }
+
+    #[tokio::test]
+    async fn one_caller_scans_once_at_a_time_and_all_not_more_than_there_is_room_for() {
+        let scans = ScanQueue::at_a_time(2);
+        let first = scans.turn(Some(caller(1))).await.expect("nobody scans");
+        assert!(scans.turn(Some(caller(1))).now_or_never().is_none(), "its one scans");
+        let second = scans.turn(Some(caller(2))).now_or_never().expect("at once").expect("there is room");
+        let mut third = Box::pin(scans.turn(Some(caller(3))));
+        assert!(third.as_mut().now_or_never().is_none(), "two scan");
+        drop(first);
+        assert!(third.await.is_ok());
+        drop(second);
+        assert!(scans.0.is_empty());
+    }
+
+    #[tokio::test]
+    async fn where_all_callers_are_one_they_have_no_shares() {
+        let scans = ScanQueue::at_a_time(2);
+        let turns = [scans.turn(None).await, scans.turn(None).await];
+        assert!(turns.iter().all(Result::is_ok) && scans.turn(None).now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn whoever_goes_away_leaves_no_trace_and_what_was_theirs_to_the_next() {
+        let scans = ScanQueue::at_a_time(1);
+        let turn = scans.turn(Some(caller(1))).await.expect("nobody scans");
+        let mut gone = Box::pin(scans.turn(Some(caller(2))));
+        let mut next = Box::pin(scans.turn(Some(caller(3))));
+        assert!(gone.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
+        drop(turn);
+        // It was called, and does not hear of it any more.
+        drop(gone);
+        let turn = next.await.expect("it is its turn");
+        let waits = Box::pin(scans.turn(Some(caller(4))));
+        assert!(waits.now_or_never().is_none(), "and is gone again");
+        drop(turn);
+        assert!(scans.0.is_empty());
+    }
+
+    #[tokio::test]
+    async fn too_many_who_wait_are_turned_away_and_others_still_find_a_place() {
+        let scans = ScanQueue::at_a_time(1);
+        let _turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
+        let wait = |n| {
+            let mut waits = Box::pin(scans.turn(Some(caller(n))));
+            assert!(waits.as_mut().now_or_never().is_none());
+            waits
+        };
+        let own: Vec<_> = (0..WAITING_PER_CALLER_MAX).map(|_| wait(1)).collect();
+        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(OverLimit("selections")));
+        drop(wait(2));
+        let all: Vec<_> = (own.len()..WAITING_MAX).map(|n| wait(2 + u8::try_from(n / 64).expect("few"))).collect();
+        assert_eq!(scans.turn(Some(caller(200))).await.err(), Some(OverLimit("selections")));
+        drop((own, all));
+        drop(wait(200));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_ever() {
+        let scans = ScanQueue::at_a_time(1);
+        let turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
+        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(OverLimit("selections")));
+        drop(turn);
+        assert!(scans.0.is_empty());
+    }
+}

@@ -1,4 +1,0 @@
-/// No place is left under the limit of this name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too many {0} are under way")]
-pub(crate) struct Shed(pub(crate) &'static str);

@@ -1,0 +1,129 @@
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::caller_turns::ConnectionTurns;
+use super::wake_set::{WakePart, WakeSet};
+
+/// What a connection speaks, and all that is asked and answered on it, as one task.
+pub(super) trait ConnectionDriver {
+    /// Polls the parts that were woken, and is ready when the connection is over.
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
+
+    /// Says that nothing more is to be asked. What runs goes on, and so does what was asked before the client knew.
+    fn say_goodbye(&mut self);
+
+    fn wake_set(&self) -> &Arc<WakeSet>;
+
+    /// Goes on, so that no wake-up is lost: its parts may wake each other meanwhile, and others may wake them.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        self.wake_set().begin_polling(cx);
+        let ended = self.go_on(cx);
+        self.wake_set().end_polling();
+        if ended.is_pending() && !self.wake_set().is_quiet() {
+            cx.waker().wake_by_ref();
+        }
+        ended
+    }
+}
+
+pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Which of two futures was first.
+pub(super) enum First<O> {
+    /// The connection ended.
+    Ended(Result<(), Failure>),
+    Aside(O),
+}
+
+/// Runs a connection until it is over, or until `aside` is. The connection goes on when it is its caller's turn; what
+/// is aside needs none, and is looked at when it was woken.
+pub(super) async fn until<O>(
+    conversation: &mut impl ConnectionDriver,
+    turns: &mut ConnectionTurns,
+    mut aside: Pin<&mut impl Future<Output = O>>,
+) -> First<O> {
+    let wake_set = conversation.wake_set().clone();
+    let waker = wake_set.waker(WakePart::Aside);
+    // `aside` may not have been polled yet, so it is polled at once.
+    wake_set.put(WakePart::Aside);
+    poll_fn(|cx| {
+        match turns.poll_turn(cx) {
+            Poll::Ready(turn) => {
+                wake_set.limit_turn(turn.ends());
+                let polled = conversation.poll(cx);
+                drop(turn);
+                if let Poll::Ready(ended) = polled {
+                    return Poll::Ready(First::Ended(ended));
+                }
+            }
+            // A wake-up has used up what the task is woken by, and there may be one for what is aside.
+            Poll::Pending => wake_set.wait(cx),
+        }
+        if !wake_set.take(WakePart::Aside) {
+            return Poll::Pending;
+        }
+        aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use tokio::sync::oneshot;
+    use tokio::task::yield_now;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::net::Connection;
+    use crate::net::caller_turns::CallerTurns;
+    use crate::net::idle_connections::ConnectionSource;
+
+    /// A conversation in which nothing is said.
+    struct Silence(Arc<WakeSet>);
+
+    impl ConnectionDriver for Silence {
+        fn go_on(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+            self.0.take(WakePart::Codec);
+            Poll::Pending
+        }
+
+        fn say_goodbye(&mut self) {}
+
+        fn wake_set(&self) -> &Arc<WakeSet> {
+            &self.0
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_aside_is_heard_of_also_by_who_waits_for_a_turn() {
+        let (all, connection) = (CallerTurns::shared(), Connection::default());
+        connection.found_known(Some(1));
+        let of = |connection: &Connection| all.of(connection, ConnectionSource::Unix);
+        let _other = of(&Connection::default());
+        let (mut first, mut turns) = (of(&connection), of(&connection));
+        let cx = Context::from_waker(Waker::noop());
+        let turn = first.poll_turn(&cx);
+        assert!(turn.is_ready() && advance(Duration::from_secs(1)).now_or_never().is_none());
+        drop(turn);
+        assert!(first.poll_turn(&cx).is_pending(), "its turn never comes, and that of the other neither");
+        let mut silence = Silence(WakeSet::shared());
+        let (wake_set, (leave, left)) = (silence.0.clone(), oneshot::channel::<()>());
+        let talking = tokio::spawn(async move {
+            let aside = until(&mut silence, &mut turns, Box::pin(left).as_mut()).await;
+            matches!(aside, First::Aside(Ok(())))
+        });
+        for _ in 0..3 {
+            yield_now().await;
+            wake_set.waker(WakePart::Codec).wake();
+        }
+        yield_now().await;
+        leave.send(()).expect("it is listened to");
+        assert!(talking.await.expect("no panic"));
+    }
+}

@@ -1,0 +1,371 @@
+//! Who is let in, and who goes for it, on a clock that stands still while anything is to be done.
+
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::net::connection::{RequestUnderWay, STALLED_AFTER};
+
+const LATE_MAX: u32 = 1;
+
+fn places(connections_max: usize, leaving_max: usize) -> Arc<ConnectionLimiter> {
+    let limits = ConnectionLimits { connections_max, ..ConnectionLimits::default() };
+    ConnectionLimiter::new(limits.into(), usize::MAX, leaving_max)
+}
+
+fn source(host: u8) -> ConnectionSource {
+    ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, host))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
+    let places = places(3, LEAVING_MAX);
+    let (mut here, mut busy) = (Vec::new(), Vec::new());
+    for at in 0..3 {
+        let connection = Connection::default();
+        if at == 0 {
+            busy.extend(connection.request(LATE_MAX));
+        }
+        let place = places.enter(&connection, source(1)).await;
+        here.push((connection, place));
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    let new = Connection::default();
+    let place = places.enter(&new, source(1)).await;
+    let cut = |here: &[(Connection, ConnectionPlace)]| {
+        here.iter().map(|(it, _)| it.is(ConnectionState::Cut)).collect::<Vec<_>>()
+    };
+    assert_eq!(cut(&here), [false, true, false]);
+    let counts = || {
+        let taken = places.taken.lock();
+        (taken.here.len(), taken.leaving)
+    };
+    assert_eq!(counts(), (3, 1));
+    drop((here, place, busy));
+    assert_eq!(counts(), (0, 0));
+}
+
+/// One place, and one for a connection that has not authenticated.
+#[tokio::test(start_paused = true)]
+async fn where_all_are_busy_who_comes_waits_for_a_place() {
+    let places = places(1, LEAVING_MAX);
+    let (first, stranger, second) = (Connection::default(), Connection::default(), Connection::default());
+    let request = first.request(LATE_MAX);
+    let place = places.enter(&first, source(1)).await;
+    let asking = stranger.request(LATE_MAX);
+    let extra = places.enter(&stranger, source(1)).now_or_never().expect("it may say who it is");
+    let mut entering = std::pin::pin!(places.enter(&second, source(2)));
+    assert!(entering.as_mut().now_or_never().is_none());
+    // The answer is whole: nobody says so, and it is noticed.
+    drop(request);
+    let entered = entering.await;
+    assert!(first.is(ConnectionState::Cut));
+    drop((place, entered));
+    let again = second.request(LATE_MAX);
+    let place = places.enter(&second, source(2)).await;
+    let third = Connection::default();
+    let mut entering = std::pin::pin!(places.enter(&third, source(3)));
+    assert!(entering.as_mut().now_or_never().is_none());
+    drop(place);
+    entering.await;
+    assert!(!second.is(ConnectionState::Cut));
+    drop((again, asking, extra));
+}
+
+/// A connection with a running request.
+struct Busy {
+    connection: Connection,
+    request: RequestUnderWay,
+    _place: ConnectionPlace,
+}
+
+impl Busy {
+    /// Connects from a host if there is room, and sends a request.
+    fn try_come(places: &Arc<ConnectionLimiter>, host: u8) -> Option<Self> {
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(host)).now_or_never()?;
+        let request = connection.request(LATE_MAX).expect("it is open");
+        Some(Self { connection, request, _place: place })
+    }
+
+    fn come(places: &Arc<ConnectionLimiter>, host: u8) -> Self {
+        Self::try_come(places, host).expect("there is room")
+    }
+
+    fn is_here(&self) -> bool {
+        !self.connection.is(ConnectionState::Closing)
+    }
+}
+
+/// As many as there are places, all of one caller, and busy.
+fn taken_by(places: &Arc<ConnectionLimiter>, count: usize, caller: u64) -> Vec<Busy> {
+    let come = |_| {
+        let busy = Busy::come(places, 1);
+        assert!(busy.connection.found_known(Some(caller)));
+        busy
+    };
+    (0..count).map(come).collect()
+}
+
+const MANY: usize = 2 * PLACES_PER_UNKNOWN;
+
+#[tokio::test(start_paused = true)]
+async fn newcomer_of_another_caller_closes_one_connection_of_the_caller_with_most() {
+    let places = places(MANY, LEAVING_MAX);
+    let here = taken_by(&places, MANY, 1);
+    let other = Busy::come(&places, 2);
+    assert!(here.iter().all(Busy::is_here), "it has not said who it is");
+    assert!(other.connection.found_known(Some(2)));
+    let gone: Vec<_> = (0..MANY).filter(|at| !here[*at].is_here()).collect();
+    assert_eq!(gone, [MANY - 1], "the youngest");
+    assert!(other.connection.found_known(Some(2)), "it has its place");
+    let again = Busy::come(&places, 3);
+    assert!(!again.connection.found_known(Some(1)), "nobody has more than its caller");
+    assert!(!again.is_here() && !again.connection.found_known(Some(1)));
+    assert_eq!(here.iter().filter(|busy| busy.is_here()).count(), MANY - 1);
+    assert!(other.is_here());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_callers_that_come_back_again_and_again_settle_at_half_of_the_places() {
+    let places = places(MANY, LEAVING_MAX);
+    let (mut of, mut closed, mut refused) = ([taken_by(&places, MANY, 0), Vec::new()], 0, 0);
+    for round in 0..4 * MANY {
+        let caller = (round + 1) % 2;
+        let busy = Busy::come(&places, 2);
+        if busy.connection.found_known(Some(caller as u64)) {
+            of[caller].push(busy);
+        } else {
+            refused += 1;
+        }
+        for of in &mut of {
+            let before = of.len();
+            of.retain(Busy::is_here);
+            closed += before - of.len();
+        }
+        assert_eq!(of[0].len() + of[1].len(), MANY);
+    }
+    assert_eq!((of[0].len(), of[1].len(), closed, refused), (MANY / 2, MANY / 2, MANY / 2, 4 * MANY - MANY / 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn strangers_close_no_busy_connection() {
+    let places = places(MANY, LEAVING_MAX);
+    let here = taken_by(&places, MANY, 1);
+    let mut strangers = Vec::new();
+    for round in 0..200_u8 {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let stranger = Connection::default();
+        let place = places.enter(&stranger, source(round)).await;
+        strangers.push((stranger, place));
+        strangers.retain(|(stranger, _)| !stranger.is(ConnectionState::Cut));
+        assert!(strangers.len() <= MANY / PLACES_PER_UNKNOWN);
+    }
+    assert!(here.iter().all(Busy::is_here));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_callers_are_all_one_sources_have_shares() {
+    let places = places(MANY, LEAVING_MAX);
+    let here: Vec<_> = (0..MANY).map(|_| Busy::come(&places, 1)).collect();
+    assert!(here.iter().all(|busy| busy.connection.found_known(None)));
+    let other = Busy::come(&places, 2);
+    assert!(other.connection.found_known(None));
+    let same = Busy::come(&places, 1);
+    assert!(!same.connection.found_known(None));
+    assert_eq!(here.iter().filter(|busy| busy.is_here()).count(), MANY - 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_whose_client_takes_nothing_makes_room() {
+    let places = places(MANY, LEAVING_MAX);
+    let mut here = taken_by(&places, MANY, 1);
+    here.iter_mut().for_each(|busy| busy.request.waits_for_client());
+    tokio::time::advance(STALLED_AFTER.saturating_sub(Duration::from_millis(1))).await;
+    here[0].request.waits_for_client();
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let same = Busy::come(&places, 1);
+    assert!(same.connection.found_known(Some(1)), "there is room without anybody's share");
+    let gone: Vec<_> = (0..MANY).filter(|at| !here[*at].is_here()).collect();
+    assert_eq!(gone.len(), 1);
+    assert_ne!(gone, [0], "its client has just taken something");
+}
+
+/// One source has all places and comes again and again; another is let in, and keeps its place meanwhile.
+#[tokio::test(start_paused = true)]
+async fn who_floods_displaces_itself() {
+    const ROUNDS: usize = 100;
+    let places = places(20, LEAVING_MAX);
+    let mut flood = Vec::new();
+    for _ in 0..20 {
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        flood.push((connection, place));
+    }
+    let other = Connection::default();
+    let _place = places.enter(&other, source(2)).await;
+    for _ in 0..ROUNDS {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        flood.push((connection, place));
+        flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+    }
+    assert!(!other.is(ConnectionState::Cut));
+    assert_eq!(flood.len(), 19);
+}
+
+/// What is left is for upstream, for files and for whoever asks how we are: some fifteen before anybody comes.
+#[test]
+fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
+    for (descriptors, expected) in [(0, (1, 1)), (80, (55, 5)), (1_024, (704, 64)), (1 << 20, (786_176, 256))] {
+        let (places_max, leaving_max) = within(descriptors);
+        assert_eq!((places_max, leaving_max), expected, "{descriptors}");
+        assert!(descriptors == 0 || places_max + leaving_max <= descriptors / 4 * 3);
+    }
+}
+
+/// It is asked again and again while those that were closed are on their way.
+#[tokio::test(start_paused = true)]
+async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
+    let places = places(4 * ROOM, LEAVING_MAX);
+    let mut here = Vec::new();
+    for _ in 0..4 * ROOM {
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        here.push((connection, place));
+    }
+    assert!(!places.make_room().await, "they have just come");
+    tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
+    for _ in 0..10 {
+        assert!(!places.make_room().await, "none has gone yet");
+    }
+    let cut = here.iter().filter(|(connection, _)| connection.is(ConnectionState::Cut)).count();
+    assert_eq!(cut, ROOM);
+    let mut more = std::pin::pin!(places.make_room());
+    assert!(more.as_mut().now_or_never().is_none());
+    here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+    assert!(more.await);
+}
+
+/// Somebody connects again and again while upstream has no descriptor.
+#[tokio::test(start_paused = true)]
+async fn what_others_were_given_is_not_taken_by_who_comes_next() {
+    let places = places(1_000, LEAVING_MAX);
+    let mut here = Vec::new();
+    let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        here.push((connection, place));
+        here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+    };
+    for _ in 0..100 {
+        come(&mut here).await;
+    }
+    let _ = places.close_silent(ROOM_FOR_OTHERS, true).now_or_never();
+    assert!(here.iter().all(|(it, _)| !it.is(ConnectionState::Cut)), "they have just come");
+    tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
+    let _ = places.close_silent(ROOM_FOR_OTHERS, true).now_or_never();
+    for _ in 0..50 {
+        come(&mut here).await;
+    }
+    assert_eq!(here.len(), 100 - ROOM_FOR_OTHERS);
+    tokio::time::advance(LEFT_FOR).await;
+    for _ in 0..50 {
+        come(&mut here).await;
+    }
+    assert_eq!(here.len(), 150 - ROOM_FOR_OTHERS, "nobody needs any more");
+}
+
+/// A source that asks all the time keeps nobody else's silent connections.
+#[tokio::test(start_paused = true)]
+async fn where_there_are_no_descriptors_those_of_any_source_go_who_have_long_been_silent() {
+    let places = places(100, LEAVING_MAX);
+    let (mut old, mut young) = (Vec::new(), Vec::new());
+    for (host, connections) in [(1, &mut old), (2, &mut young)] {
+        for _ in 0..10 * usize::from(host) {
+            let connection = Connection::default();
+            let place = places.enter(&connection, source(host)).await;
+            connections.push((connection, place));
+        }
+        tokio::time::advance(NEWCOMER_ASKS_WITHIN / 2).await;
+    }
+    tokio::time::advance(NEWCOMER_ASKS_WITHIN / 4).await;
+    let _ = places.make_room().now_or_never();
+    let cut = |of: &[(Connection, ConnectionPlace)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
+    assert_eq!((cut(&old), cut(&young)), (10, 0));
+}
+
+/// Some came while there was room, and were not looked for.
+#[tokio::test(start_paused = true)]
+async fn who_has_just_come_is_the_last_to_go() {
+    const PLACES: usize = 3 * ROOM;
+    let places = places(PLACES, LEAVING_MAX);
+    let mut here = Vec::new();
+    let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        here.push((connection, place));
+    };
+    let go = |here: &mut Vec<(Connection, ConnectionPlace)>| {
+        here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+    };
+    for _ in 0..PLACES {
+        come(&mut here).await;
+    }
+    tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
+    let _ = places.make_room().now_or_never();
+    go(&mut here);
+    while here.len() < PLACES {
+        come(&mut here).await;
+    }
+    come(&mut here).await;
+    let (last, _) = here.last().expect("it came");
+    let last = last.clone();
+    tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
+    for _ in 0..2 {
+        go(&mut here);
+        let _ = places.make_room().now_or_never();
+        assert!(!last.is(ConnectionState::Cut));
+    }
+    go(&mut here);
+    assert_eq!(here.len(), PLACES - 2 * ROOM);
+}
+
+/// All who were silent at the last look have gone, and others have had their answers since.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
+    let places = places(3, LEAVING_MAX);
+    let come = async || {
+        tokio::time::advance(2 * LOOK_EVERY).await;
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        (connection, place)
+    };
+    let is_cut = |(connection, _): &(Connection, ConnectionPlace)| connection.is(ConnectionState::Cut);
+    let (silent, busy) = ([come().await, come().await], come().await);
+    let request = busy.0.request(LATE_MAX);
+    let first = come().await;
+    tokio::time::advance(LOOK_EVERY).await;
+    drop(request);
+    let [second, third] = [come().await, come().await];
+    assert!(silent.iter().chain([&first]).all(is_cut) && !is_cut(&busy), "the oldest each time");
+    let fourth = come().await;
+    assert!(is_cut(&busy) && [second, third, fourth].iter().all(|newcomer| !is_cut(newcomer)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_do_not_go_hold_up_the_next() {
+    let places = places(1, LEAVING_MAX);
+    let mut slow = Vec::new();
+    for _ in 0..=LEAVING_MAX {
+        let connection = Connection::default();
+        let place = places.enter(&connection, source(1)).await;
+        slow.push((connection, place));
+    }
+    let next = Connection::default();
+    let mut entering = std::pin::pin!(places.enter(&next, source(1)));
+    assert!(entering.as_mut().now_or_never().is_none());
+    slow.remove(0);
+    entering.await;
+}

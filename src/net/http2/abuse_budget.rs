@@ -1,0 +1,233 @@
+use std::collections::VecDeque;
+
+use tokio::time::{Duration, Instant};
+
+use super::fault::{Fault, Reason};
+
+/// The budget for frames that bring nothing: pings, settings, priorities, empty frames, windows that grow before they
+/// are used, data of streams that are over, requests that the client cancels before they are answered. Each costs the
+/// server about as much as the client, but no other limit counts them.
+#[derive(Debug)]
+pub(super) struct AbuseBudget {
+    spent: u32,
+    since: Instant,
+    /// How many `WINDOW_UPDATE` frames the client may send for what was sent to it.
+    window_updates: usize,
+}
+
+/// How much of it may come at once: a client that gives up may take back all that it has asked.
+const AT_ONCE_MAX: u32 = 1_000;
+/// How much of it is forgotten in a second.
+const FORGOTTEN_PER_SECOND: u64 = 200;
+/// How many `WINDOW_UPDATE` frames each byte of data allows: one for the stream and one for the connection, as a client
+/// sends that reads byte by byte. A stream that begins allows as many, because some clients widen each.
+const WINDOW_UPDATES_PER_BYTE: usize = 2;
+/// How many of them may be saved up. A client that reads 4 KiB at a time never has as many outstanding.
+const WINDOW_UPDATES_MAX: usize = 1 << 20;
+
+impl AbuseBudget {
+    pub(super) fn new() -> Self {
+        Self { spent: 0, since: Instant::now(), window_updates: 0 }
+    }
+
+    /// Notes that a stream has begun, which allows as much as a byte.
+    pub(super) fn note_stream(&mut self) {
+        self.note_sent(1);
+    }
+
+    /// Notes that data was sent: the client gives back its windows for that.
+    pub(super) fn note_sent(&mut self, bytes: usize) {
+        self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
+    }
+
+    /// Charges a `WINDOW_UPDATE` frame, unless data was sent that accounts for it.
+    pub(super) fn spend_on_window(&mut self) -> Result<(), Fault> {
+        match self.window_updates.checked_sub(1) {
+            Some(left) => {
+                self.window_updates = left;
+                Ok(())
+            }
+            None => self.spend(),
+        }
+    }
+
+    pub(super) fn spend(&mut self) -> Result<(), Fault> {
+        self.spent += 1;
+        if self.spent <= AT_ONCE_MAX {
+            return Ok(());
+        }
+        // The clock is read by those who do it often.
+        let now = Instant::now();
+        let passed = u64::try_from(now.duration_since(self.since).as_millis()).unwrap_or(u64::MAX);
+        let forgotten = passed.saturating_mul(FORGOTTEN_PER_SECOND) / 1_000;
+        if forgotten == 0 {
+            self.spent = AT_ONCE_MAX;
+            return Err(Fault::Connection(Reason::EnhanceYourCalm, "too much that brings nothing"));
+        }
+        self.spent = self.spent.saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX));
+        self.since = now;
+        Ok(())
+    }
+}
+
+/// The streams that the server has reset most recently. What the client sent on them before it received the reset is
+/// legitimate.
+#[derive(Debug, Default)]
+pub(super) struct RecentResets(VecDeque<ResetStream>);
+
+#[derive(Debug)]
+struct ResetStream {
+    id: u32,
+    /// How many bytes of data the client could still send when the stream was reset.
+    window: usize,
+}
+
+/// More than a connection has streams at a time, at its default.
+const REMEMBERED_MAX: usize = 256;
+
+impl RecentResets {
+    /// Notes a stream on which the client had that window left.
+    pub(super) fn note(&mut self, id: u32, window: usize) {
+        if self.0.len() == REMEMBERED_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(ResetStream { id, window });
+    }
+
+    /// Takes data from the window of a stream. Returns whether the client may have sent it before it received the
+    /// reset, or `None` if the stream is none of these.
+    pub(super) fn take(&mut self, id: u32, bytes: usize, ends: bool) -> Option<bool> {
+        let reset = self.0.iter_mut().find(|reset| reset.id == id)?;
+        let left = reset.window.checked_sub(bytes).filter(|_| bytes > 0 || ends);
+        reset.window = left.unwrap_or(reset.window);
+        if ends {
+            self.forget(id);
+        }
+        Some(left.is_some())
+    }
+
+    /// The client has heard of it.
+    pub(super) fn forget(&mut self, stream: u32) {
+        self.0.retain(|reset| reset.id != stream);
+    }
+
+    pub(super) fn has(&self, stream: u32) -> bool {
+        self.0.iter().any(|reset| reset.id == stream)
+    }
+}
+
+/// Whether the client is still there, asked by pings where it says nothing by itself.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    after: Duration,
+    heard: Instant,
+    pinged: Option<Instant>,
+}
+
+/// What a client's silence asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeartbeatStep {
+    Nothing,
+    Ping,
+    /// It has not answered for as long again.
+    Dead,
+}
+
+impl Heartbeat {
+    pub(super) fn new(after: Duration) -> Self {
+        Self { after, heard: Instant::now(), pinged: None }
+    }
+
+    pub(super) fn hear(&mut self) {
+        (self.heard, self.pinged) = (Instant::now(), None);
+    }
+
+    pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {
+        if now < self.next() {
+            return HeartbeatStep::Nothing;
+        }
+        if self.pinged.is_some() {
+            return HeartbeatStep::Dead;
+        }
+        self.pinged = Some(now);
+        HeartbeatStep::Ping
+    }
+
+    /// When to look again.
+    pub(super) fn next(&self) -> Instant {
+        self.pinged.unwrap_or(self.heard) + self.after
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_ends_and_comes_back() {
+        let mut patience = AbuseBudget::new();
+        let spend = |patience: &mut AbuseBudget, count: u32| (0..count).all(|_| patience.spend().is_ok());
+        assert!(spend(&mut patience, AT_ONCE_MAX));
+        assert!(!spend(&mut patience, 1));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let again = u32::try_from(FORGOTTEN_PER_SECOND).expect("few");
+        assert!(spend(&mut patience, again) && !spend(&mut patience, 2));
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        assert!(spend(&mut patience, AT_ONCE_MAX), "no more is saved than at the beginning");
+        assert!(!spend(&mut patience, 3));
+    }
+
+    #[test]
+    fn window_updates_are_free_for_what_was_sent() {
+        let mut patience = AbuseBudget::new();
+        let free = |patience: &mut AbuseBudget| {
+            let before = patience.spent;
+            std::iter::repeat_with(|| patience.spend_on_window().is_ok() && patience.spent == before)
+                .take_while(|is_free| *is_free)
+                .count()
+        };
+        assert_eq!(free(&mut patience), 0, "nothing was sent");
+        patience.note_sent(10);
+        assert_eq!(free(&mut patience), 20);
+        (0..3).for_each(|_| patience.note_sent(WINDOW_UPDATES_MAX));
+        assert_eq!(free(&mut patience), WINDOW_UPDATES_MAX);
+    }
+
+    #[test]
+    fn data_of_a_reset_stream_is_legitimate_up_to_its_window() {
+        let mut reset = RecentResets::default();
+        reset.note(1, 100);
+        reset.note(3, 100);
+        let taken = [(60, false), (40, false), (1, false), (0, false), (0, true), (0, true)]
+            .map(|(bytes, ends)| reset.take(1, bytes, ends));
+        assert_eq!(taken, [Some(true), Some(true), Some(false), Some(false), Some(true), None]);
+        assert_eq!([reset.take(3, 101, false), reset.take(3, 1, false)], [Some(false), Some(true)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_is_pinged_and_then_dead() {
+        let after = Duration::from_secs(30);
+        let mut heartbeat = Heartbeat::new(after);
+        let begun = Instant::now();
+        assert_eq!((heartbeat.next(), heartbeat.beat(begun)), (begun + after, HeartbeatStep::Nothing));
+        tokio::time::advance(after).await;
+        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Ping);
+        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Nothing);
+        tokio::time::advance(after / 2).await;
+        heartbeat.hear();
+        tokio::time::advance(after).await;
+        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Ping);
+        tokio::time::advance(after).await;
+        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Dead);
+    }
+
+    #[test]
+    fn so_many_streams_are_remembered() {
+        let mut reset = RecentResets::default();
+        (0..=u32::try_from(REMEMBERED_MAX).expect("few")).for_each(|stream| reset.note(stream, 0));
+        assert!(!reset.has(0) && reset.has(1) && reset.has(256));
+        assert_eq!(reset.0.len(), REMEMBERED_MAX);
+        reset.forget(256);
+        assert!(!reset.has(256) && reset.has(255));
+    }
+}

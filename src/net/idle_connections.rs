@@ -1,0 +1,226 @@
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+
+use tokio::time::Instant;
+
+use super::PeerAddress;
+
+/// The source of a connection, of which one sender may have many: an IPv4 address, the /64 of an IPv6 address, which is
+/// what one machine is given, or this machine's unix sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum ConnectionSource {
+    V4(Ipv4Addr),
+    V6([u8; 8]),
+    Unix,
+}
+
+/// A connection with nothing under way: it has had no request yet, or its last answer is complete.
+#[derive(Debug)]
+pub(super) struct IdleConnection<C> {
+    pub(super) connection: C,
+    pub(super) source: ConnectionSource,
+    pub(super) since: Instant,
+}
+
+/// The order in which silent connections make room: from the source that has most of them, the one that has been silent
+/// for longest. So no source keeps more places by silence than the others do, and a source with few connections keeps
+/// them.
+#[derive(Debug)]
+pub(super) struct IdleConnections<C> {
+    queues: HashMap<ConnectionSource, VecDeque<IdleConnection<C>>>,
+    /// Sources, the one with most connections first, and of equals the one that has the oldest. An entry that does not
+    /// fit its queue any more has a newer one beside it.
+    order: BinaryHeap<Rank>,
+    /// The number of connections.
+    len: usize,
+}
+
+type Rank = (usize, Reverse<Instant>, ConnectionSource);
+
+impl ConnectionSource {
+    pub(super) fn of(address: PeerAddress) -> Self {
+        let PeerAddress::Tcp(address) = address else { return Self::Unix };
+        match address.ip().to_canonical() {
+            IpAddr::V4(ip) => Self::V4(ip),
+            IpAddr::V6(ip) => Self::V6(ip.octets()[..8].try_into().expect("the first half of 16 bytes")),
+        }
+    }
+}
+
+impl<C> IdleConnections<C> {
+    pub(super) fn of(silent: impl Iterator<Item = IdleConnection<C>>) -> Self {
+        let (mut queues, mut len) = (HashMap::<_, Vec<_>>::new(), 0);
+        silent.for_each(|silent| {
+            queues.entry(silent.source).or_default().push(silent);
+            len += 1;
+        });
+        let queues: HashMap<_, VecDeque<_>> = queues
+            .into_iter()
+            .map(|(source, mut queue)| {
+                queue.sort_by_key(|silent| silent.since);
+                (source, queue.into())
+            })
+            .collect();
+        let order = queues.iter().filter_map(|(source, queue)| rank(*source, queue)).collect();
+        Self { queues, order, len }
+    }
+
+    /// Adds one that has been silent for less long than the others.
+    pub(super) fn add(&mut self, silent: IdleConnection<C>) {
+        let source = silent.source;
+        let queue = self.queues.entry(source).or_default();
+        queue.push_back(silent);
+        self.len += 1;
+        self.order.extend(rank(source, queue));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Who is to go next, if there is anybody left, and it has not fallen silent later than that.
+    pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
+        let best = self.best()?;
+        let is_later = latest.is_some_and(|latest| silent_since(&best) > latest);
+        if is_later { None } else { self.take(&best) }
+    }
+
+    /// Who is to go next of all who had fallen silent by then. A source where nobody had is passed over.
+    pub(super) fn next_by(&mut self, latest: Instant) -> Option<IdleConnection<C>> {
+        let mut later = Vec::new();
+        let next = loop {
+            match self.best() {
+                Some(best) if silent_since(&best) > latest => later.extend(self.order.pop()),
+                Some(best) => break self.take(&best),
+                None => break None,
+            }
+        };
+        self.order.extend(later);
+        next
+    }
+
+    /// The source that is to go first, which is where it stood last.
+    fn best(&mut self) -> Option<Rank> {
+        loop {
+            let best = *self.order.peek()?;
+            let queue = self.queues.get(&best.2)?;
+            if rank(best.2, queue) == Some(best) {
+                return Some(best);
+            }
+            self.order.pop();
+        }
+    }
+
+    fn take(&mut self, best: &Rank) -> Option<IdleConnection<C>> {
+        self.order.pop();
+        let queue = self.queues.get_mut(&best.2)?;
+        let first = queue.pop_front();
+        self.len -= usize::from(first.is_some());
+        self.order.extend(rank(best.2, queue));
+        first
+    }
+}
+
+fn silent_since(rank: &Rank) -> Instant {
+    rank.1.0
+}
+
+impl<C> Default for IdleConnections<C> {
+    fn default() -> Self {
+        Self { queues: HashMap::new(), order: BinaryHeap::new(), len: 0 }
+    }
+}
+
+fn rank<C>(source: ConnectionSource, queue: &VecDeque<IdleConnection<C>>) -> Option<Rank> {
+    queue.front().map(|oldest| (queue.len(), Reverse(oldest.since), source))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn source(text: &str) -> ConnectionSource {
+        ConnectionSource::of(PeerAddress::Tcp(format!("{text}:1").parse().expect("an address")))
+    }
+
+    #[test]
+    fn a_source_is_what_one_sender_can_have_many_of() {
+        for (one, other, same) in [
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("10.0.0.1", "[::ffff:10.0.0.1]", true),
+            ("[2001:db8:0:1::1]", "[2001:db8:0:1:ffff::9]", true),
+            ("[2001:db8:0:1::1]", "[2001:db8:0:2::1]", false),
+        ] {
+            assert_eq!(source(one) == source(other), same, "{one} and {other}");
+        }
+        let unix = |uid| ConnectionSource::of(PeerAddress::Unix { uid });
+        assert_eq!(unix(Some(1)), unix(Some(2)));
+    }
+
+    /// Who goes in which order, of connections that are named by their source and the second since when.
+    fn order(silent: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
+        let began = Instant::now();
+        let silent = silent.iter().map(|(text, second)| IdleConnection {
+            connection: (*text, *second),
+            source: source(text),
+            since: began + Duration::from_secs(*second),
+        });
+        let mut crowd = IdleConnections::of(silent);
+        std::iter::from_fn(|| crowd.next(None)).map(|silent| silent.connection).collect()
+    }
+
+    #[test]
+    fn who_has_most_gives_first_and_the_oldest_of_equals() {
+        const A: &str = "10.0.0.1";
+        const B: &str = "10.0.0.2";
+        for (silent, gone) in [
+            (vec![], vec![]),
+            (vec![(A, 3), (A, 1), (A, 2)], vec![(A, 1), (A, 2), (A, 3)]),
+            (vec![(A, 9), (B, 5)], vec![(B, 5), (A, 9)]),
+            // The only one of its source is older than the others, and stays for longest.
+            (vec![(B, 0), (A, 7), (A, 8), (A, 9)], vec![(A, 7), (A, 8), (B, 0), (A, 9)]),
+        ] {
+            assert_eq!(order(&silent), gone, "{silent:?}");
+        }
+    }
+
+    proptest! {
+        /// Whoever opens how many: a source is asked for a place only while none has more.
+        #[test]
+        fn nobody_gives_while_another_has_more(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
+            let began = Instant::now();
+            let silent = opened.iter().map(|(host, second)| IdleConnection {
+                connection: (),
+                source: ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host)),
+                since: began + Duration::from_secs(*second),
+            });
+            let mut left: HashMap<_, Vec<_>> = HashMap::new();
+            for (host, second) in &opened {
+                left.entry(ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host))).or_default().push(*second);
+            }
+            // Some come after the others were looked at.
+            let mut silent: Vec<_> = silent.collect();
+            silent.sort_by_key(|silent| silent.since);
+            let late = silent.split_off(silent.len() / 2);
+            let mut crowd = IdleConnections::of(silent.into_iter());
+            late.into_iter().for_each(|silent| crowd.add(silent));
+            for _ in 0..opened.len() {
+                let next = crowd.next(None).expect("one is left");
+                let most = left.values().map(Vec::len).max().expect("one is left");
+                let queue = left.get_mut(&next.source).expect("it is one of them");
+                prop_assert_eq!(queue.len(), most);
+                let second = (next.since - began).as_secs();
+                prop_assert_eq!(Some(&second), queue.iter().min());
+                let at = queue.iter().position(|at| *at == second).expect("it is there");
+                queue.swap_remove(at);
+            }
+            prop_assert!(crowd.next(None).is_none());
+        }
+    }
+}

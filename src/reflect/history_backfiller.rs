@@ -1,0 +1,209 @@
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::initial_state::FeedClient;
+use super::mend;
+use super::metrics::SideRequest;
+use super::reflector_findings::{Found, PreviousObjects, ReflectorFinding};
+use super::session::status_of;
+use super::stream::Ended;
+use crate::cache::{BackfilledEvents, Beginning, Change, FeedState, MissingPrevious};
+use crate::feeds::{BackfillOutcome, BackfillRequest};
+use crate::upstream::{Cause, Error};
+use crate::wire::WatchItem;
+use base::Backoff;
+use kubeapi::ResourceVersion;
+
+/// Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
+/// when they come from another server.
+///
+/// One upstream watch from the oldest of their versions yields these events, as long as upstream remembers them. It is
+/// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
+/// lead to exactly what was listed ([`Beginning::joined_by`]).
+pub(super) struct HistoryBackfiller {
+    pub(super) upstream: FeedClient,
+    pub(super) words: mpsc::Sender<ReflectorFinding>,
+}
+
+/// The time from the first client to the question, so that clients which come together share one.
+const GATHER: Duration = Duration::from_millis(200);
+/// The duration of upstream's watch. It sends a bookmark two seconds before the end.
+const WATCH_SECONDS: u64 = 3;
+/// A watch that ends sooner was ended by a server that goes away.
+const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
+/// A question that takes longer has failed.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+/// The most bytes that are read, whatever room the ring has.
+const BYTES_MAX: usize = 64 << 20;
+
+/// The most objects that upstream is asked for in an earlier version.
+const BEFORE_MAX: usize = 64;
+
+/// The reason why there are no earlier events.
+enum Untold {
+    /// Upstream has forgotten them.
+    Gone(String),
+    /// The ring has no room for so many.
+    TooMany,
+    Failed(Ended),
+}
+
+impl From<Ended> for Untold {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Failed(Error::Refused(status)) if status.is_expired() => Self::Gone(status.message),
+            ended => Self::Failed(ended),
+        }
+    }
+}
+
+impl From<Error> for Untold {
+    fn from(error: Error) -> Self {
+        Ended::from(error).into()
+    }
+}
+
+impl HistoryBackfiller {
+    /// Answers the questions of returning clients, for as long as the feed lives.
+    pub(super) async fn run(&self) -> Infallible {
+        let feed = &self.upstream.feed;
+        loop {
+            feed.returners.came().await;
+            sleep(GATHER).await;
+            self.until_live().await;
+            let mut backoff = Backoff::default();
+            while let Some(question) = feed.returners.next(&feed.reader) {
+                let looking = async {
+                    match question {
+                        BackfillRequest::Events(from) => self.look_back(from).await,
+                        BackfillRequest::Before(from) => self.explain(from).await,
+                    }
+                };
+                let answer = timeout(LOOK_MAX, looking).await.unwrap_or(BackfillOutcome::Failed);
+                tracing::info!(feed = %feed.spec.key, ?question, ?answer, "looked back for clients that return");
+                self.upstream.metrics.looked_back(answer);
+                feed.returners.answered(answer);
+                if answer == BackfillOutcome::BrokeOff {
+                    sleep(backoff.failed(Instant::now())).await;
+                    self.until_live().await;
+                }
+            }
+        }
+    }
+
+    /// Waits until the feed has a stream. Without one upstream cannot be reached, and the reflector would not take what
+    /// is found.
+    async fn until_live(&self) {
+        let mut state = self.upstream.feed.reader.watch_state();
+        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn look_back(&self, from: ResourceVersion) -> BackfillOutcome {
+        let Some(beginning) = self.upstream.feed.reader.beginning() else { return BackfillOutcome::Failed };
+        let history = self.upstream.feed.reader.history();
+        let asked = Instant::now();
+        let changes = match self.read(from, &beginning).await {
+            Ok(changes) => changes,
+            Err(Untold::Gone(message)) => {
+                let window = mend::window_start(&message).filter(|window| *window > from);
+                return window.map_or(BackfillOutcome::TooEarly { from }, |before| BackfillOutcome::Gone { before });
+            }
+            Err(Untold::TooMany) => return BackfillOutcome::TooEarly { from },
+            Err(Untold::Failed(error)) => {
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "the history before the list is not told");
+                let is_early = matches!(error, Ended::Clean) && asked.elapsed() < WATCH_LASTS;
+                return if error.broke_off() || is_early { BackfillOutcome::BrokeOff } else { BackfillOutcome::Failed };
+            }
+        };
+        match beginning.joined_by(from, changes) {
+            Ok(past) => self.hand_over(from, past).await,
+            Err(misfit) => {
+                let feed = &self.upstream.feed.spec.key;
+                tracing::warn!(%feed, %misfit, "upstream tells another history before the list");
+                // One message in the channel is enough.
+                let _ = self.words.try_send(ReflectorFinding::Doubt { history });
+                BackfillOutcome::OtherHistory
+            }
+        }
+    }
+
+    /// Reads the changes after `from`, up to the beginning of the history.
+    async fn read(&self, from: ResourceVersion, beginning: &Beginning) -> Result<Vec<Change>, Untold> {
+        self.upstream.metrics.asked(SideRequest::Prehistory);
+        let spec = &self.upstream.feed.spec;
+        let path = spec
+            .key
+            .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
+        let mut stream = self.upstream.watch(Cause::Past, &path).await?;
+        let (mut changes, mut bytes) = (Vec::new(), 0);
+        loop {
+            match stream.next(&self.upstream.reader).await? {
+                // Versions do not decrease in a stream: everything before has come.
+                WatchItem::Change { object, .. } if object.rv > beginning.at => return Ok(changes),
+                WatchItem::Bookmark { rv, .. } if rv >= beginning.at => return Ok(changes),
+                WatchItem::Bookmark { .. } => {}
+                WatchItem::Change { event_type, object, frame } => {
+                    bytes += frame.len();
+                    changes.push(Change { event_type, object, frame: Some(frame) });
+                    if bytes > BYTES_MAX || !beginning.room.takes(changes.len(), bytes) {
+                        return Err(Untold::TooMany);
+                    }
+                }
+                WatchItem::Error { event } => return Err(Error::Refused(Box::new(status_of(&event))).into()),
+            }
+        }
+    }
+
+    /// Finds out what objects were before their first changes behind `from`.
+    async fn explain(&self, from: ResourceVersion) -> BackfillOutcome {
+        let mut changes = self.upstream.feed.reader.unexplained();
+        if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
+            && from < last
+        {
+            return BackfillOutcome::Inexplicable { upto: last };
+        }
+        let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
+        let mut known = changes.last().map_or(ResourceVersion::default(), MissingPrevious::rv);
+        let (lister, mut before) = (self.upstream.lister(SideRequest::Past), Vec::with_capacity(asked.len()));
+        // Storage forgets from the other end.
+        for change in asked.into_iter().rev() {
+            let below = ResourceVersion(change.rv().0.saturating_sub(1));
+            self.upstream.metrics.asked(SideRequest::Past);
+            match lister.object_at(change.key(), below).await {
+                Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
+                Err(error) if error.broke_off() => return BackfillOutcome::BrokeOff,
+                Err(error) if error.may_pass() => return BackfillOutcome::Failed,
+                // It was compacted, or is not what must have been there.
+                Ok(_) | Err(_) => {
+                    known = change.rv();
+                    break;
+                }
+            }
+        }
+        let (done, is_done) = oneshot::channel();
+        let explanation = PreviousObjects { known, before, done };
+        if self.words.send(ReflectorFinding::PreviousObjects(explanation)).await.is_err() || is_done.await.is_err() {
+            return BackfillOutcome::Failed;
+        }
+        if known > from { BackfillOutcome::Inexplicable { upto: known } } else { BackfillOutcome::Explained }
+    }
+
+    /// Hands the events to the reflector, which puts them in front of the history.
+    async fn hand_over(&self, from: ResourceVersion, past: BackfilledEvents) -> BackfillOutcome {
+        let (done, is_done) = oneshot::channel();
+        if self.words.send(ReflectorFinding::Prehistory(Found { past, done })).await.is_err() {
+            return BackfillOutcome::Failed;
+        }
+        match is_done.await {
+            Ok(true) => BackfillOutcome::Joined,
+            Ok(false) => BackfillOutcome::TooEarly { from },
+            Err(_) => BackfillOutcome::Failed,
+        }
+    }
+}

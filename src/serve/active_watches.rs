@@ -1,0 +1,157 @@
+//! Who reads what, for operators who may see it: the watches that are open, and what lately ended, was refused or
+//! passed through. There is nothing of what was read.
+
+mod filter;
+mod open_watch;
+mod order;
+mod recent;
+mod who;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use kubeapi::Query;
+
+use filter::Filter;
+use open_watch::SeenWatch;
+pub(super) use open_watch::WatchDescription;
+use open_watch::WatchRow;
+use recent::{Recent, RecentRow};
+pub(super) use who::Who;
+use who::shortened;
+
+/// What is known of those who read. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct ActiveWatches(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    began: Instant,
+    /// In parts, for watches open and end on all cores, and a look at all of them stops none.
+    watches: DashMap<u64, Arc<SeenWatch>>,
+    next: AtomicU64,
+    ended: Recent,
+    refused: Recent,
+    passed: Recent,
+}
+
+/// A watch that is seen for as long as this is held.
+#[derive(Debug)]
+pub(super) struct ActiveWatch {
+    of: ActiveWatches,
+    id: u64,
+    watch: Arc<SeenWatch>,
+}
+
+/// The answer of `/debug/watches`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WatchesPage {
+    /// How many are open and were asked for.
+    total: usize,
+    /// How many of them are not shown.
+    left_out: usize,
+    /// In the order that was asked for.
+    watches: Vec<WatchRow>,
+}
+
+/// The answer of `/debug/recent`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RecentPage {
+    ended: Vec<RecentRow>,
+    refused: Vec<RecentRow>,
+    passed_through: Vec<RecentRow>,
+}
+
+impl Default for ActiveWatches {
+    fn default() -> Self {
+        let [ended, refused, passed] = std::array::from_fn(|_| Recent::default());
+        let (watches, next) = (DashMap::new(), AtomicU64::new(0));
+        Self(Arc::new(Shared { began: Instant::now(), watches, next, ended, refused, passed }))
+    }
+}
+
+impl ActiveWatches {
+    /// The page of this name, as JSON; `None` if there is no such page.
+    pub fn page(&self, name: &str, query: &str) -> Option<Vec<u8>> {
+        let filter = Filter::of(&Query::parse(query));
+        let json = match name {
+            "watches" => serde_json::to_vec(&self.watches(&filter)),
+            "recent" => serde_json::to_vec(&self.recent(&filter)),
+            _ => return None,
+        };
+        // Numbers and text can be written.
+        json.ok()
+    }
+
+    /// Only what is shown is written out: there may be a hundred thousand watches.
+    fn watches(&self, filter: &Filter) -> WatchesPage {
+        let (began, now) = (self.0.began, Instant::now());
+        let asked_for = self.0.watches.iter().filter(|entry| filter.takes_watch(entry.value()));
+        // Of those that are alike the oldest comes first, so that a page that is read again has them in the same order.
+        let ranked =
+            asked_for.map(|entry| (entry.value().rank(filter.sort, began, now), *entry.key(), entry.value().clone()));
+        let mut found: Vec<_> = ranked.collect();
+        found.sort_unstable_by(|(a, first, _), (b, second, _)| {
+            let by_rank = if filter.is_up { a.cmp(b) } else { b.cmp(a) };
+            by_rank.then(first.cmp(second))
+        });
+        let total = found.len();
+        found.truncate(filter.limit);
+        let watches: Vec<_> = found.iter().map(|(.., watch)| watch.row(began, now)).collect();
+        WatchesPage { total, left_out: total - watches.len(), watches }
+    }
+
+    fn recent(&self, filter: &Filter) -> RecentPage {
+        let shared = &self.0;
+        let [ended, refused, passed_through] = [&shared.ended, &shared.refused, &shared.passed]
+            .map(|recent| recent.rows(|row| filter.takes_recent(row), filter.limit));
+        RecentPage { ended, refused, passed_through }
+    }
+
+    /// Notes a watch that opens.
+    pub(super) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let watch = Arc::new(SeenWatch::new(watch, self.0.began.elapsed()));
+        self.0.watches.insert(id, watch.clone());
+        ActiveWatch { of: self.clone(), id, watch }
+    }
+
+    /// Notes an answer that is an error of ours.
+    pub(super) fn refused(&self, who: &Who, (method, path): (&str, &str), (code, message): (u16, &str)) {
+        self.0.refused.note(who, method, path, shortened(&format!("{code} {message}")));
+    }
+
+    /// Notes a request that passed through.
+    pub(super) fn passed(&self, who: &Who, (method, path): (&str, &str), reason: &str) {
+        self.0.passed.note(who, method, path, reason.into());
+    }
+}
+
+impl ActiveWatch {
+    /// Notes how far the client has been told, and whether there is nothing more to say.
+    pub(super) fn told(&self, rv: u64, next: u64, is_parked: bool) {
+        self.watch.told(rv, next, self.of.0.began.elapsed(), is_parked);
+    }
+
+    pub(super) fn sent(&self, bytes: u64) {
+        self.watch.sent(bytes);
+    }
+
+    /// Notes why the watch has ended.
+    pub(super) fn ended(&self, reason: &'static str) {
+        let place = self.watch.place();
+        self.of.0.ended.note(self.watch.who(), "WATCH", &place, reason.into());
+    }
+}
+
+impl Drop for ActiveWatch {
+    fn drop(&mut self) {
+        self.of.0.watches.remove(&self.id);
+    }
+}

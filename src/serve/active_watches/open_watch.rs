@@ -1,0 +1,199 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::order::{SortBy, WatchRank};
+use super::who::Who;
+use crate::cache::{Cursor, EventsWaiting, Follower};
+use crate::serve::route::WatchRead;
+use crate::serve::watch_transport::WatchTransport;
+use crate::wire::Representation;
+
+/// What a watch is when it opens.
+pub(in super::super) struct WatchDescription {
+    who: Who,
+    follower: Follower,
+    representation: Representation,
+    protocol: WatchTransport,
+}
+
+/// A watch that is open, as an onlooker sees it.
+pub(in super::super) struct SeenWatch {
+    what: WatchDescription,
+    /// When it opened, in microseconds after the sightings began.
+    opened: u64,
+    told: AtomicU64,
+    next: AtomicU64,
+    bytes: AtomicU64,
+    /// When it was last asked for more, in the same microseconds, above the lowest bit, which says that there was
+    /// nothing more to say.
+    asked: AtomicU64,
+}
+
+/// One watch in the answer of `/debug/watches`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WatchRow {
+    user: Option<String>,
+    user_agent: Option<String>,
+    resource: String,
+    namespace: Option<String>,
+    /// `none`, `labels`, `fields` or `labels and fields`.
+    selectors: &'static str,
+    representation: &'static str,
+    protocol: &'static str,
+    open_seconds: u64,
+    bytes_sent: u64,
+    /// The version that its client was told last.
+    resource_version: String,
+    /// The version that the feed has reached.
+    feed_resource_version: String,
+    /// Events of its selection that its client has not taken; of a place that is lost, all that there were.
+    events_behind: usize,
+    /// There are more than can be counted without reading all of the history.
+    events_behind_at_least: bool,
+    /// `parked`: there is nothing to say. `sending`: there is, and its client has taken something within a second.
+    /// `stalled`: there is, and its client takes nothing.
+    state: &'static str,
+    /// For how long it is parked, or has its client taken nothing.
+    state_seconds: u64,
+}
+
+/// A client that has taken nothing for longer, while there is something, is said to be stalled.
+const SENDING_MAX: Duration = Duration::from_secs(1);
+
+impl WatchDescription {
+    pub(in super::super) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
+        Self { who, follower: cursor.follower(), representation: read.representation, protocol }
+    }
+
+    /// By what it selects; not what it selects.
+    fn selectors(&self) -> &'static str {
+        let selector = self.follower.view().selector();
+        match (selector.labels.is_empty(), selector.fields.is_empty()) {
+            (true, true) => "none",
+            (false, true) => "labels",
+            (true, false) => "fields",
+            (false, false) => "labels and fields",
+        }
+    }
+}
+
+impl SeenWatch {
+    /// A watch that opens so long after the sightings began.
+    pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
+        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { what, opened: micros(at), told, next, bytes, asked }
+    }
+
+    pub(super) fn who(&self) -> &Who {
+        &self.what.who
+    }
+
+    /// What is watched, and where.
+    pub(super) fn place(&self) -> String {
+        let resource = self.what.follower.resource();
+        match self.what.follower.view().namespace() {
+            Some(namespace) => format!("{resource} in {namespace}"),
+            None => resource,
+        }
+    }
+
+    pub(super) fn told(&self, rv: u64, next: u64, at: Duration, is_parked: bool) {
+        self.told.store(rv, Ordering::Relaxed);
+        self.next.store(next, Ordering::Relaxed);
+        self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
+    }
+
+    /// For the watch's own [`ActiveWatch`](super::Sighting) alone: two who count at once would lose some.
+    pub(super) fn sent(&self, bytes: u64) {
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+    }
+
+    /// What puts a watch before others. Of those that are equally far behind it is how long they have asked for
+    /// nothing.
+    pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
+        let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
+        let (user, agent) = self.who().names();
+        let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
+        match by {
+            SortBy::Behind => {
+                let (EventsWaiting::Exactly(events) | EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events)) =
+                    self.waiting();
+                WatchRank::Number(events as u64, silent)
+            }
+            SortBy::Since => WatchRank::Number(silent, 0),
+            SortBy::Sent => WatchRank::Number(self.bytes.load(Ordering::Relaxed), 0),
+            SortBy::Open => WatchRank::Number(self.open_for(began, now).as_secs(), 0),
+            SortBy::Agent => text(agent),
+            SortBy::User => text(user),
+            SortBy::Resource => WatchRank::Text(self.place()),
+        }
+    }
+
+    fn open_for(&self, began: Instant, now: Instant) -> Duration {
+        now.saturating_duration_since(began + Duration::from_micros(self.opened))
+    }
+
+    fn waiting(&self) -> EventsWaiting {
+        self.what.follower.waiting(self.next.load(Ordering::Relaxed))
+    }
+
+    /// The watch as of now. `began` is where its times are counted from.
+    pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
+        let (what, asked) = (&self.what, self.asked.load(Ordering::Relaxed));
+        let (events_behind, events_behind_at_least) = match self.waiting() {
+            EventsWaiting::Exactly(events) => (events, false),
+            EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events) => (events, true),
+        };
+        let since = now.saturating_duration_since(began + Duration::from_micros(asked >> 1));
+        let state = if asked & 1 == 1 && events_behind == 0 {
+            "parked"
+        } else if since <= SENDING_MAX {
+            "sending"
+        } else {
+            "stalled"
+        };
+        WatchRow {
+            user: what.who.user_name(),
+            user_agent: what.who.agent.as_deref().map(str::to_owned),
+            resource: what.follower.resource(),
+            namespace: what.follower.view().namespace().map(str::to_owned),
+            selectors: what.selectors(),
+            representation: what.representation.as_str(),
+            protocol: what.protocol.as_str(),
+            open_seconds: self.open_for(began, now).as_secs(),
+            bytes_sent: self.bytes.load(Ordering::Relaxed),
+            resource_version: self.told.load(Ordering::Relaxed).to_string(),
+            feed_resource_version: what.follower.progress().rv.to_string(),
+            events_behind,
+            events_behind_at_least,
+            state,
+            state_seconds: since.as_secs(),
+        }
+    }
+}
+
+fn micros(at: Duration) -> u64 {
+    u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
+}
+
+impl std::fmt::Debug for SeenWatch {
+    /// Who watches is for those who may see it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SeenWatch").field("opened", &self.opened).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is one for each watch.
+    #[test]
+    fn what_is_seen_of_a_watch_is_small() {
+        assert!(size_of::<SeenWatch>() <= 96, "{} bytes", size_of::<SeenWatch>());
+    }
+}

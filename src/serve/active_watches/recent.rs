@@ -1,0 +1,107 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::who::{Who, shortened};
+
+/// What happened last, the oldest first. What happens again is counted, and does not drive others out.
+#[derive(Debug, Default)]
+pub(super) struct Recent(Mutex<VecDeque<RecentEntry>>);
+
+#[derive(Debug)]
+struct RecentEntry {
+    at: Instant,
+    who: Who,
+    method: &'static str,
+    asked: Arc<str>,
+    reason: Arc<str>,
+    times: u64,
+}
+
+/// One happening in the answer of `/debug/recent`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RecentRow {
+    /// How long ago it happened last.
+    seconds_ago: u64,
+    /// How many times in a row.
+    times: u64,
+    pub(super) user: Option<String>,
+    pub(super) user_agent: Option<String>,
+    method: &'static str,
+    /// A path without its query, or the resource of a watch.
+    pub(super) asked: String,
+    reason: String,
+}
+
+/// How much is kept of each kind.
+const KEPT_MAX: usize = 256;
+/// How many of the last are looked at for one that is the same.
+const ALIKE_AMONG: usize = 8;
+
+impl Recent {
+    pub(super) fn note(&self, who: &Who, method: &str, asked: &str, reason: Arc<str>) {
+        let (at, asked, method) = (Instant::now(), shortened(asked), known(method));
+        let mut kept = self.0.lock();
+        let is_alike = |happening: &&mut RecentEntry| {
+            happening.method == method
+                && happening.asked == asked
+                && happening.reason == reason
+                && happening.who == *who
+        };
+        if let Some(alike) = kept.iter_mut().rev().take(ALIKE_AMONG).find(is_alike) {
+            (alike.at, alike.times) = (at, alike.times + 1);
+            return;
+        }
+        if kept.len() >= KEPT_MAX {
+            kept.pop_front();
+        }
+        kept.push_back(RecentEntry { at, who: who.clone(), method, asked, reason, times: 1 });
+    }
+
+    /// What is asked for, the latest first.
+    pub(super) fn rows(&self, is_wanted: impl Fn(&RecentRow) -> bool, limit: usize) -> Vec<RecentRow> {
+        let now = Instant::now();
+        let row = |of: &RecentEntry| RecentRow {
+            seconds_ago: now.saturating_duration_since(of.at).as_secs(),
+            times: of.times,
+            user: of.who.user_name(),
+            user_agent: of.who.agent.as_deref().map(str::to_owned),
+            method: of.method,
+            asked: of.asked.to_string(),
+            reason: of.reason.to_string(),
+        };
+        let kept = self.0.lock();
+        kept.iter().rev().map(row).filter(|row| is_wanted(row)).take(limit).collect()
+    }
+}
+
+/// Methods are chosen by callers too.
+fn known(method: &str) -> &'static str {
+    const KNOWN: [&str; 8] = ["GET", "HEAD", "WATCH", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_bounded_and_what_happens_again_is_counted() {
+        let recent = Recent::default();
+        let who = Who::new(None, Some(&http::HeaderValue::from_static("kubectl")));
+        for n in 0..2 * KEPT_MAX {
+            recent.note(&who, "GET", &format!("/api/v1/{n}"), "writes".into());
+        }
+        recent.note(&who, "BREW", "/", "odd".into());
+        recent.note(&who, "GET", &format!("/api/v1/{}", 2 * KEPT_MAX - 1), "writes".into());
+        let rows = recent.rows(|_| true, usize::MAX);
+        assert_eq!(rows.len(), KEPT_MAX);
+        assert_eq!((rows[0].method, rows[0].times, rows[1].times), ("other", 1, 2));
+        assert_eq!(recent.rows(|row| row.times > 1, 5).len(), 1);
+        assert_eq!(recent.rows(|_| true, 3).len(), 3);
+    }
+}

@@ -1,0 +1,138 @@
+use futures_util::FutureExt;
+
+use super::*;
+use crate::auth::{Authorizer, Caller, Permit};
+use base::DrainTrigger;
+use kubeapi::{Query, RequestInfo};
+
+fn grant() -> GrantStatus {
+    let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
+    let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+    Permit::Whole(grant.expect("whoever asks is us")).grant_status()
+}
+
+/// There is one for each watch.
+#[test]
+fn a_watchdog_is_small() {
+    assert!(size_of::<Watchdog>() <= 112, "{} bytes", size_of::<Watchdog>());
+}
+
+/// Each watch hears when a drain starts, and once more at its own moment: the look that the first has called for
+/// may come right behind the second.
+#[tokio::test(start_paused = true)]
+async fn a_watch_has_its_whole_grace_behind_each_alarm() {
+    let grace = Duration::from_secs(5);
+    let overdue = SlowReaderReaper::new(Unread { grace, ..Unread::default() });
+    overdue.0.is_draining.store(true, Ordering::Release);
+    let cut = Cut::default();
+    let deadline = Instant::now() + Duration::from_secs(600);
+    let watchdog = Watchdog::new(overdue.clone(), cut.clone(), deadline, grant(), false);
+    tokio::spawn(async move { overdue.look_on().await });
+    let looked =
+        |watchdog: &Watchdog| watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
+    let nearly = Duration::from_millis(4_999);
+
+    watchdog.wake_by_ref();
+    assert!(looked(&watchdog) && !looked(&watchdog));
+    tokio::time::sleep(nearly).await;
+    watchdog.wake_by_ref();
+    tokio::time::sleep(nearly).await;
+    assert_eq!(cut.why(), None);
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    assert_eq!(cut.why(), Some("drained"));
+}
+
+fn long_watch(overdue: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
+    let far = Instant::now() + Duration::from_secs(600);
+    let watchdog = Watchdog::new(overdue.clone(), Cut::default(), far, grant(), is_late);
+    watchdog.set_alarm(far);
+    watchdog
+}
+
+/// Each watch that was there leaves at a moment of its own, before everything closes; one that came later has found
+/// no other server, and stays until then.
+#[tokio::test(start_paused = true)]
+async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
+    let grace = Duration::from_secs(20);
+    let (trigger, drain) = DrainTrigger::new();
+    let overdue = SlowReaderReaper::new(Unread::default());
+    tokio::spawn(overdue.clone().keep(drain.clone()));
+    let watch = |is_late| long_watch(&overdue, is_late);
+    let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
+    let (under_way, began) = (drain.under_way(), Instant::now());
+    let draining = tokio::spawn(trigger.drain(grace));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let late = [watch(true), watch(true)];
+    // It had begun when the drain did.
+    let between = watch(false);
+    let leaving =
+        |watches: &[Arc<Watchdog>]| watches.iter().filter(|watchdog| watchdog.due() == Some(Fired::Drained)).count();
+    tokio::time::sleep(grace.mul_f64(0.45)).await;
+    assert!((10..40).contains(&leaving(&early)), "{}", leaving(&early));
+    early.iter().for_each(|watchdog| watchdog.set_alarm(Instant::now() + grace));
+    tokio::time::sleep(grace.mul_f64(0.35)).await;
+    assert_eq!((leaving(&early), leaving(&[between]), leaving(&late)), (50, 1, 0), "{:?}", began.elapsed());
+    drop(under_way);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(leaving(&late), 2);
+    assert_eq!(leaving(&[watch(true)]), 1, "who comes now goes at once");
+    drop(drain);
+    assert!(draining.await.expect("no panic"));
+}
+
+/// A watch that was made as the drain began is waited for by nobody.
+#[tokio::test(start_paused = true)]
+async fn once_everything_closes_no_watch_keeps_a_later_moment() {
+    let (trigger, drain) = DrainTrigger::new();
+    let overdue = SlowReaderReaper::new(Unread::default());
+    tokio::spawn(overdue.clone().keep(drain.clone()));
+    let watches: Vec<_> = (0..20).map(|_| long_watch(&overdue, false)).collect();
+    let under_way = drain.under_way();
+    tokio::spawn(trigger.drain(Duration::from_secs(20)));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    drop(under_way);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(watches.iter().all(|watchdog| watchdog.due() == Some(Fired::Drained)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alarm_is_rung_at_its_last_time_and_not_at_all_once_it_is_cleared() {
+    let (_trigger, drain) = DrainTrigger::new();
+    let overdue = SlowReaderReaper::new(Unread::default());
+    tokio::spawn(overdue.clone().keep(drain));
+    let (began, second) = (Instant::now(), Duration::from_secs(1));
+    let watches: Vec<_> =
+        (0..3).map(|_| Watchdog::new(overdue.clone(), Cut::default(), began + 600 * second, grant(), false)).collect();
+    watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
+    watches[1].set_alarm(began + 2 * second);
+    watches[2].clear_alarm();
+    let rung = || {
+        let cx = &Context::from_waker(Waker::noop());
+        let rung = |watchdog: &Arc<Watchdog>| watchdog.has_fired(&mut Waker::noop().clone(), cx);
+        watches.iter().map(rung).collect::<Vec<_>>()
+    };
+    tokio::time::sleep(second + second / 100).await;
+    assert_eq!(rung(), [true, false, false]);
+    tokio::time::sleep(second).await;
+    assert_eq!(rung(), [false, true, false]);
+    tokio::time::sleep(600 * second).await;
+    assert_eq!(rung(), [false, false, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_becomes_of_a_watch_that_does_not_heed_its_alarm() {
+    let now = Instant::now();
+    let (past, future) = (now, now + Duration::from_secs(1));
+    for (last, [is_over, is_revoked, is_draining], expected) in [
+        (future, [false, false, false], Verdict::Later(future)),
+        (past, [false, false, false], Verdict::Cut("timeout")),
+        (future, [false, true, false], Verdict::Cut("revoked")),
+        (past, [false, true, true], Verdict::Cut("revoked")),
+        (future, [false, false, true], Verdict::Cut("drained")),
+        (past, [false, false, true], Verdict::Cut("timeout")),
+        (past, [true, true, true], Verdict::Cut("closed")),
+    ] {
+        let case = Case { now, last, is_over, is_revoked, is_draining };
+        assert_eq!(case.verdict(), expected, "{case:?}");
+    }
+}
