@@ -1,5 +1,6 @@
-//! Serves metrics and health: on the admin address, with all that operators may see, and on addresses for other
-//! machines. `app` runs it on a runtime of its own, so that a scrape cannot stall traffic, nor traffic a probe.
+//! Metrics, health and debug pages: all of them on the admin address, and a subset on addresses that other machines can
+//! reach. `app` runs this module on a separate runtime, so that scrapes cannot stall client traffic and client traffic
+//! cannot stall probes.
 
 mod configuration;
 mod cost;
@@ -30,11 +31,11 @@ use crate::cache::FeedState;
 use crate::feeds::Feeds;
 use base::{Pending, Ready, RuntimeHeartbeat};
 
-/// What the admin pages show.
+/// The data that the admin pages show.
 #[derive(Clone)]
 pub struct AdminPages {
     pub ready: Ready,
-    /// The pulse of the runtime that serves clients.
+    /// The heartbeat of the runtime that serves clients.
     pub pulse: RuntimeHeartbeat,
     pub feeds: Feeds,
     pub costs: CostReader,
@@ -43,7 +44,7 @@ pub struct AdminPages {
     pub exporter: Exporter,
 }
 
-/// The answer of an admin page: whole, not a stream.
+/// The response with an admin page, which is never a stream.
 pub type AdminAnswer = Response<Full<Bytes>>;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -51,8 +52,8 @@ const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resour
 const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 
 impl AdminPages {
-    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz`, `/debug/feeds`, `/debug/cost` and `/debug/config`, and with
-    /// the live page.
+    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz`, `/debug/feeds`, `/debug/cost`, `/debug/config` and the
+    /// files of the live page.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         let path = request.uri().path();
         if let Some(file) = live::file(path) {
@@ -73,7 +74,7 @@ impl AdminPages {
         refuse_others(request).unwrap_or_else(page)
     }
 
-    /// Answers like [`answer`](Self::answer), on a port that web pages may try to reach.
+    /// Like [`answer`](Self::answer), for a port that web pages may try to reach.
     pub fn answer_guarded<B>(&self, browsers: &BrowserGuard, request: &Request<B>) -> AdminAnswer {
         match browsers.check(request.uri(), request.headers()) {
             Ok(()) => self.answer(request),
@@ -85,7 +86,7 @@ impl AdminPages {
         self.exporter.render(&self.feeds, &(self.costs)(), &self.pulse)
     }
 
-    /// Answers with a line for each thing that the process still waits for before it is ready, and one for each feed.
+    /// Lists every pending readiness condition and every feed, one per line.
     fn readyz(&self) -> AdminAnswer {
         let mut text = String::new();
         for feed in self.feeds.all() {
@@ -103,7 +104,7 @@ impl AdminPages {
     }
 }
 
-/// Says what is not ready and why, then `more`, and then whether the process is ready.
+/// Lists the pending readiness conditions, then `more`, then the verdict.
 fn verdict(pending: &[Pending], more: &str) -> AdminAnswer {
     let mut text = String::new();
     for pending in pending {
@@ -115,7 +116,7 @@ fn verdict(pending: &[Pending], more: &str) -> AdminAnswer {
     answer(code, TEXT, text)
 }
 
-/// The refusal of a request that does not just read.
+/// Returns the refusal of a request that is not a read, or `None` for GET and HEAD.
 fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
     if [Method::GET, Method::HEAD].contains(request.method()) {
         return None;
@@ -125,7 +126,7 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
     Some(refusal)
 }
 
-/// Says whether clients can be answered. This does not depend on upstream's health (O3).
+/// Reports whether the runtime that serves clients runs. This does not depend on upstream's health (O3).
 fn livez(pulse: &RuntimeHeartbeat) -> AdminAnswer {
     if pulse.is_lost() {
         let text = format!("the runtime that serves clients has not run for {} s\n", pulse.silent().as_secs());
@@ -147,7 +148,8 @@ fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -
     *answer.status_mut() = code;
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
-    // A web page may name what is here in an element of its own. Browsers then neither guess a type nor hand it over.
+    // A foreign web page may embed these pages. The headers make browsers neither guess a type nor give the content to
+    // that page.
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
     answer

@@ -2,8 +2,8 @@
 //!
 //! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
 //!
-//! What runs for long is returned as a boxed future, so that it is compiled once, with this crate. An `async fn` would
-//! be compiled again in each binary that calls it, and all of the proxy with it.
+//! Long-running functions return boxed futures, so that they are compiled once, with this crate. An `async fn`, and the
+//! whole proxy with it, would be compiled again in each binary that calls it.
 
 mod certificates;
 pub mod check;
@@ -49,7 +49,7 @@ use crate::serve::{self, ActiveWatches, Audit, Frontend};
 use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, RefusalBackoff};
 use base::{self, Cores, DrainTrigger, DrainWatch, Ready, Reloadable, RuntimeHeartbeat, Tasks};
 
-/// The application, listening but not yet accepting.
+/// The application, listening but not yet accepting connections.
 pub struct Bound {
     listeners: Listeners,
     ops: ops::Ops,
@@ -60,7 +60,7 @@ pub struct Bound {
     tasks: Tasks,
     drain: (DrainTrigger, DrainWatch),
     ready: Ready,
-    /// The tasks that write audit records. They stop after the others.
+    /// The tasks that write audit records. They stop after all other tasks.
     records: Tasks,
     tuned: Tuned,
     reloading: Option<Reloading>,
@@ -92,13 +92,13 @@ pub enum StartError {
     Configuration(String),
 }
 
-/// Why the application has ended although nobody wanted it to.
+/// The error of an application that ended without a shutdown request.
 #[derive(Debug, thiserror::Error)]
 #[error("the task {0:?} has panicked")]
 pub struct TaskLost(&'static str);
 
 impl Bound {
-    /// Reads the credentials, binds every address and wires the parts. Nothing is accepted or asked yet.
+    /// Reads the credentials, binds every address and wires the parts. No connection is accepted or opened yet.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -106,20 +106,20 @@ impl Bound {
         Self::bind_with(config, Inherited::default())
     }
 
-    /// Binds like [`bind`](Self::bind), with sockets that are bound already in place of new ones for their addresses.
+    /// Like [`bind`](Self::bind), but uses the inherited sockets for their addresses instead of binding new ones.
     ///
     /// # Errors
     /// See [`StartError`].
     #[inline(never)]
     pub fn bind_with(config: Serve, inherited: Inherited) -> BoxFuture<'static, Result<Self, StartError>> {
-        // Sockets are registered with the current runtime: they are bound when the future is polled, not before.
+        // Sockets are registered with the current runtime, so they are bound when the future is polled, not before.
         Box::pin(async move { Self::bind_all(&config, inherited) })
     }
 
     fn bind_all(config: &Serve, inherited: Inherited) -> Result<Self, StartError> {
         say_memory(config);
-        // The recorder is installed first, because parts look up their counters when they are made. Where nobody would
-        // read what it keeps there is none.
+        // The recorder is installed first, because parts look up their counters when they are created. Without an
+        // address that serves metrics, there is no recorder.
         let exporter =
             (config.admin.is_some() || config.metrics.is_some()).then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
@@ -187,17 +187,17 @@ impl Bound {
         })
     }
 
-    /// Reads the configuration file again whenever it changes, from when the application runs.
+    /// Reloads the configuration file whenever it changes, once the application runs.
     ///
     /// # Errors
-    /// It has changed since it was read, and cannot be used.
+    /// The file has changed since it was read, and its new content is invalid.
     pub fn reload(&mut self, reloading: Reloading) -> Result<(), StartError> {
         self.tuned.read(&reloading.arguments, &self.tasks)?;
         self.reloading = Some(reloading);
         Ok(())
     }
 
-    /// Every address that clients can use, as a URL or `unix:PATH`.
+    /// Returns every address that clients can use, as a URL or `unix:PATH`.
     pub fn addresses(&self) -> Vec<String> {
         let url = |(listener, tls): &(Listener, Option<Tls>)| {
             let address = listener.local_address().ok()?;
@@ -225,12 +225,12 @@ impl Bound {
         &self.feeds
     }
 
-    /// Accepts and serves until `shutdown` completes, then drains: readiness fails, the running watches end spread
-    /// over the drain time, then no connection is accepted any more, and what is left is cut. If `at_once` completes
-    /// during the drain, everything is cut then.
+    /// Serves until `shutdown` completes, then drains. In a drain, readiness fails first, and the open watches end
+    /// spread over the drain time. Then no more connections are accepted, and the remaining ones are cut. If `at_once`
+    /// completes during the drain, everything is cut immediately.
     ///
     /// # Errors
-    /// A task has panicked without which the proxy would serve what is no longer so. It has drained.
+    /// A task panicked without which the proxy would serve stale data. The proxy has drained.
     pub fn run<'a>(
         self,
         shutdown: impl Future<Output = ()> + Send + 'a,
@@ -282,7 +282,8 @@ impl Bound {
             }
             known.keep_up(starting).await;
         });
-        // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
+        // Metrics and health start before clients can connect, because their connections may use up all remaining
+        // descriptors.
         let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for metrics and health");
         let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
         for (listener, tls) in listeners {
@@ -299,7 +300,7 @@ impl Bound {
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining");
         if config.reuse_port {
-            // The successor listens on the same port: from now on it alone answers probes and scrapes.
+            // The successor listens on the same port. From now on, it must receive all probes and scrapes.
             if let Some(ops) = ops.take() {
                 ops.stop();
             }
@@ -320,7 +321,7 @@ impl Bound {
     }
 }
 
-/// Returns when the application is to end: because somebody wants it to, or because it has lost a task that it needs.
+/// Returns when the application must end: on a shutdown request, or when a required task was lost.
 async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks) -> Result<(), TaskLost> {
     let lost = tokio::select! {
         () = shutdown => return Ok(()),
@@ -331,7 +332,7 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
     Err(lost)
 }
 
-/// Keeps the credentials that we show upstream up to date, and looks for a better server.
+/// Keeps the upstream credentials up to date, and checks for a better upstream server.
 fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
@@ -340,7 +341,7 @@ fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
     }
 }
 
-/// Keeps the process from being ready as long as it may not create the reviews that every request needs.
+/// Keeps the process unready while its identity may not create the reviews that every request needs.
 fn prove_rights(gate: &Authorizer, ready: &Ready, tasks: &Tasks) {
     if let Some(proving) = gate.keep_ready(ready) {
         tasks.spawn_needed("review rights", proving);
@@ -358,7 +359,7 @@ fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Res
             None if config.reuse_port => Listener::bind_beside_peers(address).map_err(bind)?,
             None => Listener::bind(address).map_err(bind)?,
         };
-        // A unix socket needs no TLS: the permissions of its file decide who can connect.
+        // A unix socket needs no TLS, because its file permissions decide which processes can connect.
         let tls = tls.filter(|_| matches!(address, Address::Tcp(_))).cloned();
         listeners.push((listener, tls));
     }
@@ -395,7 +396,7 @@ fn ops(
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How callers are known, and whose agents are served, for the log.
+/// Returns the authentication mode and the served node, for the log.
 fn mode(config: &Serve) -> String {
     let auth = match config.auth {
         AuthMode::None => "auth none",
@@ -404,10 +405,10 @@ fn mode(config: &Serve) -> String {
     config.serve.coverage.node.as_ref().map_or_else(|| auth.to_owned(), |node| format!("{auth}, node {node}"))
 }
 
-/// How long the last audit records may take to be written.
+/// The timeout for writing the last audit records.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
-/// The parts that try again when our rights may have changed.
+/// Returns the parts that retry when the proxy's own permissions may have changed.
 fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
     let catalog = Catalog::new(client.clone(), insistence(config));
     rights::Rights {
@@ -418,13 +419,13 @@ fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
     }
 }
 
-/// Returns how often upstream is asked again for what it has refused.
+/// Returns how often refused requests to upstream are retried.
 fn insistence(config: &Serve) -> RefusalBackoff {
     let waits = config.cache.refused;
     if config.serve.coverage.node.is_some() { RefusalBackoff::on_node(waits) } else { RefusalBackoff::central(waits) }
 }
 
-/// Opens the audit log. Returns it with the owner of its writer, which ends when nobody can record any more.
+/// Opens the audit log. Returns it with the owner of its writer task, which ends when all senders are dropped.
 fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
     let records = Tasks::new();
     let Some(destination) = config.audit.clone() else { return Ok((Audit::off(), records)) };
@@ -433,8 +434,8 @@ fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
     Ok((audit, records))
 }
 
-/// Logs how much memory feeds may hold and where that number comes from. It is logged at the start, because a container
-/// that is killed for its memory cannot log it any more.
+/// Logs the memory budget for feeds and its source. It is logged at the start, because a container that is killed for
+/// its memory cannot log it later.
 fn say_memory(config: &Serve) {
     let Some(memory) = &config.memory else { return };
     tracing::info!(mebibytes = memory.budget_bytes() >> 20, from = %memory, "memory for objects and events");
@@ -443,7 +444,7 @@ fn say_memory(config: &Serve) {
     }
 }
 
-/// Describes the metrics of all modules.
+/// Registers the descriptions of the metrics of all modules.
 fn describe() {
     serve::describe();
     auth::describe();

@@ -1,4 +1,4 @@
-//! Authentication and authorization: who is asking, and what they may read.
+//! Authentication and authorization: who the caller is, and what it may read.
 //!
 //! ```text
 //! headers, certificate ─► Credential ─► Authenticator ─► Caller ─► AccessReviewer ─► Grant ─► the cache
@@ -6,10 +6,10 @@
 //!                                       authorities)             Review)           └► GrantLease, checked again
 //! ```
 //!
-//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can make one. If a right
-//! is not certain, the request is refused. Upstream always decides: there is no rule about anybody's rights in here.
-//! Answers are remembered for seconds and never shared between two callers or two requests that differ in anything a
-//! right may depend on. Tokens are in no message, log line or metric.
+//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can create one. If a
+//! right is not certain, the request is refused. Upstream makes every decision: this module has no access rules of its
+//! own. Decisions are cached for seconds. They are never shared by two callers, or by two requests that differ in
+//! anything that a right may depend on. Tokens appear in no message, log line or metric.
 
 mod access_reviewer;
 mod affected;
@@ -75,58 +75,62 @@ pub use separation::{AuthorityRole, Mixed, Separation};
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthMode {
-    /// Every caller acts as the proxy itself, as with `kubectl proxy`: for sockets that only this machine can reach.
+    /// Every caller acts as the proxy itself, as with `kubectl proxy`. For sockets that only this machine can reach.
     None,
-    /// Upstream is asked who the caller is and whether it may.
+    /// Upstream authenticates and authorizes each caller (`TokenReview`, `SubjectAccessReview`).
     Delegated,
 }
 
-/// How upstream is asked about callers (R-AUTHN-1, R-LEASE-1).
+/// The settings of delegated authentication and authorization (R-AUTHN-1, R-LEASE-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
-    /// The audiences that tokens must be meant for; if empty, those that upstream takes.
+    /// The accepted audiences of tokens; if empty, those that upstream accepts.
     pub audiences: Vec<String>,
-    /// How long an answer about a token is remembered.
+    /// Cache TTL for token reviews.
     pub token_ttl: Duration,
-    /// How long a decision to allow is remembered.
+    /// Cache TTL for allow decisions.
     pub allowed_ttl: Duration,
-    /// How long a decision to deny is remembered, but for the Node authorizer's that no pod needs the object.
+    /// Cache TTL for deny decisions, except the Node authorizer's denial because no pod needs the object.
     pub denied_ttl: Duration,
-    /// How often, at least, the rights of open watches are checked again: nothing reports the end of a token, or of a
-    /// right that does not come from RBAC.
+    /// The longest time between two checks of an open watch's rights. Nothing reports the end of a token, or of a right
+    /// that does not come from RBAC.
     pub recheck: Duration,
-    /// The same of a right that RBAC gives while its changes are heard: an authorizer before RBAC may begin to deny.
+    /// The same for a right from RBAC while changes of RBAC are watched, because an authorizer before RBAC may begin to
+    /// deny.
     pub recheck_rbac: Duration,
-    /// The same of a node's right: the Node authorizer gives it, and the apiserver lets a node's watches go on.
+    /// The same for a node's right, because the apiserver does not end a node's watches.
     pub recheck_nodes: Duration,
-    /// The same of whose a token is, if that is longer: the apiserver does not ask again about an open watch.
+    /// The same for the identity of a token, if longer, because the apiserver does not review it again for an open
+    /// watch.
     pub recheck_tokens: Duration,
-    /// How long open watches go on when their rights cannot be checked.
+    /// How long open watches continue while their rights cannot be checked.
     pub outage_grace: Duration,
     /// Whether callers without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
-    /// How many different accesses of one user upstream is asked about in a second, and how many at once.
+    /// The most access reviews per second for the requests of one user, and the burst.
     pub accesses_per_user: u32,
     pub accesses_burst_per_user: u32,
-    /// How many accesses of all requests together upstream is asked about in a second.
+    /// The most access reviews per second for all requests together.
     pub accesses: u32,
-    /// How many unknown tokens upstream is asked about in a second, and as many more that were somebody's before.
+    /// The most reviews per second of unknown tokens, and separately of tokens that were accepted before.
     pub reviews: u32,
-    /// How many tokens from one address upstream is asked about in a second, and how many at once.
+    /// The most token reviews per second for one address, and the burst.
     pub reviews_per_source: u32,
     pub reviews_burst_per_source: u32,
-    /// How many questions of open watches are put in a second: so many about tokens, and so many about accesses.
+    /// The most reviews per second for open watches: this many of tokens, and this many of accesses.
     pub lease_reviews: u32,
-    /// How many questions about namespaces of open readable watches are put in a second, in all and for one user. Open
-    /// watches depend on no more namespaces than can be asked about in four seconds.
+    /// The most namespace reviews per second for open readable watches, in all and for one user. Open watches depend on
+    /// no more namespaces than can be reviewed in four seconds.
     pub namespaces: u32,
     pub namespaces_per_user: u32,
 }
 
 impl AuthConfig {
-    /// How upstream is asked about who reads metrics. They are few, and come every few seconds for ever, so answers are
-    /// remembered for longer than those about clients, and unknown tokens have a small budget of their own: whoever
-    /// guesses there takes nothing from clients.
+    /// The settings for metrics scrapers.
+    ///
+    /// Scrapers are few and send a request every few seconds, so decisions are cached for longer than those for
+    /// clients. Unknown tokens have a small budget of their own, so that guesses here do not use up the clients'
+    /// budget.
     #[must_use]
     pub fn of_scrapes(clients: &Self) -> Self {
         Self {
@@ -145,7 +149,7 @@ impl AuthConfig {
         }
     }
 
-    /// How often what a user may is asked about again, whatever is known of changes.
+    /// How often a user's rights are checked again when no change is seen.
     fn recheck_of(&self, user: &User) -> Duration {
         if user.is_node() { self.recheck.max(self.recheck_nodes) } else { self.recheck }
     }

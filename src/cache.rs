@@ -1,15 +1,16 @@
-//! One feed's objects and recent events: a store, a ring, and the lanes that readers follow.
+//! The objects and recent events of one feed: a store, a ring, and the lanes that readers follow.
 //!
 //! ```text
 //! CacheWriter::apply ──► Store (current objects)          ──► CacheReader::snapshot ─► LIST, GET, initial events
 //!        one writer  ──► Ring  (all events, bounded)      ──► Cursor::pull ──────────► WATCH
-//!                    ──► Lane  (a namespace, a name, a field, a label: the same events, fewer of them)
+//!                    ──► Lane  (the events of one namespace, name, field value or label)
 //! ```
 //!
-//! **Invariants.** One writer, by type. State first, notify second, in one critical section. Readers pull: nothing here
-//! has a queue per watch, so a slow reader costs its position and nobody else's time. A position that left the ring is
-//! [`Pull::Expired`], never a silent gap. `rv` is upstream's; `seq` is our own dense index; they are never mixed.
-//! No async I/O and no HTTP in this layer.
+//! **Invariants.** The type system allows one writer. The writer updates the state first and notifies readers second,
+//! in one critical section. Readers pull: this layer has no queue per watch, so a slow reader loses its position and
+//! delays no other reader. A position that has left the ring is [`Pull::Expired`], never a silent gap. `rv` is
+//! upstream's resourceVersion and `seq` is the feed's own dense index; they are never mixed. This layer has no async
+//! I/O and no HTTP.
 
 mod backfilled_events;
 mod beginning;
@@ -84,33 +85,33 @@ use std::time::Duration;
 
 use base::Waits;
 
-/// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
+/// Memory and history limits of feeds. The first bound that a ring reaches evicts its oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// The memory of all feeds together. A resource that does not fit passes through.
+    /// Memory of all feeds together, in bytes. Requests for a resource that does not fit pass through to upstream.
     pub memory_bytes_max: usize,
-    /// The bytes of event frames in one ring; a ring takes a quarter of the memory at most.
+    /// Event frames in one ring, in bytes. A ring takes at most a quarter of `memory_bytes_max`.
     pub window_bytes_max: usize,
-    /// Events in the ring.
+    /// Events in one ring.
     pub window_events_max: usize,
     /// Age of the oldest event.
     pub window_age_max: Duration,
-    /// Events that a narrow lane holds: what its readers fall behind by while they do not stall. It bounds what a lane
-    /// costs, for an event may be in as many lanes as there are selectors that match it.
+    /// Events that a narrow lane retains. A reader that does not stall stays within them. The bound limits a lane's
+    /// memory, because one event may be in as many lanes as there are selectors that match it.
     pub lane_events_max: usize,
-    /// Snapshots held for clients that are paging through a LIST.
+    /// Snapshots kept for clients that page through a LIST.
     pub held_snapshots_max: usize,
-    /// How long such a snapshot is kept after its first page was read.
+    /// Age at which such a snapshot is dropped, counted from the read of its first page.
     pub held_snapshot_age_max: Duration,
-    /// When a feed is tried again that our identity may not read.
+    /// Delays before a feed is retried after upstream denied the proxy's identity.
     pub refused: Waits,
-    /// How long the counts of a feed can be read after it has ended.
+    /// Time for which the counters of a feed stay readable after it has ended.
     pub counts_age_max: Duration,
 }
 
 impl Default for CacheConfig {
-    /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events,
-    /// R-HISTORY-1), fifteen minutes.
+    /// 8 GiB of memory in all. Per feed: 256 MiB of events, 102 400 events (the apiserver's own largest ring,
+    /// R-HISTORY-1), and 15 minutes.
     fn default() -> Self {
         Self {
             memory_bytes_max: 8 << 30,
@@ -126,16 +127,16 @@ impl Default for CacheConfig {
     }
 }
 
-/// The largest part of the memory that one ring may take, so that history leaves room for derived bytes.
+/// Divisor of the memory that gives the largest size of one ring, so that history leaves room for derived bytes.
 const WINDOW_PART: usize = 4;
 
 impl CacheConfig {
-    /// The bytes of event frames that one ring may really hold.
+    /// Returns the effective limit of event frames in one ring, in bytes.
     pub(crate) fn window_bytes(&self) -> usize {
         self.window_bytes_max.min(self.memory_bytes_max / WINDOW_PART)
     }
 
-    /// The same memory and the same pace, with as much history as `to` says.
+    /// Returns these memory limits and delays with the history limits of `to`.
     #[must_use]
     pub fn keeping(&self, to: &Self) -> Self {
         Self {

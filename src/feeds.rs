@@ -1,13 +1,13 @@
-//! The feeds there are: which resource, how much of it, in which encoding, who reads it and how current it is.
+//! Running feeds: their resource, scope, encoding, readers and freshness.
 //!
-//! [`Feeds`] is the registry. It gives out a [`FeedHandle`] for each feed that somebody wants. If the feed does not
-//! run, it sends a [`Demand`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and
-//! what is known about it: [`Freshness`] says since when it is proven to be current, [`Renderings`] what may be derived
-//! of it, [`BodyRelease`] whether the server that it follows writes bodies as they are held, [`ResumeBackfills`] who waits for
-//! older history.
+//! [`Feeds`] is the registry. It returns a [`FeedHandle`] for each requested feed. If the feed does not run, it sends a
+//! [`Demand`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and the facts about it:
+//! [`Freshness`] is the time as of which it is proven to be current, and [`Renderings`] are the representations that
+//! may be derived from it. [`BodyRelease`] states whether upstream still writes bodies as they are held, and
+//! [`ResumeBackfills`] are the clients that wait for older history.
 //!
-//! **Invariants.** A feed of another definition is another feed. A feed that is over is never handed out. Nothing here
-//! asks upstream, and nothing knows of requests.
+//! **Invariants.** A feed of another definition is another feed. The registry never returns a feed that has ended. This
+//! layer sends no requests to upstream and does not depend on client requests.
 
 mod body_release;
 mod counts;
@@ -36,5 +36,5 @@ pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use resume_backfill::{BackfillOutcome, BackfillRequest, ResumeBackfills};
 pub use wanted_versions::WantedVersions;
 
-/// How many feeds may run at once.
+/// Maximum number of running feeds.
 pub const FEEDS_MAX: usize = 1_000;

@@ -6,8 +6,8 @@
 //!        net ◄─ serve::{WatchBody, ListBody, websocket} ◄─ cache::{Cursor, Snapshot} ◄──┘
 //! ```
 //!
-//! Modules in reading order, which is the order of the layers: each may use those above it in this list that are of a
-//! lower layer, and nothing else (`tests/tidy.rs`; ARCHITECTURE.md).
+//! The modules are listed in reading order, which is also the order of the layers. A module may use only modules of
+//! lower layers (checked by `tests/tidy.rs`; see ARCHITECTURE.md).
 
 #![cfg_attr(
     not(test),

@@ -1,12 +1,13 @@
-//! A page of a collection: which objects somebody gets to see, in which order, and as which bytes.
+//! Pages of a collection: the objects that a caller may see, their order, and their encoding.
 //!
 //! ```text
-//! Snapshot ─► page (whole chunks, or objects looked at one by one in turns) ─► PageChunks ─► ChunkWriter ─► ListBody
-//!                                                                              made once, shared ─► GzipList
+//! Snapshot ─► page (whole chunks, or objects scanned one by one in turns) ─► PageChunks ─► ChunkWriter ─► ListBody
+//!                                                                            encoded once, shared ─► GzipList
 //! ```
 //!
-//! **Invariants.** Of an object that may not be shown nothing is compared. A body holds the piece that it is at. What
-//! looks at many objects does so in turns (`ScanQueue`) or slices (`CpuSlices`), and nobody waits for a turn in a poll.
+//! **Invariants.** Selectors are never evaluated on an object that the caller may not see. A list body holds only the
+//! piece that is being sent. Scans of many objects run in turns (`ScanQueue`) or slices (`CpuSlices`), and no poll
+//! waits for a turn.
 
 mod chunk_writer;
 pub(crate) mod cost;

@@ -1,10 +1,12 @@
-//! Sockets, TLS and HTTP connections. Knows no Kubernetes.
+//! Sockets, TLS and HTTP connections. This module knows nothing of Kubernetes.
 //!
-//! In a drain, requests that come on new connections are served, for there may be no other process that would: refusing
-//! them would cost leaders their leases. Each answer of HTTP/1.1 then says `Connection: close`. HTTP/2 gets its GOAWAY
-//! only when everything closes: at once, it would have clients come back for ever. No process knows whether it has a
-//! successor, and none has to. On a socket that a parent keeps, a connection that is not accepted waits for the next
-//! process; beside peers (`reusePort`), newcomers are held off while the queue is emptied.
+//! During a drain, the listener still accepts connections and serves their requests. Refusing them would cost leaders
+//! their leases, because there may be no other process to serve them. Each HTTP/1.1 response then says `Connection:
+//! close`. An HTTP/2 connection that arrives during the drain gets GOAWAY only when everything closes. An immediate
+//! GOAWAY would make its client reconnect in a loop.
+//!
+//! No process needs to know whether it has a successor. On a socket that a parent process keeps, connections that are
+//! not accepted wait for the next process. With `reusePort`, the listener drops new SYNs while it empties its queue.
 
 mod address;
 mod caller_turns;

@@ -1,7 +1,7 @@
-//! Finds out before anything is served whether a proxy could be: what upstream is, which rights there are, what the
-//! certificates say, how much there is to hold, and what it would cost upstream.
+//! Preflight checks of a proxy that is not running yet: the upstream release, permissions, certificates, cache sizes,
+//! and the load on upstream.
 //!
-//! **Invariant:** it changes nothing: it reads, and asks about its own rights.
+//! **Invariant:** the checks change nothing: they only read, and review the proxy's own permissions.
 
 mod certificates;
 mod outcome;
@@ -17,10 +17,10 @@ pub use upstream_facts::{UpstreamIdentity, identity};
 
 use kubeapi::Gvr;
 
-/// A resource that is to be held.
+/// A resource to cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     pub gvr: Gvr,
-    /// The field selector that is all of it that is held.
+    /// The field selector of the cached part; `None` for the whole resource.
     pub selector: Option<String>,
 }

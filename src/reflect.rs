@@ -1,4 +1,5 @@
-//! Keeps feeds in step with upstream: one reflector per feed, started on demand, stopped when idle.
+//! Keeps feeds in sync with upstream. Each feed has one reflector, which starts on demand and stops when the feed is
+//! idle.
 //!
 //! ```text
 //!   Empty ──initial list──► Watching ──broken──► Listed (resume from its RV) ──► Watching
@@ -6,9 +7,9 @@
 //!     └─ history not mended ── Expired (one list; a second one in a row with its watch) ◄─┘
 //! ```
 //!
-//! **Invariants.** A state owns what is valid only in it. A list is staged and swapped in whole. A frame that does not
-//! decode is never applied. Nothing here knows of clients: a slow client is held back elsewhere, where it does not
-//! pull.
+//! **Invariants.** A state owns only data that is valid in that state. A list is staged and replaces the old objects at
+//! once. A frame that fails to decode is never applied. This module knows nothing about clients: backpressure for slow
+//! clients happens elsewhere, where they stop reading.
 
 mod body_writers;
 mod catch_up;

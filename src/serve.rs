@@ -1,4 +1,4 @@
-//! The HTTP side: what a request asks for, who answers it, and the streams that answer it.
+//! The HTTP side of the proxy: routes requests, answers them from the cache or forwards them, and runs watch streams.
 //!
 //! ```text
 //! request ─► route (pure) ─► Forward(reason) ─► upstream, with the caller's bytes
@@ -6,9 +6,12 @@
 //!                         └► Get | List | Watch ─► feed ready? fresh enough? ─► snapshot or cursor ─► body
 //! ```
 //!
-//! **Invariants.** A request that is not understood is passed through; its meaning is never guessed. Every reason to
-//! pass through is a variant and a metric label. A stream is pulled by its client's room and by nothing else. Status
-//! codes are decided here and nowhere below.
+//! **Invariants.**
+//!
+//! - A request that this module does not understand is forwarded; its meaning is never guessed.
+//! - Every reason to forward is a variant of an enum and a metric label.
+//! - A stream advances only when its client has room.
+//! - Status codes are chosen in this module, never in the modules below it.
 
 mod active_watches;
 mod answered;

@@ -1,9 +1,9 @@
-//! The apiserver as we see it: credentials, connections, discovery, requests.
+//! The client of the apiserver: credentials, connections, discovery, requests.
 //!
-//! **Invariants.** Watches, short requests and tunnels never share a connection: a stream that is not read, or a GOAWAY
-//! for somebody's bad credential, must not end a watch (R-HTTP-2, R-HTTP-3). Redirects are never
-//! followed. A request that is not a read is sent again only if its server has certainly not processed it. Of several
-//! servers one is used at a time; while it is well nothing is sent to another.
+//! **Invariants.** Watches, short requests and tunnels never share a connection. This keeps unread streams, and a
+//! GOAWAY because of another caller's invalid credential, from ending a watch (R-HTTP-2, R-HTTP-3). Redirects are never
+//! followed. A request that is not a read is retried only if its server has certainly not processed it. Of several
+//! servers one is used at a time; while it is healthy, no other receives requests.
 
 mod acting_as;
 mod build;
@@ -60,14 +60,16 @@ pub use pool::ResponseBody;
 pub use review::{ACCESS_REVIEWS, AccessVerdict, TOKEN_REVIEWS, TokenVerdict};
 pub use server_url::{ServerUrl, ServerUrlError};
 
-/// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
+/// The largest response body that is read as a whole, in bytes: a page of a LIST, a discovery document, a Status.
 pub const BODY_BYTES_MAX: usize = 512 << 20;
 
-/// Names the proxies that a request has passed, so that one that is its own upstream notices (R-DOWNSTREAM-16).
+/// The header that lists the proxies a request has passed through, so that a proxy that is its own upstream detects the
+/// loop (R-DOWNSTREAM-16).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");
-/// Says to a proxy what another one asks it for itself ([`Cause`]). What clients ask has no such header.
+/// The header in which a proxy states the [`Cause`] of a request that it sends for itself. Requests of clients do not
+/// have it.
 pub const CAUSE: http::HeaderName = http::HeaderName::from_static("kube-fanout-cause");
-/// Says to a proxy of an answer of another proxy which build of the apiserver has written its bodies.
+/// The response header in which a proxy names the apiserver build that encoded the bodies.
 pub const BUILD: http::HeaderName = http::HeaderName::from_static("kube-fanout-build");
-/// Says of an answer that a proxy has it from its memory.
+/// The response header that marks responses served from a proxy's memory.
 pub const SERVED: http::HeaderName = http::HeaderName::from_static("kube-fanout-served");

@@ -1,12 +1,12 @@
-//! Layer 1, wire: bytes ⇄ values, without I/O.
+//! Layer 1, wire: conversion between bytes and values, without I/O.
 //!
-//! Everything a feed carries passes here twice. On the way in, a [`FrameSplitter`] cuts a watch stream into frames and
-//! an [`ObjectReader`] turns frames and LIST pages into [`Object`]s. On the way out, an [`Envelope`] puts the same
-//! bodies back into watch frames, LIST and GET answers, and a [`BookmarkTemplate`] writes bookmarks.
+//! Everything that a feed carries is processed here twice. For input, a [`FrameSplitter`] splits a watch stream into
+//! frames and an [`ObjectReader`] decodes frames and LIST pages into [`Object`]s. For output, an [`Envelope`] wraps the
+//! same bodies in watch frames, LIST and GET responses, and a [`BookmarkTemplate`] writes bookmarks.
 //!
-//! **Body identity** (R-DERIVE-1) carries the design: the bytes of one revision are the same in a LIST item, a GET
-//! answer and every watch event; only a prefix and a suffix of at most ~100 bytes differ. So a body is held once, and
-//! nothing here ever re-encodes an object:
+//! The design depends on **body identity** (R-DERIVE-1). The bytes of one revision are the same in a LIST item, a GET
+//! response and every watch event. Only a prefix and a suffix of at most ~100 bytes differ. So a body is held once, and
+//! this layer never re-encodes an object:
 //!
 //! | encoding, shape | [`Object::body`] | LIST item | watch object and GET |
 //! |---|---|---|---|
@@ -15,11 +15,12 @@
 //! | Table | that of a Table of one row, without columns | | `{"kind":"Table","apiVersion":"meta.k8s.io/v1",` body |
 //! | protobuf | the message | `12` length body | `k8s\0` Unknown{TypeMeta, body, "", ""} |
 //!
-//! **Invariants.** Input is peer input: nothing in it can panic, and a value is returned whole or not at all. A
-//! serialization that we would not reproduce byte for byte is refused ([`WireError::Layout`]), never approximated: the
-//! caller forwards such a resource instead of caching it. No allocation is sized by a length that a peer merely claims.
+//! **Invariants.** Input is untrusted: no input causes a panic, and a value is returned whole or not at all. This layer
+//! refuses a serialization that it would not reproduce byte for byte ([`WireError::Layout`]), and never approximates
+//! it. The caller forwards such a resource instead of caching it. No allocation is sized by a length that a peer merely
+//! claims.
 //!
-//! Who calls: `reflect` reads, `cache` holds [`Object`]s and frames, `serve` writes. Nothing here knows of either.
+//! `reflect` reads, `cache` holds [`Object`]s and frames, and `serve` writes. This layer depends on none of them.
 
 mod bookmark;
 mod compare;

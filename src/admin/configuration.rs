@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use super::{AdminAnswer, answer};
 
-/// The answer of `/debug/config`: what the process runs with. It has paths of files and nothing that is in them.
+/// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigShown {
-    /// The configuration file, if there is one.
+    /// The path of the configuration file, if there is one.
     pub file: Option<String>,
-    /// Why the file as it is now cannot be used.
+    /// Why the current content of the file cannot be used, if so.
     pub trouble: Option<String>,
-    /// The keys that have changed in the file and take a restart.
+    /// The keys that changed in the file and require a restart.
     pub restart: Vec<String>,
     pub settings: BTreeMap<String, Value>,
 }
 
-/// Reads what the process runs with.
+/// Reads the running configuration.
 pub type ConfigReader = Arc<dyn Fn() -> ConfigShown + Send + Sync>;
 
 pub(super) fn page(shown: &ConfigShown) -> AdminAnswer {

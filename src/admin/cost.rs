@@ -1,5 +1,5 @@
-//! Shows what the proxy has cost upstream, by cause: a page for people, and metrics. The counts come from outside, so
-//! that a probe does not depend on what is between us and upstream.
+//! The proxy's load on upstream by cause, as a page and as metrics. The counts are supplied by the caller, so that a
+//! probe does not depend on the code that talks to upstream.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{AdminAnswer, answer};
 
-/// One cause in the answer of `/debug/cost`. All numbers are since the start, but for `streamsOpen`.
+/// One cause in the response of `/debug/cost`. All numbers are totals since the start, except `streamsOpen`.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CostRow {
@@ -17,14 +17,14 @@ pub struct CostRow {
     pub requests: u64,
     pub streams_opened: u64,
     pub streams_open: u64,
-    /// The bytes of answers' bodies as they came.
+    /// The bytes of response bodies as received.
     pub body_bytes: u64,
 }
 
-/// Reads what every cause has cost until now.
+/// Reads the current cost of every cause.
 pub type CostReader = Arc<dyn Fn() -> Vec<CostRow> + Send + Sync>;
 
-/// A metric: its name, what it means, its type, and the function that reads it.
+/// A metric: its name, its help text, its type, and the function that reads it.
 type Metric = (&'static str, &'static str, &'static str, fn(&CostRow) -> u64);
 
 const METRICS: [Metric; 4] = [

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{AdminAnswer, AdminPages, answer};
 use crate::cache::FeedState;
 
-/// One feed in the answer of `/debug/feeds`, which people and scripts read.
+/// One feed in the response of `/debug/feeds`, which people and scripts read.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FeedPage {
@@ -26,7 +26,8 @@ struct FeedPage {
     memory_bytes: usize,
     lanes: usize,
     readers: usize,
-    /// Clients that are being sent a state of this feed; each keeps its state in memory (`cache::Pins`).
+    /// The number of clients that are being sent a snapshot of this feed. Each keeps its snapshot in memory
+    /// (`cache::Pins`).
     pinned: usize,
 }
 

@@ -9,28 +9,28 @@ use super::{process, series};
 use crate::feeds::Feeds;
 use base::RuntimeHeartbeat;
 
-/// Renders every metric of the process.
+/// Renders all metrics of the process.
 #[derive(Clone)]
 pub struct Exporter {
     handle: PrometheusHandle,
     folded: Folded,
 }
 
-/// The counters that each delivery adds to.
+/// The counters that are incremented at each delivery.
 const BY_WORKER: [&str; 2] = ["kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total"];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The commit, where whoever builds says which: deploy/image.sh does.
+/// The commit, if the build sets it, as deploy/image.sh does.
 const REVISION: &str = match option_env!("KUBE_FANOUT_REVISION") {
     Some(revision) => revision,
     None => "unknown",
 };
 
-/// Returns the process's exporter. The first call installs its recorder, and `describe` gives the metrics their help
-/// texts. A process that shows no metrics must not call this: without a recorder nothing is recorded or held.
+/// Returns the process's exporter. The first call installs its recorder, and `describe` registers the help texts. A
+/// process that serves no metrics must not call this; without a recorder, nothing is recorded or kept.
 ///
 /// # Errors
-/// If another recorder is installed.
+/// Another recorder is already installed.
 pub fn exporter(describe: fn()) -> Result<Exporter, String> {
     static EXPORTER: OnceLock<Result<Exporter, String>> = OnceLock::new();
     let exporter = EXPORTER.get_or_init(|| {
@@ -48,7 +48,7 @@ pub fn exporter(describe: fn()) -> Result<Exporter, String> {
 }
 
 impl Exporter {
-    /// Renders what was recorded, and then what is read from the feeds, the costs and of the process, in Prometheus'
+    /// Renders the recorded metrics, followed by those of the feeds, the upstream costs and the process, in Prometheus'
     /// text format.
     pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], pulse: &RuntimeHeartbeat) -> String {
         self.folded.tell();

@@ -1,5 +1,5 @@
-//! The metrics that each delivery counts. Each worker has integers of its own, which are added up when somebody asks:
-//! no line of the processor's cache goes back and forth between cores, and nothing grows until it is asked for.
+//! The metrics that are recorded at each delivery. Each thread has its own integers, which are summed when the metrics
+//! are scraped. So no cache line moves between cores, and nothing accumulates between scrapes.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -14,32 +14,33 @@ use parking_lot::Mutex;
 
 use super::series::{escaped, head};
 
-/// A recorder that keeps histograms, and counters of some names, by worker. Everything else is `inner`'s.
+/// A recorder that keeps histograms, and the counters with given names, per thread. All other metrics go to `inner`.
 pub(super) struct Folding<R> {
     inner: R,
     counters: &'static [&'static str],
     folded: Folded,
 }
 
-/// What is kept by worker. Cloning shares it.
+/// The metrics that are kept per thread. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Folded(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// Each with the counter of `inner` that is told the sum.
+    /// Each with the counter of `inner` that receives the sum.
     counters: Mutex<HashMap<Key, (Arc<Counts>, Counter)>>,
     histograms: Mutex<HashMap<Key, Arc<Delays>>>,
     help: Mutex<HashMap<String, SharedString>>,
 }
 
-/// Threads that share a place only lose time. There are as many places as cores, within a bound.
+/// The maximum number of slots. There is one slot per thread, up to this limit; threads that share a slot only lose
+/// time.
 const PLACES_MAX: usize = 64;
 
-/// The buckets of all durations, in seconds: from 0.1 ms, which a delivery takes on an idle machine, to 10 s.
+/// The upper bounds of the buckets of all durations, in seconds. A delivery takes 0.1 ms on an idle machine.
 const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
 
-/// A value for each place, on cache lines of its own: processors fetch two lines of 64 bytes at a time.
+/// One value per slot, each on its own cache lines, because processors fetch two lines of 64 bytes at a time.
 #[derive(Debug)]
 struct Places<T>(Box<[Apart<T>]>);
 
@@ -53,7 +54,7 @@ struct Counts(Places<AtomicU64>);
 #[derive(Debug)]
 struct Delays(Places<Buckets>);
 
-/// How many delays there were: by the first bucket that has room for them, the last one being for all others.
+/// The counts of delays per bucket: the first whose bound is at least the delay. The last one is for longer delays.
 #[derive(Debug, Default)]
 struct Buckets {
     counts: [AtomicU64; BUCKETS.len() + 1],
@@ -62,14 +63,14 @@ struct Buckets {
 
 impl<T: Default> Places<T> {
     fn new() -> Self {
-        // Connections have a thread a core, and other work as many.
+        // Connections use one thread per core, and other work uses as many.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
         Self((0..threads.min(PLACES_MAX)).map(|_| Apart::default()).collect())
     }
 }
 
 impl<T> Places<T> {
-    /// The place of this thread.
+    /// Returns the slot of the current thread.
     fn mine(&self) -> &T {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -92,7 +93,7 @@ impl CounterFn for Counts {
         self.0.mine().fetch_add(value, Ordering::Relaxed);
     }
 
-    /// Only sums are told so, to counters that are not kept here.
+    /// Unused: only sums are set this way, on the counters of the inner recorder.
     fn absolute(&self, _: u64) {}
 }
 
@@ -107,7 +108,7 @@ impl HistogramFn for Delays {
 }
 
 impl<R> Folding<R> {
-    /// `counters` are the names of those that are kept by worker.
+    /// Creates the recorder. `counters` are the names of those that are kept per thread.
     pub(super) fn new(inner: R, counters: &'static [&'static str]) -> Self {
         Self { inner, counters, folded: Folded::default() }
     }
@@ -153,7 +154,7 @@ impl<R: Recorder> Recorder for Folding<R> {
 }
 
 impl Folded {
-    /// Tells the counters of the inner recorder their sums.
+    /// Sets the counters of the inner recorder to the sums.
     pub(super) fn tell(&self) {
         for (counts, told) in self.0.counters.lock().values() {
             told.absolute(sum(counts.0.all()));

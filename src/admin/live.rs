@@ -1,5 +1,5 @@
-//! The live page: one page, its script and its colours, as they are in the binary. It asks the other admin pages for
-//! what it shows, from the browser of whoever looks, so it says no more than these say to them.
+//! The live page with its script and style sheet, which are embedded in the binary. The visitor's browser requests the
+//! data from the other admin pages, so the live page shows only what the visitor may see.
 
 use http::header::{CACHE_CONTROL, HeaderName, REFERRER_POLICY, X_FRAME_OPTIONS};
 use http::{HeaderValue, StatusCode};
@@ -14,7 +14,7 @@ const SVG: HeaderValue = HeaderValue::from_static("image/svg+xml");
 const PAGE: &str = include_str!("live/page.html");
 const COLOURS: &str = include_str!("live/live.css");
 const ICON: &str = include_str!("live/icon.svg");
-/// One script, in pieces that can be read.
+/// One script, split into readable pieces.
 const PIECES: &str = concat!(
     include_str!("live/begin.js"),
     include_str!("live/numbers.js"),
@@ -24,7 +24,7 @@ const PIECES: &str = concat!(
     include_str!("live/page.js"),
 );
 
-/// What the page may do: run and load what comes from this address, ask this address, and nothing else. No text can
+/// The page's content security policy. It may run, load and request only what comes from this address. No text can
 /// become markup (`require-trusted-types-for`), and no other page can frame it.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
@@ -40,7 +40,7 @@ const SAFETY: [(HeaderName, HeaderValue); 5] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
 ];
 
-/// The file of the live page at this path, as an answer; `None` at any other path.
+/// Returns the file of the live page at this path, or `None` for any other path.
 pub(super) fn file(path: &str) -> Option<AdminAnswer> {
     let (kind, text) = match path {
         "/" => (HTML, PAGE),

@@ -1,5 +1,5 @@
-//! The pages that say who reads what. Who may connect to a unix socket may read the process's memory, and sees them;
-//! elsewhere upstream is asked whether the sender may.
+//! The debug pages that list clients and their requests. A process that may connect to the admin's unix socket could
+//! read this process's memory, and sees them without a check. On other addresses, upstream authorizes the sender.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use super::{AdminAnswer, AdminPages, TEXT, answer, refuse_others};
 use crate::auth::BrowserGuard;
 
-/// Makes a page by its name and a query, as JSON.
+/// Renders a page by its name and query, as JSON.
 pub type PrivatePage = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
 
-/// Decides by a path and the headers of a request whether its sender may see the page.
+/// Decides by the path and headers of a request whether its sender may see the page.
 pub type PageAccess = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), NotAdmitted>> + Send + Sync>;
 
-/// The pages that say who reads what, and who may see them.
+/// The debug pages about clients, and the authorization for them.
 #[derive(Clone)]
 pub struct PrivatePages {
     pub page: PrivatePage,
     pub admittance: PageAccess,
 }
 
-/// Why somebody is not shown a page.
+/// Why a sender may not see a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotAdmitted {
-    /// Nobody is known here.
+    /// Callers are not authenticated here.
     #[error(
         "who reads what is shown where callers are authenticated (auth: delegated), or on a unix socket \
          (admin: unix:PATH); every process of this machine can reach this address"
@@ -56,8 +56,8 @@ impl NotAdmitted {
 }
 
 impl AdminPages {
-    /// Answers like [`answer`](Self::answer), and besides with the pages that say who reads what. `browsers` guards a
-    /// port that web pages may try to reach; without one the socket is for the process's own user alone.
+    /// Like [`answer`](Self::answer), but also serves the debug pages about clients. `browsers` guards a port that web
+    /// pages may try to reach. Without it, the socket must be accessible only to the process's own user.
     pub fn answer_all<B>(
         &self,
         browsers: Option<&BrowserGuard>,

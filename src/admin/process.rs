@@ -1,5 +1,5 @@
-//! What the process takes of the machine, by the names that Prometheus' own clients give it, and whether it runs; read
-//! when it is scraped.
+//! The resource usage and the health of the process, under the names of Prometheus' own client libraries. The values
+//! are read when scraped.
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use super::series::{head, single};
 use base::RuntimeHeartbeat;
 
-/// What a process has taken so far; what cannot be read is not shown.
+/// The resource usage of the process. Values that cannot be read are omitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Taken {
     cpu_seconds: Option<f64>,

@@ -1,4 +1,4 @@
-//! The pages that other machines read: health, which says nothing of anybody, and metrics.
+//! The pages for other machines: health, which reveals nothing about clients, and metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use crate::net::Peer;
 use base::{Ready, Reloadable, RuntimeHeartbeat};
 use kubeapi::Status;
 
-/// What a kubelet or a balancer is told. It takes every Host, for there is nothing here that a web page could learn.
+/// The pages for a kubelet or a load balancer. They accept every Host, because they contain nothing that a web page
+/// could exploit.
 #[derive(Debug, Clone)]
 pub struct HealthPages {
     pub ready: Ready,
     pub pulse: RuntimeHeartbeat,
 }
 
-/// What a Prometheus on another machine is told.
+/// The metrics page for a Prometheus on another machine.
 #[derive(Clone)]
 pub struct MetricsPage {
     pages: AdminPages,
@@ -32,29 +33,28 @@ pub struct MetricsPage {
     rendered: Arc<Mutex<Option<(Instant, Bytes)>>>,
 }
 
-/// Who may read metrics.
+/// The callers that may read metrics.
 #[derive(Clone)]
 pub enum MetricsReaders {
-    /// Whoever reaches the address, but for web pages: the page shows names of namespaces.
+    /// All callers that reach the address, except web pages, because the metrics contain names of namespaces.
     Everybody(Reloadable<BrowserGuard>),
-    /// Those who are let in one by one.
+    /// Callers that are authorized per request.
     Admitted(ScrapeAccess),
 }
 
-/// Decides by the connection and the headers of a request whether its sender may read metrics, and says why not; `None`
-/// if nobody could decide.
+/// Decides by the connection and the headers of a request whether its sender may read metrics. Returns the refusal if
+/// not, and `None` if the decision failed.
 pub type ScrapeAccess = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, Admitted> + Send + Sync>;
 type Admitted = Option<Result<(), Status>>;
 
-/// How long that may take. It is decided on the runtime that serves clients, which may be stuck.
+/// The timeout for the decision. It is made on the runtime that serves clients, which may be stuck.
 const ADMITTED_MAX: Duration = Duration::from_secs(15);
-/// How long the text of a scrape serves those that come after it: whoever asks all the time must not keep the thread
-/// that answers probes.
+/// How long a rendered scrape is reused, so that frequent scrapes do not occupy the thread that answers probes.
 const RENDERED_MAX: Duration = Duration::from_secs(1);
 
 impl HealthPages {
-    /// Answers `/livez`, `/healthz` and `/readyz`. The last shows what is not ready and why, and no feed: feeds are
-    /// called by namespaces that callers name.
+    /// Answers `/livez`, `/healthz` and `/readyz`. The last lists pending conditions, but no feeds, because the names
+    /// of feeds contain namespaces that callers chose.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         match request.uri().path() {
             "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(|| livez(&self.pulse)),
@@ -63,7 +63,7 @@ impl HealthPages {
         }
     }
 
-    /// Answers `ok` where everything is ready and nobody wants to hear more, as the apiserver does.
+    /// Like the apiserver, returns just `ok` if everything is ready and `verbose` is not set.
     fn readyz(&self, query: Option<&str>) -> AdminAnswer {
         let asks_more = query.unwrap_or_default().split('&').any(|part| part.split('=').next() == Some("verbose"));
         let pending = self.ready.pending();
@@ -115,13 +115,13 @@ impl MetricsPage {
     }
 }
 
-/// Waits for the decision; without one in time it is a no.
+/// Awaits the decision; a timeout counts as a refusal.
 async fn in_time(admitted: impl Future<Output = Admitted>) -> Result<(), Status> {
     let late = || Status::service_unavailable("it was not found out in time who you are and what you may");
     timeout(ADMITTED_MAX, admitted).await.ok().flatten().unwrap_or_else(|| Err(late()))
 }
 
-/// A refusal as the apiserver writes it.
+/// Returns a refusal in the apiserver's form.
 fn refused(why: &Status) -> AdminAnswer {
     let code = StatusCode::from_u16(why.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut refusal = answer(code, HeaderValue::from_static("application/json"), why.to_json());
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// The runtime that serves clients may be stuck, and nobody reads metrics for it.
+    /// The runtime that serves clients may be stuck, and then a scrape must fail.
     #[tokio::test(start_paused = true)]
     async fn a_decision_that_does_not_come_is_a_no() {
         let refusal = refused(&in_time(pending()).await.expect_err("nobody has decided"));

@@ -1,7 +1,8 @@
-//! The metrics of feeds, read from them when they are scraped.
+//! The metrics of feeds, which are read from the feeds when scraped.
 //!
-//! The labels of a feed come from what callers ask for, namespaces above all, and a registry of metrics never drops a
-//! series. So feeds are not recorded in one: their series are written from the feeds that there are, and end with them.
+//! The labels of a feed come from callers' requests, above all the namespaces, and a metrics registry never drops a
+//! series. So feeds are not recorded in a registry. Their series are written from the existing feeds, and end with
+//! them.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
@@ -14,7 +15,7 @@ use crate::feeds::{Feed, FeedCounts, FeedKey, Feeds, RenderingMode, RenderingRef
 /// A metric of a feed: its name, its help text, and the function that reads it.
 type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
 
-/// The numbers of a running feed at one moment.
+/// The values of a running feed at one time.
 struct Reading {
     labels: String,
     state: FeedState,
@@ -53,7 +54,7 @@ const WORDS: [(&str, &str); 5] = [
     ("kube_fanout_prehistory_reads_total", "reads of the history before a feed's first list, by what came of them"),
 ];
 
-/// The metrics of the memory of all feeds: its budget, how much of it is used, and what was dropped to make room.
+/// The metrics of the memory of all feeds: its budget, how much of it is used, and what was evicted.
 const MEMORY: [(&str, &str); 3] = [
     ("kube_fanout_memory_budget_bytes", "what all feeds may hold together"),
     ("kube_fanout_memory_held_bytes", "what all feeds hold, by kind"),
@@ -164,7 +165,7 @@ fn labels(key: &FeedKey) -> String {
     labels.join(",")
 }
 
-/// Escapes a label's value, which stands in quotes (Prometheus, "Text-based format").
+/// Escapes a label's value, which is in quotes (Prometheus, "Text-based format").
 pub(super) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -174,7 +175,7 @@ pub(super) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// Appends the only value of a metric.
+/// Appends the value of a metric without labels.
 pub(super) fn single(out: &mut String, name: &str, value: f64) {
     let _ = writeln!(out, "{name} {value}");
 }

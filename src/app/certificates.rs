@@ -1,4 +1,4 @@
-//! The certificates that are shown to clients and to whoever scrapes.
+//! The certificates that the proxy's listeners present to clients and scrapers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use crate::config::{Serve, TlsSource};
 use crate::net::{Address, ClientCertificates, Tls};
 use base::Tasks;
 
-/// How listeners speak TLS, where they do.
+/// The TLS configuration of the listeners.
 pub(super) struct Certificates {
     pub(super) listeners: Option<Tls>,
-    /// For metrics alone.
+    /// Set if metrics have their own certificate.
     metrics: Option<Tls>,
 }
 
 impl Certificates {
-    /// Reads them, or makes them.
+    /// Loads the certificates, or generates them.
     ///
     /// # Errors
-    /// A file cannot be used, or one that was made cannot be written.
+    /// A file cannot be used, or a generated certificate cannot be written.
     pub(super) fn of(config: &Serve) -> Result<Self, StartError> {
         let takes_certificates = config.delegated.client_ca.is_some() || config.delegated.front_proxy_ca.is_some();
         let requested = if takes_certificates { ClientCertificates::Requested } else { ClientCertificates::Ignored };
@@ -30,7 +30,7 @@ impl Certificates {
         let of_clients = |source| made(source, "listener_certificate", names(config, ips), requested);
         let listeners = config.tls.as_ref().map(of_clients).transpose()?;
         let of_scrapes = |source| {
-            // Nobody is asked for a certificate where nobody is asked who they are.
+            // A client certificate is requested only if scrapers are authenticated.
             let requested = if config.scrapes.is_some() { requested } else { ClientCertificates::Ignored };
             let ips = config.metrics.iter().map(SocketAddr::ip);
             made(source, "metrics_certificate", names(config, ips), requested)
@@ -39,13 +39,14 @@ impl Certificates {
         Ok(Self { listeners, metrics })
     }
 
-    /// What whoever scrapes is shown: without a certificate of its own that of the listeners, where it is asked about.
+    /// Returns the TLS configuration for metrics. Without their own certificate, metrics share that of the client
+    /// listeners, provided that scrapers are authenticated.
     pub(super) fn of_metrics(&self, config: &Serve) -> Option<Tls> {
         let shared = self.listeners.as_ref().filter(|_| config.scrapes.is_some());
         self.metrics.as_ref().or(shared).cloned()
     }
 
-    /// Reads the files again whenever they change.
+    /// Reloads the files whenever they change.
     pub(super) fn keep_up(self, every: Duration, tasks: &Tasks) {
         if let Some(tls) = self.listeners {
             tasks.spawn_needed("listener certificate", tls.keep_up(every));
@@ -56,7 +57,7 @@ impl Certificates {
     }
 }
 
-/// What a certificate of our own is for.
+/// Returns the names in a generated certificate.
 fn names(config: &Serve, ips: impl Iterator<Item = IpAddr>) -> Vec<String> {
     let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
     names.extend(config.allowed_hosts.iter().cloned());

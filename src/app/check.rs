@@ -1,4 +1,4 @@
-//! The `check` command: a preflight with the configuration that `serve` would have, against its upstream.
+//! The `check` command: preflight checks of the configuration that `serve` would use, against its upstream.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,28 +17,28 @@ use crate::serve::{Coverage, OutsideCoverage};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
 use base::{Tasks, WallClock};
 
-/// What was found out.
+/// The result of the checks.
 pub struct Checked {
     pub text: String,
     pub verdict: CheckVerdict,
 }
 
-/// What the findings come to.
+/// The overall result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckVerdict {
     Passes,
     Fails,
-    /// Nothing failed, and something could not be found out.
+    /// No check failed, but some could not be completed.
     Inconclusive,
 }
 
-/// How long all of it may take.
+/// The timeout for all checks together.
 const CHECK_MAX: Duration = Duration::from_secs(120);
 
-/// Looks at everything that a proxy needs.
+/// Checks everything that a proxy requires.
 ///
 /// # Errors
-/// It takes too long.
+/// The timeout expired.
 #[inline(never)]
 pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checked, String>> {
     Box::pin(async move {
@@ -57,8 +57,8 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checke
     })
 }
 
-/// Looks at one thing after the other. What fails does not keep the rest from being looked at, unless it would fail for
-/// the same reason.
+/// Runs the checks one after the other. After a failure, the checks continue, except those that would fail for the same
+/// reason.
 async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
     let mut found = vec![CheckFinding::ok("configuration", "it is valid")];
     found.extend(of_certificates(config));
@@ -110,7 +110,7 @@ async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
     found
 }
 
-/// The certificate that the kubeconfig has for the proxy. The apiserver answers an expired one with 401 and no reason.
+/// Checks the client certificate in the kubeconfig. The apiserver rejects an expired one with 401 and no reason.
 fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
     let validity = client.client_certificate()?;
     Some(match validity.check(WallClock::default().now()) {
@@ -119,14 +119,14 @@ fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
     })
 }
 
-/// What the configuration asks of upstream.
+/// What the configuration requires of upstream.
 struct Plan {
     needs: Needs,
     findings: Vec<CheckFinding>,
 }
 
 impl Plan {
-    /// Without a catalog only the rights are known that every proxy of the mode needs.
+    /// Derives the requirements. Without a catalog, these are only the permissions that every proxy in this mode needs.
     fn of(config: &Serve, catalog: Option<&Catalog>) -> Self {
         let coverage = &config.serve.coverage;
         let on_node = coverage.node.is_some();

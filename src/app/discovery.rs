@@ -1,10 +1,10 @@
-//! Keeps the catalog of what upstream serves: asked once, and again when something says that it has changed.
+//! Keeps the catalog of upstream's resources up to date: requested once, and again when something indicates a change.
 //!
-//! It reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`, and tells the catalog what
-//! they declare, so that upstream need not be asked for that. What no definition declares is asked for when one of
-//! these streams was lost, and rarely besides. Where the two cannot be read, everything is asked for every 30 seconds;
-//! `schedule` decides when. Feeds that the catalog contradicts are retired: their watches end cleanly, as the apiserver
-//! ends them.
+//! The loop reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`, and passes their
+//! declarations to the catalog. So upstream is not asked for those. Resources that no definition declares are requested
+//! after one of these streams was lost, and otherwise rarely. If the two feeds are not readable, everything is
+//! requested every 30 seconds; `schedule` decides when. Feeds that the catalog contradicts are retired. Their watches
+//! end cleanly, as the apiserver ends them.
 
 mod listener;
 mod schedule;
@@ -22,29 +22,29 @@ use crate::upstream::{DeclaringResource, Documents};
 use crate::wire::JsonLayout;
 use base::{Backoff, NotReady, Tasks, until};
 
-/// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
+/// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
     pub(super) rights: Rights,
     pub(super) tasks: Tasks,
-    /// The pause before a feed that tells of changes is tried again, where it could not be had.
+    /// The pause before a feed of definitions is retried after a failure.
     pub(super) again: Duration,
-    /// How the process runs, for the log.
+    /// The mode of the process, for the log.
     pub(super) mode: String,
 }
 
-/// The time from a change until it is acted on: changes come in groups, and upstream itself serves a definition only a
-/// moment after it was written.
+/// The delay between a change and the reaction to it. Changes come in groups, and upstream itself serves a definition
+/// only shortly after it was written.
 const SOON: Duration = Duration::from_millis(100);
-/// Messages of listeners that may wait to be read.
+/// The capacity of the channel for messages from listeners.
 const NEWS_MAX: usize = 16;
-/// How long the start waits to learn which release upstream runs, for the log.
+/// How long the start waits for upstream's release, for the log.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
-/// How long the start waits for the feeds that tell of changes.
+/// How long the start waits for the feeds of definitions.
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
-    /// Asks upstream what it serves until it has answered once. `starting` gets the reason why it has not.
+    /// Requests upstream's resources until it succeeds. `starting` shows why it has not.
     pub(super) async fn learn(&self, starting: &NotReady) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
@@ -66,8 +66,8 @@ impl DiscoveryLoop {
         starting.set_reason(|| Some("waiting for the feeds of definitions".to_owned()));
     }
 
-    /// Follows changes and asks again when that may be needed. `starting` is held until the listeners have reported, or
-    /// did not in `LISTENING_MAX`, and upstream was asked once more.
+    /// Follows changes and refreshes the catalog when necessary. `starting` is held until all listeners have reported,
+    /// or `LISTENING_MAX` has passed, and the catalog was refreshed once more.
     pub(super) async fn keep_up(&self, starting: NotReady) {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
         for from in DeclaringResource::ALL {
@@ -76,7 +76,7 @@ impl DiscoveryLoop {
             self.tasks.spawn_needed("definitions", listener.run());
         }
         let mut heard = Heard::default();
-        // A timeout is no error: without listeners, upstream is asked periodically.
+        // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
             while !heard.is_from_all() {
                 heard.note(news.recv().await);
@@ -109,7 +109,7 @@ impl DiscoveryLoop {
                     }
                 }
                 () = until(looks.due()) => {
-                    // A feed may have asked before upstream had the resource that its definition tells of.
+                    // A feed may have been requested before upstream served the resource that its definition declares.
                     self.rights.feeds.forget_gone();
                     self.retire_outdated();
                     looks.look(Instant::now());
@@ -124,7 +124,7 @@ impl DiscoveryLoop {
         }
     }
 
-    /// Asks upstream, and ends the feeds that its answer contradicts. Returns whether there was an answer.
+    /// Refreshes the catalog, and ends the feeds that it contradicts. Returns whether upstream answered.
     async fn ask(&self, is_prompted: bool) -> bool {
         let Rights { catalog, feeds, .. } = &self.rights;
         match catalog.refresh(Instant::now()).await {
@@ -132,8 +132,8 @@ impl DiscoveryLoop {
                 tracing::info!(resources = catalog.len(), "what upstream serves has changed");
                 feeds.forget_refusals();
             }
-            // The catalog may have the change already, from a question for a request; or discovery named the resource
-            // before it was served. Feeds that were told that it does not exist may try again.
+            // The catalog may already have the change from a refresh for a request. Or discovery listed the resource
+            // before upstream served it. Feeds that failed because it did not exist may retry.
             Ok(false) if is_prompted => feeds.forget_gone(),
             Ok(false) => {}
             Err(error) => {
@@ -145,7 +145,7 @@ impl DiscoveryLoop {
         true
     }
 
-    /// Returns how completely changes are heard of from now on.
+    /// Returns how completely changes are observed from now on.
     fn told(&self, is_answered: bool, heard: &Heard) -> ChangeCoverage {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
@@ -156,8 +156,9 @@ impl DiscoveryLoop {
         }
     }
 
-    /// Retires the feeds that the catalog contradicts. The apiserver ends the watches of a custom resource whose
-    /// definition changes, and so do we (R-END-2): the same objects may be written otherwise under the new definition.
+    /// Retires the feeds that the catalog contradicts. Like the apiserver, the proxy ends the watches of a custom
+    /// resource whose definition changes (R-END-2). This is necessary because the new definition may write the same
+    /// objects differently.
     fn retire_outdated(&self) {
         let Rights { catalog, feeds, .. } = &self.rights;
         for feed in feeds.all() {
@@ -166,7 +167,7 @@ impl DiscoveryLoop {
                 Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.encoding) == *spec,
                 None => !catalog.is_gone(&spec.key.gvr),
             };
-            // Built-in types are left alone: they change only with the apiserver, and its watches end when it does.
+            // Built-in types change only with the apiserver, and its watches end when it does.
             if spec.shape == JsonLayout::Custom && !fits {
                 feeds.retire(&feed);
             }
@@ -174,16 +175,16 @@ impl DiscoveryLoop {
     }
 }
 
-/// The last news of each listener.
+/// The last state of each listener.
 #[derive(Debug, Default)]
 struct Heard(Documents<Option<News>>);
 
-/// What must be done about a listener's message.
+/// The reaction to a listener's message.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// Upstream must be asked: it may serve something else now.
+    /// Refresh the catalog, because upstream's resources may have changed.
     Ask,
-    /// The catalog has changed: feeds must be compared with it.
+    /// Compare the feeds with the catalog, which has changed.
     Look,
 }
 
@@ -201,12 +202,12 @@ impl Heard {
         }
     }
 
-    /// Every listener has reported.
+    /// Whether every listener has reported.
     fn is_from_all(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
     }
 
-    /// Every listener hears of every change.
+    /// Whether every listener observes all changes.
     fn is_all(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(News::Listening))
     }

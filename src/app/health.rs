@@ -1,4 +1,4 @@
-//! The `health` command: asks a running proxy how it is, for images that have no shell and no curl.
+//! The `health` command: probes a running proxy, for images that have no shell and no curl.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::config::HealthQuestion;
 use base::PagePlace;
 
-/// What a proxy said of itself; its text is one line.
+/// The proxy's response. It displays as one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthAnswer {
     asked: String,
@@ -17,7 +17,7 @@ pub struct HealthAnswer {
     said: String,
 }
 
-/// Why nothing is known.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum NoHealthAnswer {
     #[error("{0}: no answer in time")]
@@ -28,13 +28,13 @@ pub enum NoHealthAnswer {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// How much of an answer is read: more than what is said of the feeds that one process has.
+/// The maximum number of bytes read from a response: more than one line for each feed of a process.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Asks once.
+/// Sends one probe.
 ///
 /// # Errors
-/// There was no answer, or none in time.
+/// There was no response, or none before the timeout.
 #[inline(never)]
 pub fn ask(question: HealthQuestion) -> BoxFuture<'static, Result<HealthAnswer, NoHealthAnswer>> {
     Box::pin(async move {
@@ -52,7 +52,7 @@ pub fn ask(question: HealthQuestion) -> BoxFuture<'static, Result<HealthAnswer, 
 }
 
 impl HealthAnswer {
-    /// Whether all is well.
+    /// Whether the proxy reported success.
     pub fn is_well(&self) -> bool {
         self.status.is_success()
     }

@@ -1,4 +1,5 @@
-//! Reads from files who callers are and with whose rights their requests go on, for `auth` and `upstream`.
+//! Loads the credentials and authorities for `auth` and `upstream` from files: those that authenticate callers, and
+//! those that forwarded requests use.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +11,16 @@ use crate::config::Serve;
 use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
 use base::{Tasks, WallClock, WatchedFile};
 
-/// The gates, which decide who somebody is and what they may read.
+/// The authorizers, which authenticate and authorize callers.
 pub(super) struct Authorizers {
     pub(super) clients: Authorizer,
-    /// The gate for who scrapes. Its memory and its budget are its own, so that a port that many can reach takes
-    /// nothing from clients. `None` where whoever reaches that port may read.
+    /// The authorizer for scrapers. Its caches and its limits are separate, so that a port that many can reach takes
+    /// nothing from clients. `None` if every caller that reaches that port may read metrics.
     pub(super) scrapes: Option<Authorizer>,
 }
 
 impl Authorizers {
-    /// Reads the authorities that certificates are taken by, and makes the gates.
+    /// Loads the authorities that verify certificates, and creates the authorizers.
     pub(super) fn of(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Self, StartError> {
         if config.auth == AuthMode::None && config.scrapes.is_none() {
             return Ok(Self { clients: Authorizer::open(), scrapes: None });
@@ -34,7 +35,7 @@ impl Authorizers {
     }
 }
 
-/// What all gates share.
+/// Returns the parts that all authorizers share.
 fn delegation(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Delegation, StartError> {
     let delegated = &config.delegated;
     let apart = Separation::default();
@@ -56,7 +57,7 @@ fn delegation(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Delegati
     Ok(Delegation { client, client_authorities, front_proxy, clock, tasks: tasks.clone() })
 }
 
-/// Makes the forwarder, which passes requests on.
+/// Creates the forwarder, which forwards requests to upstream.
 pub(super) fn forwarder(
     config: &Serve,
     client: &Client,
@@ -74,7 +75,7 @@ pub(super) fn forwarder(
     Ok(Forwarder::new(client.clone(), impersonator))
 }
 
-/// Loads authorities from a file that is read again when it changes. A file is refused, at the start and later, if one
+/// Loads authorities from a file that is reloaded when it changes. A file is rejected, at the start and later, if one
 /// of its authorities also has the other role.
 fn trusted(what: &'static str, path: &Path, role: AuthorityRole, apart: Separation) -> Result<Trusted, StartError> {
     let read = move |contents: &[Vec<u8>]| {

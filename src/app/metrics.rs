@@ -1,18 +1,18 @@
-//! The metrics of the process as a whole: its configuration that is read again, and its panics.
+//! The metrics of the process as a whole: configuration reloads and panics.
 
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
-/// Says how many keys have changed and take a restart.
+/// Sets the number of changed keys that require a restart.
 pub(super) fn restart_keys(keys: usize) {
     gauge!("kube_fanout_config_reload_restart_keys").set(keys as f64);
 }
 
-/// Counts a change of the configuration by what became of it.
+/// Counts a configuration reload by outcome.
 pub(super) fn reloaded(outcome: &'static str) {
     counter!("kube_fanout_config_reload_total", "outcome" => outcome).increment(1);
 }
 
-/// Writes panics into the log, and counts them. The runtime catches them, and what a task was for ends with it.
+/// Logs and counts panics. The runtime catches them, and the panicked task ends.
 pub fn tell_panics() {
     std::panic::set_hook(Box::new(|panic| {
         counter!("kube_fanout_panics_total").increment(1);
@@ -26,11 +26,11 @@ pub fn tell_panics() {
     }));
 }
 
-/// Describes the metrics of this module; docs/METRICS.md has all of them.
+/// Registers the descriptions of this module's metrics; docs/METRICS.md lists all metrics.
 pub(super) fn describe() {
     describe_gauge!("kube_fanout_config_reload_restart_keys", "keys of the configuration that take a restart");
     describe_counter!("kube_fanout_panics_total", "tasks that panicked");
-    // From the start: a counter that begins at 1 is no increase.
+    // Registered at the start, because Prometheus sees no increase in a counter that first appears with the value 1.
     counter!("kube_fanout_panics_total").absolute(0);
     describe_counter!("kube_fanout_config_reload_total", "changes of the configuration, by what became of them");
 }

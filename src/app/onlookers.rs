@@ -1,4 +1,4 @@
-//! Decides who may see who reads what, for `admin`.
+//! Authorizes readers of the debug pages about clients, for `admin`.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::auth::{Authorizer, Caller, NotGranted, RequestSender};
 use crate::serve::ActiveWatches;
 use kubeapi::{Query, RequestInfo};
 
-/// The pages, for whoever may `get` their paths as upstream says. Must be called on the runtime that upstream's
-/// connections belong to.
+/// Returns the debug pages, for senders that upstream allows to `get` their paths. Must be called on the runtime that
+/// owns the connections to upstream.
 pub(super) fn private_pages(gate: Authorizer, sightings: ActiveWatches) -> PrivatePages {
     PrivatePages { page: Arc::new(move |name, query| sightings.page(name, query)), admittance: admittance(gate) }
 }

@@ -7,11 +7,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::upstream::{PluginRunner, run_plugins_by};
 
-/// Raises the limit of open files to the hard limit, as Go's servers do: each connection is an open file.
+/// Raises the soft limit of open files to the hard limit, as Go's servers do, because each connection is an open file.
 ///
-/// The soft limit is low for programs that cannot cope with more, and exec plugins may be such programs. So plugins are
-/// started through this program, which lowers the limit again before it executes the plugin ([`run_plugin`]). Between
-/// fork and exec that would need unsafe code, and after the exec it would be too late.
+/// The soft limit is low for programs that cannot handle more, and exec plugins may be such programs. So plugins are
+/// started through this program, which lowers the limit again before it executes the plugin ([`run_plugin`]). Lowering
+/// it between fork and exec would need unsafe code, and after the exec it would be too late.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -43,7 +43,7 @@ pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
     }
 }
 
-/// Returns a path to this program that stays right while it runs, even if its file is replaced by another.
+/// Returns a path to this program that stays valid while it runs, even if its file is replaced.
 #[cfg(target_os = "linux")]
 fn this_program() -> Option<String> {
     const THIS: &str = "/proc/self/exe";

@@ -19,29 +19,29 @@ use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, T
 use crate::upstream::{Cause, Cost, CostLedger};
 use base::{DrainTrigger, Reloadable, Tasks};
 
-/// The listeners of metrics and health. They are bound with the others, and served on a thread and a runtime of their
-/// own.
+/// The listeners of metrics and health. They are bound with the client listeners, and served by a separate thread and
+/// runtime.
 pub(super) struct Ops {
     pub(super) admin: Option<Admin>,
     pub(super) healthz: Option<PublicPort>,
     pub(super) metrics: Option<PublicPort>,
 }
 
-/// An address that other machines may reach, and what is answered there.
+/// An address that other machines may reach, and its handler.
 pub(super) struct PublicPort {
     listener: StdTcpListener,
     tls: Option<Tls>,
     answers: Answers,
 }
 
-/// The admin listener, for this machine alone.
+/// The admin listener, which only this machine can reach.
 pub(super) struct Admin {
     listener: AdminListener,
     pages: AdminPages,
     browsers: Reloadable<BrowserGuard>,
 }
 
-/// What is served on one port.
+/// The parts needed to serve one port.
 type Listening = (Listener, Option<Tls>, ConnectionLimits, Answers);
 
 enum AdminListener {
@@ -55,16 +55,17 @@ pub(super) struct RunningOps {
     thread: JoinHandle<()>,
 }
 
-/// Connections to one of these ports: a kubelet's, a balancer's, those of a few that scrape. Of more the oldest silent
-/// ones go, first of whoever has most of them.
+/// The maximum number of connections per port: for kubelets, load balancers and a few scrapers. Above the limit, the
+/// oldest idle connection of the source that has the most is closed.
 const CONNECTIONS_MAX: usize = 128;
-/// The time until the first request has come: a probe is there to ask.
+/// The timeout for the first request of a connection, because a probe sends its request immediately.
 const FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
-/// A browser sends the admin address more: the cookies of all ports of this machine.
+/// The header limit of the public ports. The admin address has a larger one, because a browser sends it the cookies of
+/// all ports of this machine.
 const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 16;
 
-/// Reads the ledger for the admin pages, which know nothing of upstream.
+/// Returns a reader of the ledger for the admin pages, which do not depend on the upstream module.
 pub(super) fn cost_reader(costs: CostLedger) -> CostReader {
     let row = |(cause, cost): (Cause, Cost)| CostRow {
         cause: cause.as_str(),
@@ -141,8 +142,8 @@ fn url(scheme: &str, listener: &StdTcpListener) -> String {
 }
 
 impl Ops {
-    /// Starts the server, if there is anything to serve. When this returns, its runtime has its descriptors; later
-    /// connections cannot take them.
+    /// Starts the server, if there is anything to serve. When this returns, its runtime has opened its descriptors, so
+    /// later connections cannot exhaust them.
     pub(super) fn start(self) -> io::Result<Option<RunningOps>> {
         if self.admin.is_none() && self.healthz.is_none() && self.metrics.is_none() {
             return Ok(None);
@@ -157,7 +158,7 @@ impl Ops {
     async fn serve(self, stop: CancellationToken) {
         let Self { admin, healthz, metrics } = self;
         let tasks = Tasks::new();
-        // These listeners are the last to go, at once: they tell of the drain.
+        // These listeners stop last and without a drain, because they report the drain.
         let (_never, drain) = DrainTrigger::new();
         let public = [healthz, metrics].into_iter().flatten().map(PublicPort::listening);
         for listening in public.chain(admin.map(Admin::listening)) {
@@ -178,8 +179,8 @@ impl Ops {
     }
 }
 
-/// The answer to HEAD over HTTP/2, which is written as it is: without the body, and with its length. Over HTTP/1 hyper
-/// leaves the body out.
+/// Returns the response to HEAD over HTTP/2, which is sent as it is: without the body, and with its length. Over
+/// HTTP/1, hyper omits the body.
 fn of_head(answer: AdminAnswer) -> AdminAnswer {
     let (mut head, body) = answer.into_parts();
     head.headers.insert(CONTENT_LENGTH, body.size_hint().lower().into());
@@ -195,7 +196,7 @@ fn limits() -> ConnectionLimits {
     }
 }
 
-/// A function that answers requests on one of these ports. It may have to ask before it does.
+/// A function that answers requests on one of these ports. It may await an authorization decision.
 pub(super) type Answers = Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
 
 impl RunningOps {

@@ -1,9 +1,8 @@
-//! Follows RBAC while there are open watches whose rights are checked: after a change, they ask again within seconds
-//! whether they are still allowed.
+//! Follows RBAC while there are open watches with checked permissions. After a change, their permissions are checked
+//! again within seconds.
 //!
-//! Nobody else needs it, so that a proxy without such watches costs upstream nothing for it. A lease that begins before
-//! the listeners have everything is asked about again a moment after they do (`Listener::begin`), as after any loss of
-//! history.
+//! A proxy without such watches does not follow RBAC, so that it causes no load on upstream. A lease that starts before
+//! the listeners are synced is checked again shortly after they are (`Listener::begin`), as after any loss of history.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use base::{Tasks, random};
 use kubeapi::{EventType, Gvr};
 use tokio::sync::watch;
 
-/// Listens to one kind of RBAC's objects, by an ordinary feed.
+/// Follows one kind of RBAC objects through an ordinary feed.
 struct Listener {
     kind: PolicyKind,
     rights: Rights,
@@ -33,14 +32,14 @@ struct Listener {
     again: Duration,
 }
 
-/// How long listeners wait.
+/// The pauses of listeners.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pauses {
-    /// The pause before the next attempt when there is no feed or it has ended. An attempt does not reach upstream more
-    /// often than a refused request may be repeated.
+    /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
+    /// a refused request may be repeated.
     pub(super) again: Duration,
-    /// The time from the end of the last lease until nobody listens any more, of which a random part up to a half is
-    /// cut off. Then the feeds are idle, and end like others.
+    /// How long listeners continue after the last lease has ended. A random part of up to a half is cut off. Then the
+    /// feeds are idle, and end like others.
     pub(super) linger: Duration,
 }
 
@@ -51,12 +50,12 @@ struct Heard {
     kinds: Mutex<Vec<PolicyKind>>,
 }
 
-/// The longest time that listeners go on without a lease.
+/// The longest time that listeners continue without a lease.
 pub(super) const LINGER_MAX: Duration = Duration::from_secs(60);
-/// Bytes pulled at a time.
+/// The number of bytes pulled at a time.
 const ROOM: usize = 256 << 10;
 
-/// Starts a listener for each kind, which listens while there are leases.
+/// Starts a listener for each kind, which runs while there are leases.
 pub(super) fn listen(
     rights: &Rights,
     gate: &Authorizer,
@@ -76,9 +75,9 @@ pub(super) fn listen(
     }
 }
 
-/// Says whether somebody needs to hear of changes: from the first lease until a while after the last.
+/// Publishes whether changes must be followed: from the first lease until `linger` after the last.
 async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, linger: Duration) {
-    // An error says that there will be no lease any more.
+    // An error means that there will be no more leases.
     while leases.wait_for(|count| *count > 0).await.is_ok() {
         needs.send_replace(true);
         loop {
@@ -103,7 +102,7 @@ impl Listener {
             tokio::select! {
                 biased;
                 never = self.follow(&mut is_told) => match never {},
-                // An error says that nobody will need it any more.
+                // An error means that following will never be needed again.
                 over = ends.wait_for(|is_needed| !is_needed) => goes_on = over.is_ok(),
             }
             self.hear(false);
@@ -111,7 +110,7 @@ impl Listener {
         }
     }
 
-    /// Listens as long as it is polled.
+    /// Follows changes for as long as it is polled.
     async fn follow(&self, is_told: &mut bool) -> Infallible {
         loop {
             if let Some(feed) = self.feed() {
@@ -148,7 +147,7 @@ impl Listener {
             let Some(mut cursor) = self.begin(feed).await else { return };
             let (mut frames, mut goes_on) = (Vec::new(), true);
             while goes_on {
-                // Without its stream a feed hears later of what changes meanwhile.
+                // A disconnected feed observes changes late.
                 self.hear(*state.borrow_and_update() == FeedState::Live);
                 goes_on = tokio::select! {
                     biased;
@@ -157,12 +156,12 @@ impl Listener {
                 };
                 frames.drain(..).for_each(|frame| self.take(&frame));
             }
-            // The feed has begun a new history or has ended: changes may have been missed.
+            // The feed has started a new history or has ended: changes may have been missed.
             self.hear(false);
         }
     }
 
-    /// Takes in the current objects and returns a cursor to what follows; `None` if they cannot be read as JSON.
+    /// Reads the current objects and returns a cursor to later changes; `None` if they cannot be read as JSON.
     async fn begin(&self, feed: &FeedHandle) -> Option<Cursor> {
         let json = Representation::Object(Encoding::Json);
         let renderer = if feed.spec.key.encoding == Encoding::Json {
@@ -181,7 +180,7 @@ impl Listener {
                 self.heard.policy.lock().apply(self.kind, change);
             }
         }
-        // Our own rights may have changed while nobody listened.
+        // The proxy's own permissions may have changed unobserved.
         self.rights.changed();
         self.heard.gate.policy_begins();
         Some(cursor)
@@ -211,7 +210,7 @@ impl Listener {
     }
 }
 
-/// Completes when there are frames; false if the history that the cursor belongs to is lost.
+/// Completes when there are frames. Returns false if the cursor's history is lost.
 async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
         Pull::Frames { .. } => Poll::Ready(true),

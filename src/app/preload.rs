@@ -1,4 +1,4 @@
-//! Keeps feeds that run from the start, whether somebody reads them or not.
+//! Keeps the preloaded feeds running from the start, whether or not they have readers.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -17,29 +17,29 @@ use crate::upstream::Catalog;
 use base::{LogLimit, NotReady, Ready, Reloadable, Tasks};
 use tokio::sync::watch;
 
-/// The pause before a preloaded feed that could not start, or has ended, is started again.
+/// The pause before a preloaded feed that failed to start, or has ended, is started again.
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
-/// The feeds that run from the start. They decide whether the process is ready.
+/// The feeds that run from the start. The process is ready only if they are.
 #[derive(Debug, Clone)]
 pub(super) struct Preload {
-    /// Says which there are, and how long one of them may be without its stream.
+    /// The configuration: the names of the feeds, and how long one of them may be disconnected.
     pub(super) running: Reloadable<Serve>,
     pub(super) ready: Ready,
 }
 
-/// The feeds that are kept, and what they need.
+/// The feeds that are kept running, and their dependencies.
 struct Keeper {
     preload: Preload,
     catalog: Catalog,
     feeds: Feeds,
     tasks: Tasks,
-    /// By the names that the configuration has. One is no longer kept when its guard is dropped.
+    /// By the names in the configuration. Dropping a guard stops keeping the feed.
     kept: HashMap<String, DropGuard>,
 }
 
 impl Preload {
-    /// Starts a feed for each of the names. The process is not ready until all of them have been complete once.
+    /// Starts a feed for each of the names. The process is not ready until all of them have synced once.
     pub(super) fn start(self, known: &DiscoveryLoop) {
         let DiscoveryLoop { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
         let (running, catalog, feeds) = (self.running.clone(), catalog.clone(), feeds.clone());
@@ -51,7 +51,7 @@ impl Preload {
                 running.replaced(&config).await;
                 let now = running.get();
                 if now.serve.coverage != config.serve.coverage {
-                    // What may no longer be held is not kept, and what may be is started.
+                    // Feeds outside the new coverage are not kept, and feeds inside it are started.
                     keeper.kept.clear();
                 }
                 config = now;
@@ -60,7 +60,7 @@ impl Preload {
         });
     }
 
-    /// Keeps one feed running; `guard` is held until it has been complete for the first time.
+    /// Keeps one feed running; `guard` is held until it has synced for the first time.
     async fn keep(self, name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
         let (mut guard, failures) = (Some(guard), LogLimit::default());
         loop {
@@ -90,8 +90,7 @@ impl Preload {
         }
     }
 
-    /// Says that the process is not ready whenever a feed has been without its stream for too long; returns when the
-    /// feed has ended.
+    /// Makes the process unready while the feed has been disconnected for too long. Returns when the feed has ended.
     async fn tell_of_stream(&self, name: &str, feed: &FeedHandle, mut state: watch::Receiver<FeedState>) {
         let mut stale: Option<NotReady> = None;
         loop {
@@ -162,12 +161,12 @@ fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) 
     Ok(feed.map_err(|why| unavailable(why).to_owned())?.only_keeping())
 }
 
-/// Why a feed is not complete yet. Everybody who reaches the health port may read it.
+/// Returns why a feed is not synced yet. Every caller that reaches the health port may read the text.
 fn syncing(trouble: Option<String>) -> String {
     trouble.map_or_else(|| "listing".to_owned(), |trouble| format!("the initial list failed: {trouble}"))
 }
 
-/// Why there is no feed, likewise.
+/// Returns why there is no feed. Every caller that reaches the health port may read the text.
 fn unavailable(why: Unavailable) -> &'static str {
     match why {
         Unavailable::TooMany => "there are too many feeds",

@@ -1,6 +1,6 @@
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-/// Forbids core files, and on Linux also debuggers of the same user: there are tokens and Secrets in memory
+/// Disables core files, and on Linux also debuggers of the same user, because the memory contains tokens and Secrets
 /// (R-SECRET-1).
 pub fn keep_memory_private() {
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };

@@ -1,5 +1,4 @@
-//! Takes a configuration that was read again while everything runs: what can be taken, at once and without ending
-//! anything that is under way.
+//! Applies a reloaded configuration to the running process, without ending requests in flight.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
@@ -17,32 +16,32 @@ use crate::reflect::ReflectConfig;
 use crate::serve::{Coverage, Frontend, ServeConfig};
 use base::{Reloadable, Tasks, WatchedFile};
 
-/// Where a running application's configuration comes from.
+/// The sources of a running application's configuration.
 pub struct Reloading {
-    /// What `serve` was called with.
+    /// The arguments of the `serve` command.
     pub arguments: ServeArguments,
-    /// Whoever sends SIGHUP wants the file looked at now.
+    /// SIGHUP, which triggers a check of the file.
     pub hangups: Signal,
-    /// Lets another level of log lines hold.
+    /// Sets the log level.
     pub log_level: LogLevel,
 }
 
-/// A function that lets another level of log lines hold.
+/// A function that sets the log level.
 pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
-/// The parts that go by settings which may change.
+/// The settings that can change at run time.
 #[derive(Clone)]
 pub(super) struct Tuned {
-    /// What the process runs with.
+    /// The running configuration.
     pub(super) running: Reloadable<Serve>,
     pub(super) connections: Reloadable<ConnectionLimits>,
     pub(super) reflect: Reloadable<ReflectConfig>,
-    /// Those of clients' ports, and those of the admin pages and of metrics.
+    /// The guards of clients' ports, and of the admin pages and metrics.
     pub(super) browsers: Reloadable<BrowserGuard>,
     pub(super) ops_browsers: Reloadable<BrowserGuard>,
     started: Arc<ConfigSettings>,
     file: Arc<OnceLock<(PathBuf, WatchedFile<Serve>)>>,
-    /// The keys that wait for a restart.
+    /// The changed keys that require a restart.
     waiting: Arc<Mutex<Vec<String>>>,
 }
 
@@ -61,7 +60,7 @@ impl Tuned {
         }
     }
 
-    /// Reads for the admin pages what the process runs with.
+    /// Returns a reader of the running configuration for the admin pages.
     pub(super) fn reader(&self) -> ConfigReader {
         let this = self.clone();
         Arc::new(move || {
@@ -76,10 +75,11 @@ impl Tuned {
         })
     }
 
-    /// Reads the file, which is looked at again every so often from now on.
+    /// Loads the file, and checks it for changes periodically from now on.
     pub(super) fn read(&self, arguments: &ServeArguments, tasks: &Tasks) -> Result<(), StartError> {
         let Some(path) = arguments.file().map(Path::to_owned) else { return Ok(()) };
-        // A pipe is read once: read again it would say nothing, which means every default.
+        // A pipe can be read only once. Reading it again would return an empty configuration, which means every
+        // default.
         if !path.is_file() {
             tracing::info!(path = %path.display(), "this is no regular file, so it is not read again");
             return Ok(());
@@ -148,7 +148,7 @@ impl Tuned {
         self.browsers.set(browsers);
         self.ops_browsers.set(ops_browsers);
         self.connections.set(serve.connections.clone());
-        // Each feed that compares itself with upstream begins to wait anew.
+        // Setting it restarts the wait of each feed's self-check, so it is set only if it has changed.
         if *self.reflect.get() != serve.reflect {
             self.reflect.set(serve.reflect.clone());
         }
@@ -157,7 +157,7 @@ impl Tuned {
     }
 }
 
-/// What runs, with what can be taken of what was read.
+/// Returns the running configuration, updated with those new settings that can change at run time.
 fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
     let coverage =
@@ -181,7 +181,7 @@ fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
     }
 }
 
-/// Keeps web pages away from clients' ports, and from those of the admin pages and of metrics.
+/// Returns the browser guards of clients' ports, and of the admin pages and metrics.
 fn guards(config: &Serve) -> (BrowserGuard, BrowserGuard) {
     let hosts = Hosts::new(&config.allowed_hosts);
     let origins = || config.allowed_origins.clone();

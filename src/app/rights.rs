@@ -1,9 +1,9 @@
-//! The rights of our own identity, and when reads that it was refused are tried again.
+//! The permissions of the proxy's own identity, and when refused reads are retried.
 
 use crate::feeds::Feeds;
 use crate::upstream::{Catalog, Client};
 
-/// The parts that upstream may have refused something, and that try again when our rights may have changed.
+/// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
 #[derive(Debug, Clone)]
 pub(super) struct Rights {
     pub(super) client: Client,
@@ -14,18 +14,18 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// Whether what belongs to the whole cluster is followed: RBAC, and the definitions of what is served.
+    /// Whether cluster-wide objects are followed: RBAC, and the definitions of resources.
     pub(super) fn follow_cluster(&self) -> bool {
         follow_cluster(self.on_node, self.catalog.reads().definitions)
     }
 
-    /// Lets what was refused be tried again: the rights behind our credentials may have changed.
+    /// Allows retries of refused reads, because the permissions of the proxy's credentials may have changed.
     pub(super) fn changed(&self) {
         self.feeds.rights_changed();
         self.catalog.rights_changed();
     }
 
-    /// Reports each change of our credentials; never returns.
+    /// Reports each change of the proxy's credentials; never returns.
     pub(super) async fn keep_up(self) {
         let mut credentials = self.client.credentials();
         loop {
@@ -35,8 +35,8 @@ impl Rights {
     }
 }
 
-/// Decides whether to follow what belongs to the whole cluster. The usual identity of a node may read none of it, so on
-/// a node the definitions decide, which are asked for once: an identity that may read them has wider rights.
+/// Decides whether to follow cluster-wide objects. A node's usual identity may read none of them. So on a node, a
+/// single read of the definitions decides: an identity that may read them has wider permissions.
 fn follow_cluster(on_node: bool, reads_definitions: bool) -> bool {
     !on_node || reads_definitions
 }

@@ -1,4 +1,4 @@
-//! Has `serve` decide who may read metrics on the address for other machines, for `admin`.
+//! Authorizes readers of the metrics address for other machines, for `admin`.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::admin::{MetricsReaders, ScrapeAccess};
 use crate::auth::{Authorizer, RequestSender};
 use crate::serve::ScrapeAuthorizer;
 
-/// Those who may read the path as upstream says; everybody where nobody is asked about. Must be called on the runtime
-/// that upstream's connections belong to.
+/// Returns the callers that may read metrics: those that upstream allows, or all if there is no `gate`. Must be called
+/// on the runtime that owns the connections to upstream.
 pub(super) fn readers(gate: Option<Authorizer>, tuned: &Tuned) -> MetricsReaders {
     match gate {
         None => MetricsReaders::Everybody(tuned.ops_browsers.clone()),

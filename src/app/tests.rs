@@ -8,7 +8,7 @@ fn in_front_of_nobody() -> Serve {
     Serve { admin: None, ..Serve::in_front_of(upstream) }
 }
 
-/// The kubelet or systemd starts another one, which has all its tasks.
+/// The kubelet or systemd then starts a new process with all its tasks.
 #[tokio::test]
 async fn it_ends_when_a_task_panics_that_it_needs_and_says_which() {
     let bound = Bound::bind(in_front_of_nobody()).await.expect("it can listen");
@@ -20,11 +20,11 @@ async fn it_ends_when_a_task_panics_that_it_needs_and_says_which() {
     assert_eq!(lost.to_string(), "the task \"audit\" has panicked");
 }
 
-/// A recorder that nobody reads would be a leak: histograms hold every sample until they are read.
+/// A recorder that is never read would be a leak, because histograms hold every sample until they are read.
 #[tokio::test]
 async fn without_admin_pages_nothing_is_recorded() {
     let bound = Bound::bind(in_front_of_nobody()).await.expect("it can listen");
     assert_eq!(bound.admin_address(), None);
-    // A process can have one recorder. This one is accepted, so none was installed before.
+    // A process can have only one recorder. This one is accepted, so none was installed before.
     ::metrics::set_global_recorder(NoopRecorder).expect("there is none yet");
 }

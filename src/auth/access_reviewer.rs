@@ -20,50 +20,50 @@ use crate::upstream::{AccessVerdict, Cause};
 use base::mutant;
 use kubeapi::{Access, AccessTarget, FlowDistinguisher, User};
 
-/// Asks upstream who may do what, and remembers the answer for seconds.
+/// Creates access reviews upstream, and caches the decisions for seconds.
 ///
-/// An answer belongs to one user, with everything that upstream knows of it, and to one access, with everything that a
-/// right may depend on; no two that differ share one. There is one question at a time for each, and errors are not
-/// remembered.
+/// A decision belongs to one user, with everything that upstream knows of it, and to one access, with everything that a
+/// right may depend on. Two that differ never share one. Identical concurrent reviews are coalesced, and errors are not
+/// cached.
 ///
-/// Nobody waits for a question that waits in a longer queue: leases wait neither for questions of requests, nor for
-/// those about the namespaces of readable watches.
+/// Requests, leases and namespaces have caches and queues of their own. So leases wait neither for reviews of requests
+/// nor for those of namespaces of readable watches.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
     questions: ReviewQueue,
-    /// Decisions by what they were asked for: requests, leases, namespaces of leases.
+    /// Decisions by purpose: requests, leases, namespaces of leases.
     of_requests: Decisions,
     of_long_requests: Decisions,
     of_leases: Decisions,
     of_namespaces: Decisions,
-    /// Decisions by which proxies behind us are answered for what is not in the cache.
+    /// Decisions on whether a downstream proxy may send requests that the cache does not answer.
     of_proxies: Decisions,
     config: AuthConfig,
-    /// How many questions one user's requests may cost, and how many those of all.
+    /// The limits on reviews for requests: of one user, and of all.
     budget: DefaultKeyedRateLimiter<FlowDistinguisher>,
     requests_pace: ReviewRateLimit<()>,
-    /// The pace of leases' questions: of all, and of one user's.
+    /// The limits on reviews for leases: of all, and of one user.
     leases_pace: ReviewRateLimit<()>,
     leases_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
-    /// The pace of questions about namespaces of readable watches: of all, and of one user's.
+    /// The limits on namespace reviews for readable watches: of all, and of one user.
     namespaces_pace: ReviewRateLimit<()>,
     namespaces_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
 }
 
-/// What a question is asked for, and how old the answer may be.
+/// The purpose of an access review, which determines how old the decision may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AccessPurpose {
-    /// A request. Its user pays, and a remembered answer will do.
+    /// A request. It counts against its user's limit, and a cached decision is accepted.
     Request,
-    /// A lease. An answer will do only if it was asked for after `since`.
+    /// A lease. Accepts only a decision whose review was sent after `since`.
     Lease { since: Instant },
-    /// One of the namespaces of a lease. An answer will do only if it was asked for after `since`.
+    /// A namespace of a lease. Accepts only a decision whose review was sent after `since`.
     Namespace { since: Instant },
 }
 
 type Decisions = Cache<AccessQuery, Decision>;
 
-/// A question: which user wants which access.
+/// The key of a decision: a user and an access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct AccessQuery {
     user: Arc<User>,
@@ -73,48 +73,49 @@ struct AccessQuery {
 #[derive(Debug, Clone)]
 struct Decision {
     asked: Instant,
-    /// The decision, with the authorizer's words; `Err` means denied.
+    /// The decision with the authorizer's reason; `Err` means denied.
     allowed: Result<Arc<str>, Arc<str>>,
 }
 
-/// That upstream has allowed something.
+/// An allow decision.
 #[derive(Debug)]
 pub(super) struct Allowed {
-    /// When it was asked.
+    /// When the review was sent.
     pub(super) asked: Instant,
-    /// Why, in the authorizer's words.
+    /// The authorizer's reason.
     pub(super) reason: Arc<str>,
 }
 
-/// How long decisions are remembered.
+/// Cache TTLs of decisions.
 #[derive(Clone, Copy)]
 struct Ages {
     allowed: Duration,
     denied: Duration,
 }
 
-/// How many bytes remembered questions may take.
+/// The most bytes of cached decisions for requests.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
-/// How many bytes remembered questions of leases may take, and as many those of their namespaces and those of proxies.
-/// Leases share answers as long as these are remembered.
+/// The most bytes of cached decisions for leases, and likewise for their namespaces and for proxies. Leases share a
+/// decision as long as it is cached.
 const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
-/// The size of a question without its texts.
+/// The size of an entry without its texts.
 const QUESTION_BYTES: usize = 512;
-/// A question with more text pushes out none of the others: those of requests have a memory of their own, and those of
-/// leases are asked each time, as the apiserver's webhook authorizer does with all of them. A review of 16 KiB costs
-/// upstream some five milliseconds.
+/// The longest text of a normal entry. A longer one evicts no others: those of requests have a cache of their own, and
+/// those of leases are not cached, as in the apiserver's webhook authorizer.
+///
+/// A review of 16 KiB costs upstream about five milliseconds.
 const QUESTION_TEXT_MAX: usize = 10_000;
-/// How many bytes such questions of requests may take.
+/// The most bytes of cached decisions with long texts for requests.
 const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
-/// How long a request waits when all requests together ask for too much.
+/// How long a request waits if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How many users are remembered before idle ones are forgotten.
+/// The number of tracked users above which idle ones are dropped.
 const USERS_MAX: usize = 100_000;
 
 impl AccessReviewer {
     pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
         let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
-        // How old an answer may be for a lease or a proxy is said by whoever asks.
+        // For leases and proxies, each look-up sets how old a decision may be.
         let longest = Ages { allowed: config.recheck.max(config.recheck_rbac).max(config.recheck_nodes), ..ages };
         Self {
             reviews,
@@ -134,7 +135,10 @@ impl AccessReviewer {
         }
     }
 
-    /// Whether the user may, and why.
+    /// Returns the allow decision for this user and access.
+    ///
+    /// # Errors
+    /// The access is denied, or no decision could be obtained.
     pub(super) async fn decide(
         &self,
         user: &Arc<User>,
@@ -153,8 +157,10 @@ impl AccessReviewer {
         decision?.vouched()
     }
 
-    /// Whether the user of a proxy behind us may ask for this. It asks for its clients, again and again, and nothing of
-    /// the cache stands on it: so an answer serves until a lease would be asked about again.
+    /// Checks whether a downstream proxy may send this request.
+    ///
+    /// It sends requests for its clients repeatedly, and no cached content depends on them. So a decision is valid
+    /// until a lease would be checked again.
     pub(super) async fn lets_proxy(
         &self,
         user: &Arc<User>,
@@ -172,7 +178,7 @@ impl AccessReviewer {
         remembered(&self.of_proxies, &question, since, ask).await?.vouched().map(drop)
     }
 
-    /// What upstream has said lately of this, if it was asked after `since`.
+    /// The cached decision on an access, if its review was sent after `since`.
     pub(super) async fn recalls(
         &self,
         user: &User,
@@ -188,9 +194,11 @@ impl AccessReviewer {
         Some((known.asked, AccessVerdict { allowed, reason: reason.to_string() }))
     }
 
-    /// Takes in what upstream said when somebody else asked: a proxy, whose own watch may stand on the same right. If
-    /// that asked for an open watch, the answer may be older than requests go by. A long name is not learned: who asks
-    /// for others may write what they like, and it would push out what is known of many.
+    /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
+    /// with the same right.
+    ///
+    /// If the review was for an open watch, the decision may be too old for requests. A user with long texts is not
+    /// cached: a proxy can send any text, and long ones would evict many other decisions.
     pub(super) async fn learns(
         &self,
         (user, access): (User, Access),
@@ -212,20 +220,20 @@ impl AccessReviewer {
         }
     }
 
-    /// Whether we may create such reviews.
+    /// Whether the proxy may create access reviews.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         self.questions.right()
     }
 
-    /// The error for a question that is not put because there are too many.
+    /// The error for a review that exceeds a limit.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.questions.over_budget()
     }
 
-    /// Forgets the answers that a change may have made wrong.
+    /// Drops the decisions that a policy change may have made wrong.
     ///
-    /// They are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were used
-    /// again until their time was over.
+    /// Entries are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were
+    /// used until they expired.
     pub(super) async fn forget(&self, affected: &Affected) {
         for decisions in [&self.of_requests, &self.of_long_requests, &self.of_proxies] {
             if matches!(affected, Affected::Everyone) {
@@ -251,8 +259,8 @@ impl AccessReviewer {
         let (asked, verdict) = self.questions.put(asker, Some(&payer), reviewing).await?;
         self.questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
         let decision = Decision::of(asked, verdict);
-        // Requests hear of a no that a lease has found out, but not in place of something newer. A zone may tell a
-        // lease a yes that is older than requests go by.
+        // A denial found for a lease also applies to requests, unless a newer decision is known. An allow decision does
+        // not, because a zone proxy may return one that is too old for requests.
         let of_requests = self.of_requests(&question.access);
         let is_older = |known: Decision| known.asked <= decision.asked;
         let is_of_lease = asks != AccessPurpose::Request;
@@ -266,7 +274,7 @@ impl AccessReviewer {
         if is_long(access) { &self.of_long_requests } else { &self.of_requests }
     }
 
-    /// Waits until the question may be put, or says that it may not.
+    /// Waits until the review may be sent, or returns the error that it may not.
     async fn turn(
         &self,
         user: &User,
@@ -296,7 +304,7 @@ impl AccessReviewer {
         }
     }
 
-    /// Counts a question of one user, which may ask so many in a second.
+    /// Charges a review to a user.
     fn spend(&self, payer: &FlowDistinguisher) -> Result<(), NotGranted> {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();
@@ -306,7 +314,7 @@ impl AccessReviewer {
 }
 
 impl AccessQuery {
-    /// What is left of it without UID, extra and selectors, which is not enough to remember an answer by.
+    /// The key without UID, extra and selectors. It does not identify a decision; a mutation test uses it.
     fn in_part(&self) -> Self {
         let (mut user, mut access) = (User::clone(&self.user), Access::clone(&self.access));
         (user.uid, user.extra) = (String::new(), BTreeMap::new());
@@ -333,7 +341,7 @@ impl Decision {
 }
 
 impl Allowed {
-    /// Whether upstream said that RBAC gives the right. It says so of no other authorizer's.
+    /// Whether upstream's reason says that RBAC allows the access. No other authorizer's reason does.
     pub(super) fn is_by_policy(&self) -> bool {
         AccessVerdict::is_by_rbac(&self.reason)
     }
@@ -358,7 +366,7 @@ impl Dated for Decision {
 }
 
 impl Ages {
-    /// How long this decision is remembered.
+    /// How long this decision is cached.
     fn of(&self, decision: &Decision) -> Duration {
         match &decision.allowed {
             Ok(_) => self.allowed,
@@ -374,7 +382,7 @@ impl Expiry<AccessQuery, Decision> for Ages {
         Some(self.of(decision))
     }
 
-    /// Not for as long as what it takes the place of, which may have been a yes.
+    /// A replaced entry gets the new decision's TTL, because the old one may have been an allow decision.
     fn expire_after_update(
         &self,
         _: &AccessQuery,

@@ -3,14 +3,14 @@ use std::sync::Arc;
 
 use kubeapi::{Access, AccessTarget, User};
 
-/// Whose rights a change of policy may touch, and where.
+/// The users and places whose rights a policy change may affect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Affected {
     Everyone,
     Only(Arc<Subjects>),
 }
 
-/// The subjects of bindings, and where the rights that these give may have changed.
+/// The subjects of bindings, and the scope in which their rights may have changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subjects {
     users: HashMap<String, AffectedScope>,
@@ -21,11 +21,11 @@ pub struct Subjects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedScope {
     Everywhere,
-    /// These namespaces, and nothing outside of them.
+    /// These namespaces, and nothing outside them.
     Within(BTreeSet<Arc<str>>),
 }
 
-/// The most pairs of a subject and a namespace that are kept apart. If there are more, everybody may be affected.
+/// The most tracked pairs of a subject and a namespace. Above it, everyone counts as affected.
 const PAIRS_MAX: usize = 4_096;
 
 impl Affected {
@@ -37,7 +37,7 @@ impl Affected {
         matches!(self, Self::Only(subjects) if subjects.is_empty())
     }
 
-    /// The subjects, or everybody if they are too many to be kept apart.
+    /// The subjects, or everyone if there are too many to track.
     pub(super) fn of(subjects: Subjects) -> Self {
         if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
     }
@@ -54,7 +54,7 @@ impl Affected {
         Self::of(subjects)
     }
 
-    /// Where the user's rights may have changed; `None` if nowhere.
+    /// The scope in which the user's rights may have changed; `None` if nowhere.
     pub fn reach(&self, user: &User) -> Option<AffectedScope> {
         let Self::Only(subjects) = self else { return Some(AffectedScope::Everywhere) };
         let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
@@ -71,12 +71,12 @@ impl Affected {
 }
 
 impl Subjects {
-    /// Adds a user whose rights may have changed there.
+    /// Adds a user whose rights may have changed in that scope.
     pub(super) fn add_user(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.users, name, reach);
     }
 
-    /// Adds a group, whose members' rights may have changed there.
+    /// Adds a group whose members' rights may have changed in that scope.
     pub(super) fn add_group(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.groups, name, reach);
     }
@@ -113,8 +113,8 @@ impl AffectedScope {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
-    /// Whether a right to `access` may have changed. An access that names no namespace is granted for all, and by
-    /// nothing inside of one.
+    /// Whether a right to `access` may have changed. An access without a namespace covers all namespaces, and no
+    /// binding inside a namespace can grant it.
     fn contains(&self, access: &Access) -> bool {
         let namespace = match &access.target {
             AccessTarget::Resource(target) => target.namespace.as_str(),

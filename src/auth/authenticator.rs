@@ -15,18 +15,19 @@ use crate::upstream::CredentialId;
 use base::{Ready, WallClock, WatchedFile};
 use kubeapi::User;
 
-/// The authorities whose certificates are accepted now: their file may change.
+/// The authorities that are trusted now. Their file may change.
 pub type Trusted = WatchedFile<Authorities>;
 
-/// Proxies whose word about a caller is believed. They have a certificate of an authority that signs for nothing else.
+/// The front proxies whose identity headers are trusted. They have a certificate from an authority used for nothing
+/// else.
 #[derive(Clone)]
 pub struct FrontProxy {
     pub authorities: Trusted,
-    /// Common names of these proxies; if empty, any.
+    /// The accepted common names; if empty, any.
     pub names: Vec<String>,
 }
 
-/// Finds out who somebody is and what they may. Both hold for an instant only, and are asked again.
+/// Determines who a caller is and what it may do. Results are valid only for a short time and are obtained again.
 pub(super) struct Authenticator {
     reviews: Arc<dyn Reviews>,
     key: ring::hmac::Key,
@@ -37,10 +38,10 @@ pub(super) struct Authenticator {
     front_proxy: Option<FrontProxy>,
 }
 
-/// The user that a credential belongs to, and until when that is known.
+/// The user of a credential, and the time until which it is known.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
-    /// When it was found out.
+    /// When it was determined.
     pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
@@ -68,7 +69,7 @@ impl Authenticator {
         }
     }
 
-    /// Keeps `ready` from being ready as long as we may not create reviews. Never returns.
+    /// Keeps `ready` from being ready while the proxy may not create reviews. Never returns.
     pub(super) fn keep_ready(&self, ready: &Ready) -> BoxFuture<'static, ()> {
         let (tokens, accesses) = (self.token_reviewer.right().clone(), self.access_reviewer.right().clone());
         let tokens = tokens.keep_ready(ReviewTopic::Token, self.reviews.clone(), ready.clone());
@@ -78,7 +79,7 @@ impl Authenticator {
         })
     }
 
-    /// The name of a credential. Nobody without our key can tell which credential it is.
+    /// The identifier of a credential. Without this process's key, the credential cannot be derived from it.
     pub(super) fn id(&self, credential: &Credential) -> CredentialId {
         let mut hmac = ring::hmac::Context::with_key(&self.key);
         let mut add = |part: &[u8]| add(&mut hmac, part);
@@ -109,7 +110,7 @@ impl Authenticator {
         })
     }
 
-    /// Until when the word of whoever has shown this chain is believed; `None` if it is no such proxy.
+    /// The time until which this chain authenticates a front proxy; `None` if it does not.
     fn front_proxy(&self, shown: &PeerCertChain) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
@@ -117,7 +118,10 @@ impl Authenticator {
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
-    /// The user that a credential belongs to; `None` if the credential names nobody.
+    /// The user of a credential; `None` if the credential names no user.
+    ///
+    /// # Errors
+    /// The credential is not accepted, or that cannot be determined.
     pub(super) async fn identify(
         &self,
         id: CredentialId,
@@ -137,14 +141,14 @@ impl Authenticator {
             }
             Credential::Asserted(shown, user) => match self.front_proxy(shown) {
                 Some(until) => Identity { asked, user: user.clone(), until: Some(until) },
-                // It is no proxy whose word is believed. Its certificate is a credential all the same, and comes next.
+                // The peer is not a trusted front proxy. Its certificate is still a credential, and is tried next.
                 None => return Ok(None),
             },
         };
         Ok(Some(identity))
     }
 
-    /// The holder of a certificate; `None` if the certificate is trusted and names nobody.
+    /// The holder of a certificate; `None` if the certificate is trusted and names no user.
     fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, NotGranted> {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
         match shown.holder(AuthorityRole::Client, &authorities, self.clock.now()) {
@@ -154,7 +158,7 @@ impl Authenticator {
         }
     }
 
-    /// The authorities that a credential's certificates are verified by, if it has some.
+    /// The authorities that verify a credential's certificates, if it has any.
     pub(super) fn authorities(&self, credential: &Credential) -> Option<Trusted> {
         match credential {
             Credential::Nobody | Credential::Token(_) => None,
@@ -164,13 +168,13 @@ impl Authenticator {
     }
 }
 
-/// The user that upstream takes callers for that show nothing.
+/// The user that upstream assigns to callers without a credential.
 pub(super) fn anonymous() -> User {
     let groups = vec![User::UNAUTHENTICATED.to_owned()];
     User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
 }
 
-/// Adds the length first, so that no two credentials read alike.
+/// Adds the length first, so that no two credentials have the same encoding.
 fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
     hmac.update(&(part.len() as u64).to_be_bytes());
     hmac.update(part);

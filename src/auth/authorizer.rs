@@ -22,7 +22,7 @@ use base::{Ready, Shares, Tasks, WallClock, mutant};
 use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
 use tokio::sync::watch;
 
-/// Decides who somebody is and what they may do.
+/// Authenticates callers and authorizes their requests.
 #[derive(Clone)]
 pub struct Authorizer {
     delegated: Option<Arc<Shared>>,
@@ -32,7 +32,7 @@ struct Shared {
     config: AuthConfig,
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
-    /// How many questions about namespaces one user may have under way.
+    /// The limit on concurrent namespace reviews of one user.
     slots: Shares<FlowDistinguisher>,
     /// The namespaces that open watches depend on.
     quota: Arc<NamespaceQuota>,
@@ -40,35 +40,35 @@ struct Shared {
     tasks: Tasks,
     client: Client,
     hearing: Arc<PolicyWatchState>,
-    /// The user that upstream takes us for, as of lately: our credentials may change.
+    /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
-    /// The release that upstream runs, as of lately: it may be upgraded.
+    /// The release that upstream runs. It expires, because upstream may be upgraded.
     release: moka::future::Cache<(), Release>,
 }
 
-/// What delegation needs besides its configuration.
+/// The dependencies of delegated authorization.
 #[derive(Clone)]
 pub struct Delegation {
-    /// Our own client. Its identity may create reviews of tokens and accesses.
+    /// The proxy's own client. Its identity may create token and access reviews.
     pub client: Client,
     pub client_authorities: Option<Trusted>,
     pub front_proxy: Option<FrontProxy>,
-    /// By which credentials end.
+    /// The clock that determines when credentials expire.
     pub clock: WallClock,
     pub tasks: Tasks,
 }
 
-/// Who is asking.
+/// The identity of a caller.
 #[derive(Debug, Clone)]
 pub enum Caller {
-    /// The proxy itself: everybody who reaches the socket acts as it.
+    /// The proxy itself: every client that reaches the socket acts as it.
     Ourselves,
-    /// Somebody without a credential.
+    /// A caller without a credential.
     Anonymous,
     Known(Arc<Known>),
 }
 
-/// A user that upstream knows by the credential that was shown.
+/// A user that upstream has authenticated by its credential.
 #[derive(Debug)]
 pub struct Known {
     id: CredentialId,
@@ -78,29 +78,29 @@ pub struct Known {
     until: Option<SystemTime>,
 }
 
-/// How long it is remembered who we are, and how long that may take to find out.
+/// How long the proxy's own identity is cached, and how long the request for it may take.
 const OURSELVES_FOR: Duration = Duration::from_secs(30);
 const OURSELVES_MAX: Duration = Duration::from_secs(5);
-/// How long it is remembered which release upstream runs.
+/// How long upstream's release is cached.
 const RELEASE_FOR: Duration = Duration::from_secs(60);
 /// The first release that constrains impersonation by default (KEP-5284).
 const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
-/// All namespaces that open readable watches may depend on can be asked about within this time.
+/// The time within which all namespaces that open readable watches depend on can be reviewed.
 const ASSERTED_WITHIN_SECONDS: u32 = 4;
 
 impl Authorizer {
-    /// A gate where everybody who reaches the socket is the proxy itself.
+    /// Creates an authorizer that treats every caller as the proxy itself.
     pub fn open() -> Self {
         Self { delegated: None }
     }
 
-    /// A gate that asks upstream about everybody.
+    /// Creates an authorizer that delegates every decision to upstream.
     pub fn delegated(config: AuthConfig, parts: Delegation) -> Self {
         let reviews = Arc::new(parts.client.clone());
         Self::asking(reviews, config, parts)
     }
 
-    /// A gate whose questions `reviews` answers.
+    /// Creates an authorizer that sends its reviews to `reviews`.
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
         let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
@@ -115,12 +115,13 @@ impl Authorizer {
         Self { delegated: Some(Arc::new(shared)) }
     }
 
-    /// Whether everybody who reaches the socket is the proxy itself.
+    /// Whether every caller is treated as the proxy itself.
     pub fn is_open(&self) -> bool {
         self.delegated.is_none()
     }
 
-    /// Whether this caller may read from the cache. Callers without a credential may only where that is configured.
+    /// Whether this caller may read from the cache. A caller without a credential may only if the configuration allows
+    /// it.
     pub fn serves(&self, caller: &Caller) -> bool {
         match (caller, &self.delegated) {
             (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
@@ -128,10 +129,11 @@ impl Authorizer {
         }
     }
 
-    /// Finds out who sends a request. The first of its credentials that is accepted counts, in the apiserver's order: a
-    /// proxy's word, a certificate, a token.
+    /// Authenticates the sender of a request. The first accepted credential counts, in the apiserver's order: front
+    /// proxy headers, certificate, token.
     ///
-    /// # Errors It carries credentials, and none of them is accepted; or that cannot be found out.
+    /// # Errors
+    /// None of its credentials is accepted, or that cannot be determined.
     pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
         let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
         let caller = shared.authenticate(sender, headers).await;
@@ -143,7 +145,8 @@ impl Authorizer {
 
     /// Grants this request, if the caller may make it. The grant of a watch is checked again as long as it is held.
     ///
-    /// # Errors The caller may not, or that cannot be found out.
+    /// # Errors
+    /// The caller may not make the request, or that cannot be determined.
     pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Grant::new(access, None)) };
@@ -154,8 +157,8 @@ impl Authorizer {
         grant
     }
 
-    /// Whether a proxy behind us may ask for what is no content of the cache: reviews of its callers, and what upstream
-    /// says of itself.
+    /// Whether a downstream proxy may send a request that is not for cached content: reviews of its callers, and
+    /// upstream's descriptions of itself.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
         match shared.known(caller) {
@@ -168,10 +171,11 @@ impl Authorizer {
         }
     }
 
-    /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
-    /// the same. Each namespace is found out when it comes up.
+    /// Grants a read of a collection across namespaces: all of it, or else the namespaces in which the caller may do
+    /// the same. Each namespace is reviewed when it occurs.
     ///
-    /// # Errors It cannot be found out who the caller is or what it may do.
+    /// # Errors
+    /// The caller's identity or its rights cannot be determined.
     pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
@@ -185,7 +189,7 @@ impl Authorizer {
         permit
     }
 
-    /// The identity with which the caller's requests go upstream.
+    /// The identity with which the caller's requests are sent upstream.
     pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
             (Caller::Ourselves, _) | (_, None) => ActingAs::Ours,
@@ -193,17 +197,20 @@ impl Authorizer {
             (Caller::Known(known), Some(shared)) => match &known.credential {
                 Credential::Nobody => ActingAs::Nobody,
                 Credential::Token(_) => ActingAs::Bearer(known.id, known.payer.clone()),
-                // A caller with our certificate has our rights anyway.
+                // A caller that holds the proxy's own certificate has the proxy's rights anyway.
                 Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::Ours,
                 Credential::Certificate(_) | Credential::Asserted(..) => ActingAs::User(known.user.clone()),
             },
         }
     }
 
-    /// The user that a caller wants to be taken for, if it may be. Upstream checks `Impersonate-*` headers itself; this
-    /// is for callers that we impersonate, for whom it cannot (R-IMPERSONATE-2).
+    /// The user that a caller asks to impersonate, if it may.
     ///
-    /// # Errors The caller may not, or that cannot be found out.
+    /// Upstream checks `Impersonate-*` headers itself. This check is for callers that the proxy itself impersonates,
+    /// for whom upstream cannot (R-IMPERSONATE-2).
+    ///
+    /// # Errors
+    /// The caller may not impersonate the user, or that cannot be determined.
     pub async fn impersonation(
         &self,
         caller: &Caller,
@@ -221,8 +228,8 @@ impl Authorizer {
         judged
     }
 
-    /// Takes in a change of rights that we have seen. Upstream's authorizers see it a moment earlier or later. Many
-    /// changes cost hardly more than one.
+    /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
+    /// hardly more than one.
     pub fn policy_changed(&self, affected: &Affected) {
         if let Some(shared) = &self.delegated {
             shared.hearing.changed();
@@ -230,7 +237,7 @@ impl Authorizer {
         }
     }
 
-    /// Notes that changes of one more kind of objects are heard from now on: those before that may have been missed.
+    /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
     pub fn policy_begins(&self) {
         if let Some(shared) = &self.delegated {
             shared.hearing.begins();
@@ -238,19 +245,19 @@ impl Authorizer {
         }
     }
 
-    /// Keeps `ready` from being ready as long as upstream does not let this proxy create reviews; `None` where it
-    /// creates none. The guards are registered at once.
+    /// Keeps `ready` from being ready while the proxy may not create reviews; `None` if it creates none. The guards are
+    /// registered at once.
     pub fn keep_ready(&self, ready: &Ready) -> Option<BoxFuture<'static, ()>> {
         Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
     }
 
-    /// How many leases open watches hold; `None` where nobody needs any. Whoever waits is woken by the first and by the
-    /// end of the last.
+    /// The number of leases of open watches; `None` if none are needed. Receivers are notified of the first lease and
+    /// of the end of the last.
     pub fn leases(&self) -> Option<watch::Receiver<usize>> {
         self.delegated.as_ref().map(|shared| shared.leases.count())
     }
 
-    /// Says whether changes of policy are seen as they happen; otherwise they are seen later, or changes begin anew.
+    /// Records whether policy changes are seen as they happen. If not, they are seen later, or the watches restart.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
@@ -258,26 +265,25 @@ impl Authorizer {
         }
     }
 
-    /// What upstream has said lately of what a user may, if it was asked after `since`: for whoever passes on a proxy's
-    /// question.
+    /// The cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's review.
     pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessVerdict)> {
         let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
         reviewer.recalls(user, access, since).await
     }
 
-    /// Notes what upstream said of what a user may when somebody else asked, unless a change was heard meanwhile.
+    /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was seen since.
     pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessVerdict) {
         if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.hearing.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
     }
 
-    /// Since when no change of policy has been seen; `None` where it would not be.
+    /// The time since which no policy change has been seen; `None` if changes would not be seen.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
         self.delegated.as_ref()?.hearing.unchanged_since()
     }
 
-    /// How long answers about callers are remembered, at most.
+    /// The configuration, whose TTLs bound the age of cached decisions.
     pub fn remembers_for(&self) -> AuthConfig {
         self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
     }
@@ -295,7 +301,7 @@ impl Shared {
                 .await
             {
                 Ok(None) => {}
-                // If a proxy names the anonymous user, that makes nobody known.
+                // A front proxy that names the anonymous user authenticates no caller.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
                 Ok(Some(Identity { user, until, .. })) => {
                     return Ok(Caller::Known(Arc::new(Known::new(id, credential, user, until))));
@@ -320,7 +326,7 @@ impl Shared {
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
         let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
-        // What upstream is asked for goes by the account: its rights are the same on each node.
+        // Reviews count by account and not by node, because an account's rights are the same on each node.
         let payer = FlowDistinguisher::of(&known.user);
         let verdicts = NamespaceVerdicts::new(
             self.authenticator.clone(),
@@ -336,7 +342,7 @@ impl Shared {
         Ok(Readable::new(access, verdicts, lease))
     }
 
-    /// The user to ask about; `None` for ourselves.
+    /// The user to review; `None` for the proxy itself.
     fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, NotGranted> {
         match caller {
             Caller::Ourselves => Ok(None),
@@ -350,8 +356,8 @@ impl Shared {
         }
     }
 
-    /// The lease that a watch depends on. It exists before the right is checked, so that no change falls between the
-    /// two.
+    /// The lease that a watch depends on. It is created before the right is checked, so that no change falls between
+    /// the two.
     fn lease(
         &self,
         known: &Known,
@@ -373,8 +379,10 @@ impl Shared {
         })
     }
 
-    /// Whether upstream knows constraints on impersonation. If that cannot be found out, they are not used: where
-    /// constraints mean nothing, whoever has all verbs would pass them.
+    /// Whether upstream supports constrained impersonation.
+    ///
+    /// If that cannot be determined, the constraints are not used. On a release without them, a caller with all verbs
+    /// would pass them.
     async fn constrains_impersonation(&self) -> bool {
         let asking = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
         let release = Box::pin(self.release.try_get_with((), asking)).await;
@@ -382,14 +390,14 @@ impl Shared {
     }
 
     async fn is_us(&self, user: &User) -> bool {
-        // If it cannot be found out who we are, nobody else is us.
+        // If the proxy's own identity cannot be determined, no caller has it.
         let asking =
             async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
         Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
 }
 
-/// Acts on changes of policy as they are seen.
+/// Applies policy changes as they are seen.
 async fn follow(changes: Arc<Changes>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = Rounds::new();
     loop {
@@ -404,7 +412,7 @@ fn quota(config: &AuthConfig) -> NamespaceQuota {
     NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }
 
-/// The credentials that a request carries, in the order in which they are believed.
+/// The credentials of a request, in the order in which they are tried.
 fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
@@ -431,7 +439,7 @@ impl Known {
 }
 
 impl Caller {
-    /// The caller's name, for the message of a refusal.
+    /// The caller's name, for messages.
     pub fn name(&self) -> &str {
         match self {
             Self::Ourselves => "",
@@ -447,14 +455,16 @@ impl Caller {
         }
     }
 
-    /// Whether the caller is known by a certificate of its own, which a browser adds to requests by itself. The
-    /// certificate of a front proxy does not count: it has to judge itself what it takes from browsers.
+    /// Whether the caller is authenticated by a certificate of its own, which a browser sends automatically.
+    ///
+    /// A front proxy's certificate does not count, because the front proxy must check the browser requests that it
+    /// forwards.
     pub fn shows_certificate(&self) -> bool {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
-    /// Who pays for this caller's use of every limit; `None` where everybody who reaches the socket is the proxy
-    /// itself, and all are one. Callers without a credential pay together as one user.
+    /// The party that every limit counts this caller for; `None` if all callers are the proxy itself. Callers without a
+    /// credential count as one user.
     pub fn payer(&self) -> Option<FlowDistinguisher> {
         match self {
             Self::Ourselves => None,

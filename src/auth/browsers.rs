@@ -1,5 +1,5 @@
-//! Protection against web pages: a page makes the browser that shows it send requests to sockets that the page itself
-//! cannot reach (R-THREAT-17).
+//! Protection against web pages: a page can make the browser that displays it send requests to sockets that the page
+//! itself cannot reach (R-THREAT-17).
 
 #[cfg(test)]
 mod tests;
@@ -14,9 +14,8 @@ use super::hosts::{Authority, Host};
 
 /// Recognises requests that a foreign web page has sent.
 ///
-/// It is for sockets where something that a browser adds by itself says who somebody is: the way to a local port, or a
-/// client certificate. Programs that are no browsers send neither of the two headers that count here, or an `Origin`
-/// that is the server's own.
+/// It guards sockets where the browser itself provides the authority: access to a local port, or a client certificate.
+/// Other programs send neither `Origin` nor `Sec-Fetch-Site`, or an `Origin` equal to the server's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrowserGuard {
     scheme: &'static str,
@@ -25,7 +24,7 @@ pub struct BrowserGuard {
     allowed: Vec<PageOrigin>,
 }
 
-/// The origin of a page, as browsers say it (RFC 6454 §6.2): scheme, host and port.
+/// The origin of a page, as browsers send it (RFC 6454 §6.2): scheme, host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageOrigin {
     scheme: String,
@@ -34,7 +33,7 @@ pub struct PageOrigin {
     port: Option<u16>,
 }
 
-/// The text is no origin; `null` and patterns are none either.
+/// The text is not an origin. `null` and patterns are not origins either.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no origin: scheme://host or scheme://host:port, and nothing behind it")]
 pub struct NoOrigin(String);
@@ -42,7 +41,7 @@ pub struct NoOrigin(String);
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// The request names a host that leads to this machine and is not one of ours.
+    /// The request names a host that resolves to this machine and is not an allowed one.
     #[error("host {0:?} is not served here; names that are belong into allowedHosts")]
     Host(String),
     #[error("the request is for {target:?}, and its Host header says {host:?}")]
@@ -56,22 +55,25 @@ pub enum Foreign {
 
 /// A forbidden header name: no page can set or change it (W3C Fetch Metadata).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// How much of a header a refusal repeats.
+/// The most characters of a header that a message repeats.
 const SHOWN_CHARS_MAX: usize = 100;
 
 impl BrowserGuard {
-    /// `tls` says whether the sockets speak TLS, and so which scheme a page of their own has.
+    /// Creates a guard. `tls` is whether the sockets use TLS, which determines the scheme of their own pages.
     pub fn new(tls: bool, hosts: Hosts, allowed: Vec<PageOrigin>) -> Self {
         Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
     }
 
-    /// Checks a request to a socket where everybody who reaches it has rights: the request must name a host that is
-    /// this machine, and must not come from a page of another origin.
+    /// Checks a request to a socket where every client has rights.
     ///
-    /// # Errors It names another host, or comes from such a page.
+    /// The request must name a host of this machine, and must not come from a page of another origin.
+    ///
+    /// # Errors
+    /// It names another host, or comes from such a page.
     pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
         let (named, header) = named(target, headers);
-        // Every browser names a host. A request without one comes from a program, such as HAProxy's check in HTTP/1.0.
+        // Every browser names a host. A request without one comes from another program, such as HAProxy's HTTP/1.0
+        // check.
         if let Some(text) = named.or(header)
             && Authority::parse(text).is_none_or(|authority| !self.hosts.has(&authority.host))
         {
@@ -80,12 +82,13 @@ impl BrowserGuard {
         self.check_page(target, headers)
     }
 
-    /// Checks a request of a caller that is known by a certificate, which its browser may have added. A browser that
-    /// says that the request comes from a page of another site is believed. `Origin` alone says nothing there: programs
-    /// that are no browsers send any origin, and the apiserver takes them all.
+    /// Checks a request of a caller authenticated by a certificate, which its browser may have sent automatically.
+    ///
+    /// `Sec-Fetch-Site` is decisive if it names another site. `Origin` alone is not: other programs send any origin,
+    /// and the apiserver accepts them all.
     ///
     /// # Errors
-    /// It comes from such a page, which is not allowed.
+    /// It comes from a page of another site that is not allowed.
     pub fn check_site(&self, headers: &HeaderMap) -> Result<(), Foreign> {
         match only(headers, &SEC_FETCH_SITE)? {
             None => Ok(()),
@@ -142,8 +145,7 @@ fn origin(value: &HeaderValue) -> Option<PageOrigin> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// Whether a browser says that the request comes from no page, as with its address bar or a bookmark, or from a page of
-/// ours.
+/// Accepts a request without a page, as from the address bar or a bookmark, or from a page of this origin.
 fn is_own(site: &HeaderValue) -> Result<(), Foreign> {
     if site == "none" || site == "same-origin" { Ok(()) } else { Err(Foreign::page(SEC_FETCH_SITE, site)) }
 }

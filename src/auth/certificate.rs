@@ -1,8 +1,8 @@
-//! Client certificates, as apiserver's authenticator `x509` takes them: verified against the present authorities, for a
-//! connection may be older than they are.
+//! Client certificates, as in the apiserver's `x509` authenticator. They are verified against the current authorities,
+//! which may be newer than the connection.
 //!
-//! webpki builds the paths. The checks that Go makes and webpki does not are here: whether the authority itself is
-//! valid now, and may sign, for clients, and over so many others.
+//! webpki builds the paths. This module adds the checks that Go makes and webpki does not: the authority's own
+//! validity, whether it may sign certificates, whether it is for clients, and its path length.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,27 +17,27 @@ use super::chain::Chain;
 use super::once::Once;
 use kubeapi::User;
 
-/// The authorities whose signatures make a certificate a credential.
+/// The authorities that sign client certificates.
 pub struct Authorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
     edition: Edition,
-    /// The authorities as webpki takes them, and in the same order the facts that it does not take.
+    /// The authorities in webpki's form, and in the same order the facts that webpki ignores.
     anchors: Vec<TrustAnchor<'static>>,
     roots: Vec<Root>,
 }
 
-/// Identifies a set of authorities: what was verified by one set says nothing of another.
+/// Identifies a set of authorities. A result of one set is not valid for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Edition([u8; 32]);
 
-/// What we check of an authority besides its name and key.
+/// The checked properties of an authority besides its name and key.
 #[derive(Debug)]
 struct Root {
     validity: Validity,
     /// Whether it may sign certificates, and those of clients.
     is_authority: bool,
     for_clients: bool,
-    /// How many authorities there may be between it and the client.
+    /// The most intermediate authorities between it and the client.
     between_max: Option<u32>,
 }
 
@@ -48,15 +48,15 @@ struct Validity {
     to: u64,
 }
 
-/// The user that a chain stands for, until a moment.
+/// The user that a chain authenticates, until a given time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateHolder {
     pub user: Arc<User>,
-    /// When the first certificate of the path ends; the authority counts too.
+    /// When the first certificate of the path expires, including the authority's.
     pub until: SystemTime,
 }
 
-/// Why a file holds no authorities.
+/// Why a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthoritiesError {
     #[error("no certificate in it")]
@@ -65,7 +65,7 @@ pub enum AuthoritiesError {
     Unreadable(String),
 }
 
-/// Why a certificate is not accepted. For logs: the caller is told as little as upstream tells it.
+/// Why a certificate is not accepted. For logs; the caller gets no more details than from upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRejected {
     #[error("no certificate")]
@@ -78,11 +78,14 @@ pub enum CertificateRejected {
 
 /// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
 const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
-/// The extra that upstream adds about the credential itself.
+/// The extra in which upstream identifies the credential.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 impl Authorities {
     /// Reads all certificates in a PEM file.
+    ///
+    /// # Errors
+    /// The file has no certificate, or one that cannot be parsed.
     pub fn from_pem(pem: &[u8]) -> Result<Self, AuthoritiesError> {
         let unreadable = |error: &dyn fmt::Display| AuthoritiesError::Unreadable(error.to_string());
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
@@ -97,7 +100,7 @@ impl Authorities {
             let (_, parsed) = X509Certificate::from_der(der).map_err(|error| unreadable(&error))?;
             authorities.push((anchor, Root::of(&parsed)));
         }
-        // Of two with one name and key, the one that lasts longer is tried first.
+        // Of two authorities with one name and key, the one that expires later is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
         let edition = Edition::of(&certificates);
@@ -118,7 +121,7 @@ impl Authorities {
         self.anchors.iter().map(|anchor| anchor.subject_public_key_info.as_ref())
     }
 
-    /// The holder of a certificate, at this moment.
+    /// Verifies a chain, and returns the holder of its first certificate.
     pub fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, CertificateRejected> {
         let (leaf, intermediates) = chain.split_first().ok_or(CertificateRejected::None)?;
         let invalid = |error: &dyn fmt::Display| CertificateRejected::Invalid(error.to_string());
@@ -141,7 +144,7 @@ impl Authorities {
         Ok(CertificateHolder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
-    /// When the next certificate of the chain, or authority, becomes valid that is not yet.
+    /// When the next certificate of the chain, or authority, becomes valid.
     pub fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
         let shown = chain.iter().filter_map(validity);
         let starts = shown.chain(self.roots.iter().map(|root| root.validity));
@@ -149,7 +152,8 @@ impl Authorities {
         starts.filter(|start| *start > now).min()
     }
 
-    /// Whether Go would take a path that webpki has found (`x509.Certificate.Verify`). If not, another path may do.
+    /// Whether Go would accept a path that webpki has found (`x509.Certificate.Verify`). If not, webpki tries another
+    /// path.
     fn permits(&self, path: &VerifiedPath<'_>, time: UnixTime) -> Result<(), webpki::Error> {
         let root = self.root(path.anchor()).ok_or(webpki::Error::UnknownIssuer)?;
         let (from, to) = (root.validity.from, root.validity.to);
@@ -210,15 +214,14 @@ fn validity(der: &CertificateDer<'_>) -> Option<Validity> {
     X509Certificate::from_der(der).ok().map(|(_, parsed)| Validity::of(&parsed))
 }
 
-/// Whether the key may sign certificates, as far as the certificate says what it is for.
+/// Whether the key usage, if present, allows signing certificates.
 fn may_sign(parsed: &X509Certificate<'_>) -> bool {
     parsed
         .key_usage()
         .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.flags == 0 || usage.value.key_cert_sign()))
 }
 
-/// The user that a certificate names, whoever has signed it: that it is somebody's credential only
-/// [`Authorities::verify`] says.
+/// The user that a certificate names, regardless of its signature. Only [`Authorities::verify`] authenticates a user.
 pub fn named_in(leaf: &CertificateDer<'_>) -> Option<User> {
     subject(leaf, &X509Certificate::from_der(leaf).ok()?.1)
 }
@@ -226,7 +229,7 @@ pub fn named_in(leaf: &CertificateDer<'_>) -> Option<User> {
 /// The user that a certificate names: its common name is the user's name, and its organizations are groups.
 fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<User> {
     let subject = parsed.subject();
-    // Go keeps the last common name.
+    // Go uses the last common name.
     let name = subject.iter_common_name().filter_map(|name| name.as_str().ok()).last()?.to_owned();
     if name.is_empty() {
         return None;

@@ -1,12 +1,12 @@
-//! Gathers changes of policy: however many there are, upstream is asked once about all that came together.
+//! Collects policy changes, so that all changes of a period cause one round of reviews.
 //!
-//! Upstream's authorizers see a change at their own pace. So it is asked about in three rounds: when it is heard of, a
-//! beat later, and three beats later. While changes come, there is one round in each beat, for everything that is due
-//! in it. So the first change of a burst is acted on at once, and a burst costs a round a beat, whatever its size.
+//! Upstream's authorizers see a change with some delay. So a change causes reviews in three rounds: at once, one beat
+//! later, and three beats later. While changes arrive, there is one round per beat, for everything due in it. So the
+//! first change of a burst takes effect at once, and a burst costs one round per beat, whatever its size.
 //!
-//! When changes begin to be heard, those before that moment were missed, and whatever was answered until upstream's
-//! authorizers have seen them too says nothing. That is asked about once, when they have, and not three times for each
-//! kind of objects that is heard from then on: a proxy that starts has most of its leases by then.
+//! When policy watches begin, earlier changes were missed, and upstream's authorizers may not have seen them yet. So
+//! everything is reviewed once, when the authorizers have caught up, and not three times for each kind of objects. A
+//! starting proxy has most of its leases by then.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Affected;
 use base::{random, until};
 
-/// Changes that were seen and not yet acted on.
+/// Changes that were seen and not yet applied.
 #[derive(Debug)]
 pub(super) struct Changes {
     fresh: Mutex<Affected>,
@@ -25,35 +25,34 @@ pub(super) struct Changes {
     came: Notify,
 }
 
-/// Changes are heard from these moments on, of one kind of objects after the other.
+/// The times at which the policy watches began, one kind of objects after the other.
 #[derive(Debug, Clone, Copy)]
 struct Began {
     first: Instant,
     last: Instant,
-    /// How long after the last everybody is asked about.
+    /// How long after the last begin everything is reviewed.
     settles: Duration,
 }
 
-/// The changes that later rounds are still about.
+/// The changes that later rounds still cover.
 #[derive(Debug)]
 pub(super) struct Rounds {
     /// The changes of one, two and three beats ago.
     ago: [Option<Affected>; 3],
-    /// There is no round before this time.
+    /// The earliest time of the next round.
     rest_until: Instant,
 }
 
-/// How many leases or remembered answers are looked at for a change before other tasks have the thread.
+/// How many leases or cached decisions are examined before other tasks run.
 pub(super) const LOOKED_AT: usize = 1_024;
 
 /// The least time from one round to the next.
 const BEAT: Duration = Duration::from_millis(700);
-/// A random addition to the beat, drawn anew each time: a thousand proxies that have seen one change do not ask about
-/// it together.
+/// A random addition to each beat, so that a thousand proxies that see one change do not send their reviews together.
 const JITTER: Duration = Duration::from_millis(300);
-/// How long upstream's authorizers may be behind what we see, as far as the last round of a change allows for it.
+/// The most delay of upstream's authorizers that the rounds of a change cover.
 pub(super) const SETTLES: Duration = BEAT.saturating_mul(3);
-/// How much later than after the first beginning the question comes because of others that follow it.
+/// The most delay of the review of everything caused by further kinds that begin after the first.
 const GATHERED_MAX: Duration = Duration::from_secs(1);
 
 impl Changes {
@@ -61,7 +60,7 @@ impl Changes {
         Self { fresh: Mutex::new(Affected::nobody()), began: Mutex::default(), came: Notify::new() }
     }
 
-    /// Notes that changes of one more kind of objects are heard from now on. What came before may have been missed.
+    /// Records that the watch of one more kind of objects has begun. Earlier changes may have been missed.
     pub(super) fn begin(&self) {
         let now = Instant::now();
         let mut began = self.began.lock();
@@ -71,7 +70,7 @@ impl Changes {
         self.came.notify_one();
     }
 
-    /// Takes in a change that we have seen.
+    /// Records a change.
     pub(super) fn hear(&self, affected: &Affected) {
         let mut fresh = self.fresh.lock();
         let before = std::mem::replace(&mut *fresh, Affected::nobody());
@@ -80,7 +79,7 @@ impl Changes {
         self.came.notify_one();
     }
 
-    /// Completes with the next round, and says whom it is about.
+    /// Completes with the next round. Returns the affected users.
     pub(super) async fn next(&self, rounds: &mut Rounds) -> Affected {
         loop {
             sleep_until(rounds.rest_until).await;
@@ -111,11 +110,11 @@ impl Changes {
         }
     }
 
-    /// Whether it is time to ask about everybody, for what was missed before changes were heard.
+    /// Whether everything must be reviewed now, because of changes missed before the watches began.
     fn have_settled(&self) -> bool {
         let (mut began, now) = (self.began.lock(), Instant::now());
         let Some(since) = began.filter(|began| began.due() <= now) else { return false };
-        // What began a moment ago is too young for this question, and has another.
+        // A watch that began a moment ago is too recent for this round, and gets another.
         *began = (since.last + SETTLES > now).then_some(Began { first: since.last, ..since });
         true
     }
@@ -153,7 +152,7 @@ mod tests {
         affected.reach(&User { name: user.to_string(), ..User::default() }).is_some()
     }
 
-    /// The rounds of so many seconds: when each was, and whom it was about.
+    /// The rounds within some seconds: the time of each, and the affected users.
     async fn rounds(changes: &Changes, seconds: u64) -> Vec<(Duration, Affected)> {
         let (began, mut rounds, mut seen) = (Instant::now(), Rounds::new(), Vec::new());
         let _ = timeout(Duration::from_secs(seconds), async {
@@ -177,7 +176,7 @@ mod tests {
         assert!(rounds[2].0 >= 3 * BEAT && rounds[2].0 < Duration::from_secs(4), "{rounds:?}");
     }
 
-    /// A release of a thousand role bindings, over two seconds.
+    /// A thousand role bindings change within two seconds.
     #[tokio::test(start_paused = true)]
     async fn a_thousand_changes_are_asked_about_once() {
         let changes = Arc::new(Changes::new());
@@ -205,7 +204,7 @@ mod tests {
         assert!(began.elapsed() >= Duration::from_secs(2));
     }
 
-    /// Four kinds of objects begin to be heard, one after the other, and a change comes between them.
+    /// The watches of four kinds begin one after the other, and a change arrives between them.
     #[tokio::test(start_paused = true)]
     async fn what_was_missed_before_changes_are_heard_is_asked_about_once_when_upstream_has_seen_it() {
         for with_change in [false, true] {
@@ -234,7 +233,7 @@ mod tests {
         }
     }
 
-    /// What begins again and again, as where upstream goes away, puts nothing off for ever.
+    /// Watches that restart in a loop, as when upstream is unavailable, do not postpone the round for ever.
     #[tokio::test(start_paused = true)]
     async fn what_begins_again_and_again_is_asked_about_all_the_same() {
         let changes = Arc::new(Changes::new());

@@ -12,22 +12,23 @@ use zeroize::Zeroizing;
 use super::PeerCertChain;
 use kubeapi::User;
 
-/// A bearer token. It is never shown, and is wiped from memory when it is dropped.
+/// A bearer token. It is never displayed, and its memory is wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Arc<Zeroizing<String>>);
 
-/// A credential, by which somebody is known and can be asked about again.
+/// A credential that authenticates a caller, and can be checked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Credential {
-    /// No credential at all.
+    /// No credential.
     Nobody,
     Token(Token),
     Certificate(Arc<PeerCertChain>),
-    /// The word of whoever has that certificate. It is believed if that is a proxy whose certificate we trust for this.
+    /// The user named in identity headers, with the certificate of their sender. They are trusted only from a front
+    /// proxy.
     Asserted(Arc<PeerCertChain>, Arc<User>),
 }
 
-/// A malformed credential: 401, as upstream says it.
+/// A malformed credential: 401, as from upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("several bearer tokens among the WebSocket protocols")]
@@ -38,7 +39,7 @@ pub enum Malformed {
     NoProtocol,
 }
 
-/// The longest token that upstream is asked about.
+/// The longest token accepted for review, in bytes.
 pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// The subprotocol in which browsers send a bearer token, because they cannot set headers (R-WS-3).
 pub const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
@@ -56,8 +57,8 @@ impl Token {
         &self.0
     }
 
-    /// When the token ends by its own word, in seconds since 1970, if it is a JWT. This may be believed only of a token
-    /// that upstream has accepted.
+    /// The expiry in the token's own claims, in seconds since 1970, if it is a JWT. It is trustworthy only if upstream
+    /// has accepted the token.
     pub fn expires(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
         struct Claims {
@@ -77,9 +78,10 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The token that a request carries, by the rules of apiserver's authenticators `bearertoken` and `websocket`.
+/// The token that a request carries, by the rules of the apiserver's `bearertoken` and `websocket` authenticators.
 ///
-/// # Errors The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
+/// # Errors
+/// The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
 pub fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
@@ -111,14 +113,14 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     Ok((!token.is_empty()).then(|| Token::new(&token)))
 }
 
-/// The user that a proxy in front of us names, by the header names that every apiserver is given.
+/// The user that a front proxy names, in the header names that every apiserver is configured with.
 pub fn asserted(headers: &HeaderMap) -> Option<User> {
     let name = headers.get(REMOTE_USER).and_then(text).filter(|name| !name.is_empty())?.to_owned();
     let uid = headers.get(REMOTE_UID).and_then(text).unwrap_or_default().to_owned();
     let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text).filter(|group| !group.is_empty());
     let mut user = User { name, uid, groups: groups.map(str::to_owned).collect(), ..User::default() };
     for (header, value) in headers {
-        // Header names are in lower case here, so a key is in lower case before it is unescaped, as upstream has it.
+        // Header names are in lower case here, so a key is lower-cased before it is unescaped, as in upstream.
         if let (Some(key), Some(value)) = (header.as_str().strip_prefix(REMOTE_EXTRA), text(value)) {
             user.extra.entry(unescaped(key)).or_default().push(value.to_owned());
         }
@@ -126,7 +128,7 @@ pub fn asserted(headers: &HeaderMap) -> Option<User> {
     Some(user.authenticated())
 }
 
-/// The key of an extra, from a header's name. If it is badly escaped it stays as it is.
+/// Decodes the key of an extra from a header name. A badly escaped key stays as it is.
 pub(super) fn unescaped(key: &str) -> String {
     let mut bytes = Vec::with_capacity(key.len());
     let mut rest = key.as_bytes();
@@ -144,7 +146,7 @@ pub(super) fn unescaped(key: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
 }
 
-/// A header's value, if it is UTF-8: names and groups need not be ASCII.
+/// A header's value, if it is UTF-8. Names and groups need not be ASCII.
 pub(super) fn text(value: &HeaderValue) -> Option<&str> {
     std::str::from_utf8(value.as_bytes()).ok()
 }

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use super::grant_lease::GrantLease;
 use kubeapi::{Access, AccessTarget, Gvr};
 
-/// A permission to read what one request asks for: verb, resource, namespace, name and selectors.
+/// A permission to read the target of one request: verb, resource, namespace, name and selectors.
 ///
-/// Its fields are private, so only [`Authorizer::grant`](super::Gate::grant) makes one; reads from the cache require one by
-/// type. The grant of a watch ends when upstream would no longer give it.
+/// Its fields are private, so only [`Authorizer::grant`](super::Authorizer::grant) creates one. Reads from the cache
+/// require one by type. The grant of a watch ends when upstream would no longer allow it.
 #[derive(Debug, Clone)]
 pub struct Grant {
     access: Arc<Access>,
@@ -19,17 +19,18 @@ impl Grant {
         Self { access, lease, reason: Arc::default() }
     }
 
-    /// The same grant with the authorizer's words.
+    /// The same grant with the authorizer's reason.
     pub(super) fn because(self, reason: Arc<str>) -> Self {
         Self { reason, ..self }
     }
 
-    /// The reason, in the authorizer's words, which may be empty.
+    /// The authorizer's reason, which may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }
 
-    /// Whether it covers this collection. A grant for a namespace covers no other, and not all of them.
+    /// Whether it covers this collection. A grant for a namespace covers no other namespace, and not the whole
+    /// collection.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
         let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
@@ -37,7 +38,7 @@ impl Grant {
         same && within && target.subresource.is_empty()
     }
 
-    /// Whether it covers reads of that name. A grant for one name covers no other, and nothing without a name.
+    /// Whether it covers reads of that name. A grant for one name covers no other name, and no read without a name.
     pub(super) fn names(&self, name: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
         target.name.is_empty() || name == Some(&*target.name)
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
     use crate::auth::stub::info;
 
-    /// R-THREAT-6: what is read is held against what was asked of the authorizer.
+    /// R-THREAT-6: a read is compared with the access that the authorizer allowed.
     #[test]
     fn a_right_to_one_name_or_namespace_is_for_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");

@@ -1,12 +1,12 @@
-//! Open watches and the decisions they stand on.
+//! The leases of open watches: the decisions that each watch depends on.
 //!
-//! A watch registers its lease first, then its right is asserted, and only then it streams: a change between the two
-//! finds the lease (R-LEASE-1). One lease for all watches of one credential that want the same.
+//! A watch registers its lease first, then its right is checked, and only then it streams. So a change between the
+//! first two steps finds the lease (R-LEASE-1). Watches of one credential with the same access share one lease.
 //!
-//! Leases that stand on the same answer share it: it is asked for once in a period, by the one whose turn comes first.
+//! Leases that depend on the same decision share it: the first one due sends the review for all of them in a period.
 //!
-//! A right that RBAC gives, in upstream's own words, is not asked about in each period while all changes of RBAC are
-//! heard: what ends it touches the lease. It is asked about all the same, more rarely, for what else may end it.
+//! If upstream's reason says that RBAC gives a right, it is reviewed less often while all changes of RBAC are watched.
+//! A change that ends the right affects the lease. The remaining reviews detect denials by other authorizers.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
@@ -31,39 +31,39 @@ use base::{Tasks, random};
 use kubeapi::{Access, FlowDistinguisher, User};
 use tokio::sync::watch;
 
-/// What an open watch stands on.
+/// The decisions that an open watch depends on.
 #[derive(Debug)]
 pub(super) struct GrantLease {
-    /// Why it is over.
+    /// Why it has ended.
     revoked: OnceLock<Box<Revoked>>,
     over: CancellationToken,
     shared: Arc<LeaseState>,
     _keeper: DropGuard,
 }
 
-/// The leases there are.
+/// All leases.
 #[derive(Debug)]
 pub(super) struct Leases {
-    /// In parts: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock in 497, 813 and 2,108
-    /// ns (benches/README.md).
+    /// Sharded: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock in 497, 813 and 2,108 ns
+    /// (benches/README.md).
     held: DashMap<LeaseKey, Weak<GrantLease>>,
-    /// How many there are, for whoever waits for the first or the end of the last.
+    /// The number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
-    /// How many go on although nobody can tell whether they may.
+    /// The number of leases that continue although their rights cannot be checked.
     in_doubt: Mutex<usize>,
     hearing: Arc<PolicyWatchState>,
 }
 
-/// Says that a lease is in doubt, for as long as it is.
+/// Counts a lease as uncertain while it is.
 struct Unsure<'a> {
     leases: &'a Leases,
     is: Mutex<bool>,
 }
 
-/// The last: whether it is for some namespaces.
+/// The last part: whether the lease covers some namespaces instead of the whole collection.
 type LeaseKey = (CredentialId, Arc<Access>, bool);
 
-/// Asserts a lease again and again.
+/// Checks a lease repeatedly until it ends.
 struct Keeper {
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
@@ -72,28 +72,28 @@ struct Keeper {
     terms: LeaseTerms,
     until: Option<SystemTime>,
     good: Asserted,
-    /// Answers from before these moments will not do.
+    /// Decisions from before these times are not accepted.
     needed: Asserted,
-    /// When upstream's authorizers know of the last change of policy for certain: then they are asked once more.
+    /// When upstream's authorizers are certain to have seen the last policy change. The right is reviewed again then.
     settles: Instant,
 }
 
-/// Somebody who has been found to be allowed, for the moment.
+/// An authenticated caller and the access that a lease is for.
 pub(super) struct Claim {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) user: Arc<User>,
-    /// When the credential ends, if that is known.
+    /// When the credential expires, if known.
     pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
     pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
 }
 
-/// How long all of a lease's questions may take together.
+/// The most time for all reviews of one check.
 const ASSERT_MAX: Duration = Duration::from_secs(20);
-/// When nobody could tell.
+/// The pause before a retry if no decision could be obtained.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Leases that one round of changes may make ask at once; more are spread over [`SPREAD`].
+/// The most leases that a round of changes checks at once. More are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
@@ -102,7 +102,7 @@ impl Leases {
         Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), hearing }
     }
 
-    /// The lease for a claim: one that is there, or a new one with its keeper.
+    /// The lease for a claim: an existing one, or a new one with its keeper.
     pub(super) fn hold(
         self: &Arc<Self>,
         claim: Claim,
@@ -154,7 +154,7 @@ impl Leases {
         lease
     }
 
-    /// Makes the keepers of those look again whose rights may have changed: what was found out before now will not do.
+    /// Makes the keepers of affected leases check again. Decisions from before now are not accepted.
     pub(super) async fn doubt(&self, affected: &Affected) {
         let since = Instant::now();
         let held: Vec<_> = self.held.iter().map(|lease| lease.value().clone()).collect();
@@ -166,7 +166,7 @@ impl Leases {
             let Some(standing) = lease.upgrade().map(|lease| lease.shared.clone()) else { continue };
             let user = standing.user.lock().clone();
             match &standing.verdicts {
-                // What is seen across namespaces stands on rights in each.
+                // A watch across namespaces depends on the rights in each of them.
                 Some(verdicts) => {
                     affected.reach(&user).into_iter().for_each(|reach| verdicts.doubt(&reach, since));
                 }
@@ -181,7 +181,7 @@ impl Leases {
     }
 
     fn forget(&self, key: &LeaseKey) {
-        // Another lease may have taken the place of one that was revoked.
+        // Another lease may have replaced one that was revoked.
         let is_over = |lease: Arc<GrantLease>| lease.revoked.get().is_some();
         if self.held.remove_if(key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
             metrics::leases(-1.0);
@@ -189,7 +189,7 @@ impl Leases {
         }
     }
 
-    /// How many leases there are. Whoever waits is woken by the first and by the end of the last.
+    /// The number of leases. Receivers are notified of the first lease and of the end of the last.
     pub(super) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
     }
@@ -210,27 +210,27 @@ impl Leases {
 }
 
 impl GrantLease {
-    /// Why the watch must end, once it must. One atomic load.
+    /// Why the watch must end, once it must. Costs one atomic load.
     pub(super) fn revoked(&self) -> Option<&Revoked> {
         self.revoked.get().map(AsRef::as_ref)
     }
 
-    /// Completes when it must.
+    /// A token cancelled when the watch must end.
     pub(super) fn over(&self) -> CancellationToken {
         self.over.clone()
     }
 
-    /// Which namespaces it is for, if not for all.
+    /// The namespaces it covers, if it does not cover the whole collection.
     pub(super) fn verdicts(&self) -> Option<&Arc<NamespaceVerdicts>> {
         self.shared.verdicts.as_ref()
     }
 
-    /// Notes what upstream has said, by which a watch begins that stands on this.
+    /// Records the decision by which a watch on this lease begins.
     pub(super) fn stands_on(&self, user: &User, vouched: &Allowed) {
         self.shared.stands_on(user, vouched);
     }
 
-    /// Ends it, because the caller may not what it would come to.
+    /// Ends the lease, because the caller lacks the right.
     pub(super) fn refuse(&self, why: &NotGranted) {
         metrics::revoked(why.as_str());
         self.revoke(why.clone());
@@ -244,7 +244,7 @@ impl GrantLease {
 }
 
 impl Keeper {
-    /// Returns when the lease is over.
+    /// Checks the lease until it is over.
     async fn keep(mut self) {
         let (standing, authenticator, leases) =
             (self.standing.clone(), self.authenticator.clone(), self.leases.clone());
@@ -264,7 +264,7 @@ impl Keeper {
         self.revoke(&why);
     }
 
-    /// Returns why the caller may not go on, once it may not.
+    /// Checks the lease until it must end. Returns the reason.
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
         let (leases, mut stands) = (self.leases.clone(), self.terms.first());
         let unsure = Unsure::new(&leases);
@@ -291,7 +291,7 @@ impl Keeper {
                     stands = self.terms.next(stands, before, self.good);
                     due = self.next(stands);
                 }
-                // What the credential says itself, nobody has to be asked about.
+                // The credential has expired by its own terms, so no review is needed.
                 Err(why) if why.is_doubt() && self.is_over() => {
                     return NotGranted::Unauthenticated;
                 }
@@ -310,8 +310,7 @@ impl Keeper {
         }
     }
 
-    /// Whether the caller is still who it was, and may still what it may, as far as that can be found out in time. What
-    /// was asserted since those moments is not asked for.
+    /// Checks the caller's identity and right again, within a time limit. Parts checked since `since` are skipped.
     async fn assert(&mut self, since: Asserted) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
@@ -328,12 +327,12 @@ impl Keeper {
             }
         }
         if self.standing.verdicts.is_some() {
-            // Each namespace's right is asked about for itself.
+            // The right in each namespace is reviewed separately.
             self.good.right = Instant::now();
             return Ok(());
         }
         if is_another {
-            // What was asserted of its former groups says nothing, and changes that touch the new ones were not heard.
+            // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
             self.needed.right = Instant::now();
             self.settles = self.terms.settled_after(self.leases.hearing.moved());
         }
@@ -341,7 +340,7 @@ impl Keeper {
         let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));
         if self.good.right < wanted {
             let by_policy = self.standing.given_by_policy(self.needed.right.max(self.settles));
-            // What is asked about as rarely in any case is not believed twice as long.
+            // A right that is checked this rarely in any case is not extended further.
             self.good.right = match by_policy.filter(|_| self.terms.asks_rarely()) {
                 Some(asked) if self.leases.hearing.upholds(asked, self.terms.by_policy) => Instant::now(),
                 _ => self.vouched(wanted).await?,
@@ -357,9 +356,9 @@ impl Keeper {
         self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
     }
 
-    /// Whether the caller, as last seen, may still what it may. Who it is, policy does not say.
+    /// Checks the right of the user as last seen. Policy changes do not affect the identity.
     async fn assert_right(&mut self, since: Instant) -> Result<(), NotGranted> {
-        // As long as this is not answered, no older answer will do either.
+        // Until this review succeeds, no older decision is accepted.
         self.needed.right = since;
         self.good.right = timeout(ASSERT_MAX, self.vouched(since)).await.map_err(|_| late())??;
         Ok(())
@@ -372,19 +371,19 @@ impl Keeper {
         Ok(vouched.asked)
     }
 
-    /// When to ask again if nothing happens: when it is due, and soon behind a change once more.
+    /// When to check next without an event: when it is due, and once more soon after a policy change.
     fn next(&self, stands: DecisionTtls) -> Instant {
         let due = self.good.due(stands);
         let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
         self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
     }
 
-    /// That moment, or the credential's end if it comes sooner.
+    /// That time, or the credential's expiry if earlier.
     fn bounded(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until, self.authenticator.clock.now())))
     }
 
-    /// Whether the credential has come to its end by its own word.
+    /// Whether the credential has expired by its own terms.
     fn is_over(&self) -> bool {
         self.until.is_some_and(|until| until <= self.authenticator.clock.now())
     }
@@ -397,7 +396,7 @@ impl Keeper {
 }
 
 impl Drop for Keeper {
-    /// A lease without a keeper would be good for ever, so it ends with it, whatever ended the keeper.
+    /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
         if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
             lease.revoke(NotGranted::Unavailable("nobody asks any more whether this is allowed".to_owned()));
@@ -427,7 +426,7 @@ fn late() -> NotGranted {
     NotGranted::Unavailable("cannot authorize: no answer in time".to_owned())
 }
 
-/// Completes when other certificates are accepted than before; never, if that does not matter or cannot happen.
+/// Completes when the trusted authorities change; never, if the credential has none.
 async fn replaced(authorities: &mut Option<Trusted>) {
     match authorities {
         Some(trusted) => trusted.changed().await,
@@ -435,8 +434,9 @@ async fn replaced(authorities: &mut Option<Trusted>) {
     }
 }
 
-/// Time until a credential is over by the clock on the wall; a moment more, so that then it is over. At most a day: a
-/// token may say what it likes, and that clock may be set.
+/// The time until a credential expires by the wall clock, and a little more, so that it has expired then.
+///
+/// At most a day, because a token may claim any time, and the clock may be set.
 fn remaining(until: SystemTime, now: SystemTime) -> Duration {
     let left = until.duration_since(now).unwrap_or_default();
     left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10)

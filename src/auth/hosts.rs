@@ -2,16 +2,17 @@ use std::net::IpAddr;
 
 use crate::net::is_loopback;
 
-/// The host names that a socket answers to where everybody who reaches it has rights.
+/// The host names that a socket accepts where every client has rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hosts {
     /// Names besides the loopback ones, in lower case.
     names: Vec<String>,
-    /// Whether any IP address will do: a page can have a name that leads here, but no address that is not its own.
+    /// Whether any IP address is accepted. A page can use a name that resolves to this machine, but no address other
+    /// than its own.
     addresses: bool,
 }
 
-/// A host and perhaps a port, as in a Host header or an origin.
+/// A host and an optional port, as in a Host header or an origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Authority {
     pub(super) host: Host,
@@ -26,12 +27,12 @@ pub(super) enum Host {
 }
 
 impl Hosts {
-    /// Takes loopback addresses, `localhost` and these names. `kubectl proxy` has the same rule.
+    /// Accepts loopback addresses, `localhost` and these names, as `kubectl proxy` does.
     pub fn new(names: &[String]) -> Self {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }
 
-    /// Takes any IP address besides: whoever relays a scrape or a probe may leave the Host that it was sent to.
+    /// Also accepts any IP address, because a relay of a scrape or a probe may keep the original Host.
     #[must_use]
     pub fn or_any_address(self) -> Self {
         Self { addresses: true, ..self }
@@ -46,8 +47,7 @@ impl Hosts {
 }
 
 impl Authority {
-    /// Reads a host and a port. `None` if there is anything else, such as a user's name, or if it is not spelled as in
-    /// URLs.
+    /// Parses a host and a port. `None` if there is anything else, such as user info, or if it is not in URL syntax.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.strip_prefix('[') {
             Some(literal) => {

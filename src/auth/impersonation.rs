@@ -1,5 +1,5 @@
-//! The rights that a caller needs to be taken for somebody else, as apiserver's impersonation filter has them
-//! (R-IMPERSONATE-2; KEP-5284 from 1.36 on).
+//! The rights that a caller needs for impersonation, as in the apiserver's impersonation filter (R-IMPERSONATE-2;
+//! KEP-5284 from 1.36 on).
 
 mod asked;
 mod modes;
@@ -18,7 +18,7 @@ pub use asked::Impeded;
 use super::credential::{text, unescaped};
 use kubeapi::{User, go_quote};
 
-/// The headers name nobody: 400.
+/// The headers name no user: 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoImpersonatedUser {
     /// Groups or extras of a user without a name.
@@ -28,7 +28,7 @@ pub enum NoImpersonatedUser {
     NotText(HeaderName),
 }
 
-/// The user that a caller wants to be taken for: exactly what the headers name.
+/// The user that a caller asks to impersonate: exactly the parts that the headers name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation(User);
 
@@ -38,10 +38,10 @@ const GROUP: &str = "impersonate-group";
 const EXTRA: &str = "impersonate-extra-";
 
 impl Impersonation {
-    /// Reads the headers; `None` if the caller does not want to be taken for somebody else.
+    /// Reads the headers; `None` if the caller does not ask to impersonate a user.
     ///
     /// # Errors
-    /// The headers name parts of somebody, but nobody.
+    /// The headers name parts of a user, but not the user.
     pub fn of(headers: &HeaderMap) -> Result<Option<Self>, NoImpersonatedUser> {
         let read = |name: &HeaderName, value: &HeaderValue| match text(value) {
             Some(text) => Ok(text.to_owned()),
@@ -54,8 +54,7 @@ impl Impersonation {
         let first = |name| all(name).map(|values| values.into_iter().next().unwrap_or_default());
         let mut extra = BTreeMap::<String, Vec<String>>::new();
         for (name, value) in headers {
-            // Header names are in lower case here, so a key is in lower case before it is unescaped, as upstream has
-            // it.
+            // Header names are in lower case here, so a key is lower-cased before it is unescaped, as in upstream.
             if let Some(key) = name.as_str().strip_prefix(EXTRA) {
                 extra.entry(unescaped(key)).or_default().push(read(name, value)?);
             }

@@ -10,28 +10,28 @@ use super::namespace_verdicts::NamespaceVerdicts;
 use crate::upstream::CredentialId;
 use kubeapi::{Access, User};
 
-/// What a lease and its keeper know of each other.
+/// The state that a lease and its keeper share.
 #[derive(Debug)]
 pub(super) struct LeaseState {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) access: Arc<Access>,
-    /// As last seen: groups may change while a watch is open.
+    /// The user as last seen. Groups may change while a watch is open.
     pub(super) user: Mutex<Arc<User>>,
-    /// For a watch that may show some namespaces: the lease is for them, and not for the whole.
+    /// The namespaces of a watch that is not for the whole collection.
     pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
-    /// When upstream was asked last, if it said that RBAC gives the right.
+    /// When the last review was sent, if its reason was RBAC.
     by_policy: Mutex<Option<Instant>>,
     doubt: Mutex<Option<RecheckRequest>>,
     doubted: Notify,
 }
 
-/// The policy has changed in a way that may matter to a lease.
+/// A policy change that may affect a lease.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RecheckRequest {
-    /// When it was seen: an answer to an older question will not do.
+    /// When the change was seen. A decision of an earlier review is not accepted.
     pub(super) since: Instant,
-    /// When upstream is asked.
+    /// When the review is sent.
     pub(super) begins: Instant,
 }
 
@@ -54,8 +54,7 @@ impl LeaseState {
         }
     }
 
-    /// Takes in whose the credential is by now. Returns whether it was somebody else's, of whom nothing that was said
-    /// is true of this one.
+    /// Replaces the user of the credential. Returns whether it differs, so that earlier decisions are not valid for it.
     pub(super) fn replace_user(&self, user: &Arc<User>) -> bool {
         let mut known = self.user.lock();
         let is_another = *known != *user;
@@ -66,7 +65,7 @@ impl LeaseState {
         is_another
     }
 
-    /// Notes what upstream has said of that user.
+    /// Records a decision on that user's right.
     pub(super) fn stands_on(&self, user: &User, vouched: &Allowed) {
         let of = self.user.lock();
         if **of != *user {
@@ -80,21 +79,21 @@ impl LeaseState {
         }
     }
 
-    /// When upstream was asked last, if it said that RBAC gives the right, and was asked after `since`.
+    /// When the last review was sent, if its reason was RBAC and it was sent after `since`.
     pub(super) fn given_by_policy(&self, since: Instant) -> Option<Instant> {
         self.by_policy.lock().filter(|asked| *asked >= since)
     }
 
     pub(super) fn doubt(&self, doubt: RecheckRequest) {
         let mut now = self.doubt.lock();
-        // One question answers all that has changed until it is put.
+        // One review covers all changes until it is sent.
         let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
         *now = Some(RecheckRequest { begins, ..doubt });
         drop(now);
         self.doubted.notify_one();
     }
 
-    /// Completes when upstream is to be asked as policy has changed, with the moment before which no answer will do.
+    /// Completes when a policy change requires a review. Returns the time before which no decision is accepted.
     pub(super) async fn doubted(&self) -> Instant {
         loop {
             let Some(begins) = self.doubt.lock().map(|doubt| doubt.begins) else {

@@ -7,48 +7,50 @@ use super::credential::Credential;
 use base::random;
 use kubeapi::User;
 
-/// How long a lease stands without being asserted: each time at most so long, and less up to a fifth, the first time up
-/// to four fifths, so that leases that began together are asserted apart.
+/// How long a lease is valid between two checks.
+///
+/// Each period is shortened by up to a fifth at random, and the first one by up to four fifths. So leases that began
+/// together are checked at different times.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeaseTerms {
-    /// How long upstream's word stands what the caller may.
+    /// How long an access decision stays valid.
     of_right: Duration,
-    /// How long it stands if it says that RBAC gives the right, while all changes of RBAC are heard.
+    /// How long it stays valid if its reason is RBAC, while all changes of RBAC are watched.
     pub(super) by_policy: Duration,
-    /// How long it stands whose the credential is.
+    /// How long the identity of the credential stays valid.
     of_identity: Duration,
-    /// How far upstream's authorizers may be behind a change of policy.
+    /// The most delay of upstream's authorizers after a policy change.
     behind: Duration,
-    /// When nobody can tell, from when that is found out.
+    /// How long a lease continues if no decision can be obtained, from when the failure is noticed.
     pub(super) grace: Duration,
 }
 
-/// When upstream was asked whose a credential is, and what its user may.
+/// When the identity and the right were last reviewed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asserted {
     pub(super) identity: Instant,
     pub(super) right: Instant,
 }
 
-/// How long these two answers stand.
+/// How long these two decisions stay valid.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecisionTtls {
     identity: Duration,
     right: Duration,
 }
 
-/// The part of its time after which a new lease is asserted at the earliest: the leases of a proxy that has just
-/// started began together, and so did those of its neighbours.
+/// The shortest first period, as a fraction. Leases of a proxy that has just started began together, and so did those
+/// of its neighbours.
 const FIRST: f64 = 0.2;
-/// What is due within the last tenth of its time is asked about together with what is due now.
+/// If a decision has passed this fraction of its period, it is renewed together with one that is due now.
 const NEARLY: f64 = 0.9;
-/// The part of that time for which an answer will do that somebody else was given.
+/// The most age of a shared decision, as a fraction of the period.
 const SHARED: f64 = 0.75;
 
 impl LeaseTerms {
     pub(super) fn of(config: &AuthConfig, credential: &Credential, user: &User) -> Self {
         let of_right = config.recheck_of(user);
-        // Nobody is asked whose a certificate is: it says so itself, and until when.
+        // A certificate needs no review: it has its own identity and expiry.
         let is_asked_about = matches!(credential, Credential::Token(_));
         Self {
             of_right,
@@ -59,15 +61,15 @@ impl LeaseTerms {
         }
     }
 
-    /// How long the answers of a new lease stand.
+    /// The validity of a new lease's decisions.
     pub(super) fn first(&self) -> DecisionTtls {
         let part = FIRST + (1.0 - FIRST) * random::f64();
         DecisionTtls { identity: self.of_identity.mul_f64(part), right: self.of_right.mul_f64(part) }
     }
 
-    /// How long those of a lease stand that has been asserted: what is new gets another time.
+    /// The validity after a check. Only renewed decisions get a new period.
     pub(super) fn next(&self, stands: DecisionTtls, before: Asserted, after: Asserted) -> DecisionTtls {
-        // One part for both: where they stand equally long, they are asked about together.
+        // One factor for both, so that decisions with the same period are renewed together.
         let part = 0.8 + 0.2 * random::f64();
         let next = |is_same, stands: Duration, of: Duration| if is_same { stands } else { of.mul_f64(part) };
         DecisionTtls {
@@ -76,29 +78,29 @@ impl LeaseTerms {
         }
     }
 
-    /// How soon it is tried again at the latest when nobody could tell.
+    /// The longest pause before a retry if no decision could be obtained.
     pub(super) fn again_max(&self) -> Duration {
         self.of_right.min(self.of_identity)
     }
 
-    /// Whether what RBAC gives is asked about more rarely than other rights.
+    /// Whether rights from RBAC are reviewed less often than others.
     pub(super) fn asks_rarely(&self) -> bool {
         self.by_policy > self.of_right
     }
 
-    /// When all that upstream says goes by this change of policy.
+    /// When all of upstream's decisions take this policy change into account.
     pub(super) fn settled_after(&self, changed: Instant) -> Instant {
         changed + self.behind
     }
 
-    /// The moment before which no answer will do, now that a change settles then: none, if rights are asked about soon
-    /// behind it in any case.
+    /// The oldest accepted review after a policy change that has settled. `None` if the change has not settled, or if
+    /// rights are reviewed soon after it in any case.
     pub(super) fn least_behind(&self, settles: Instant) -> Option<Instant> {
         Some(settles).filter(|settles| self.of_right > self.behind && *settles <= Instant::now())
     }
 
-    /// When a lease is asked about behind that which is due at some time. If that is not soon, leases that a change has
-    /// touched together are asked about apart.
+    /// When to review a lease after a policy change has settled. If the regular review at `due` is not soon, the time
+    /// is random, to separate leases that one change affects.
     pub(super) fn soon_behind(&self, settled: Instant, due: Instant) -> Instant {
         if due <= settled + self.behind { due } else { settled + self.behind.mul_f64(0.8 * random::f64()) }
     }
@@ -114,7 +116,7 @@ impl Asserted {
         (self.identity + stands.identity).min(self.right + stands.right)
     }
 
-    /// The moments before which no answer will do when one of them is due. What is not due itself stays as it is.
+    /// The oldest accepted times for a check. A part that is not due keeps its time.
     pub(super) fn wanted(self, stands: DecisionTtls) -> Self {
         let now = Instant::now();
         let wanted = |asked: Instant, stands: Duration| {

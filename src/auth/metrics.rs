@@ -22,7 +22,7 @@ pub(super) fn revoked(why: &'static str) {
     counter!("kube_fanout_auth_revoked_total", "reason" => why).increment(1);
 }
 
-/// Counts leases that are held: `more` of them, or fewer if it is negative.
+/// Changes the number of leases by `more`, which may be negative.
 pub(super) fn leases(more: f64) {
     gauge!("kube_fanout_auth_leases").increment(more);
 }

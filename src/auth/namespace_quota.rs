@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 
 use kubeapi::FlowDistinguisher;
 
-/// A limit on the namespaces that open readable watches depend on, in all and for each user. Each namespace is asked
-/// about again whenever a right may have changed, so there are no more than can be asked about in time.
+/// A limit on the namespaces that open readable watches depend on, in all and for each user. It keeps their number
+/// within what can be reviewed in time after a policy change.
 #[derive(Debug)]
 pub(super) struct NamespaceQuota {
     all_max: usize,
@@ -20,7 +20,7 @@ struct Held {
     of: HashMap<FlowDistinguisher, usize>,
 }
 
-/// The namespaces that one watch depends on. They are given back on drop.
+/// The namespaces that one watch depends on. They are returned on drop.
 #[derive(Debug)]
 pub(super) struct NamespaceShare {
     of: Arc<NamespaceQuota>,
@@ -33,7 +33,7 @@ impl NamespaceQuota {
         Self { all_max, each_max, held: Mutex::default() }
     }
 
-    /// Makes a share without namespaces.
+    /// Creates a share without namespaces.
     pub(super) fn share(self: &Arc<Self>, payer: FlowDistinguisher) -> NamespaceShare {
         NamespaceShare { of: self.clone(), payer, count: Mutex::new(0) }
     }

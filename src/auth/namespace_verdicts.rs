@@ -18,66 +18,66 @@ use base::until;
 use kubeapi::{Access, User};
 use tokio::sync::watch;
 
-/// The verdicts on a collection's namespaces: which of them somebody may read, as far as that was found out.
+/// The verdicts on a collection's namespaces: which of them a user may read, as far as they were reviewed.
 pub(super) struct NamespaceVerdicts {
     authenticator: Arc<Authenticator>,
-    /// The access that is asked about for each namespace.
+    /// The access to review in each namespace.
     access: Arc<Access>,
-    /// The user as last seen: groups may change while a watch is open.
+    /// The user as last seen. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     verdicts: watch::Sender<VerdictMap>,
-    /// Namespaces that came up in an open watch.
+    /// Namespaces that occurred in an open watch and wait for a review.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
-    /// How many questions one user's requests may have under way.
+    /// The limit on concurrent reviews for one user's requests.
     slots: Arc<Semaphore>,
-    /// For a watch: when each namespace is asked about again.
+    /// For a watch: when each namespace is reviewed again.
     kept: Option<Kept>,
 }
 
-/// What the verdicts of an open watch have besides.
+/// The additional state of an open watch.
 struct Kept {
     period: Duration,
     share: NamespaceShare,
     agenda: Mutex<RecheckSchedule>,
-    /// Notified when something becomes due earlier than it was.
+    /// Notified when a review becomes due earlier than before.
     changed: Notify,
 }
 
-/// What is known of one namespace.
+/// The known access to one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Allowed,
     Denied,
-    /// Upstream was asked, and has not said.
+    /// The review was sent and not answered.
     Unclear,
 }
 
 pub(super) type VerdictMap = OrdMap<Arc<str>, Verdict>;
 
-/// Who pays for a question about a namespace.
+/// The party that a namespace review counts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pays {
-    /// The caller: for a request, or for a namespace that came up in an open watch.
+    /// The caller: for a request, or for a namespace that occurred in an open watch.
     Caller,
-    /// A lease that is checked again.
+    /// A lease checked again.
     Lease,
 }
 
-/// How many namespaces one request is filtered by at most: each costs a question.
+/// The most namespaces by which one request is filtered. Each costs a review.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
-/// How many questions about namespaces one user may have under way.
+/// The most concurrent namespace reviews of one user.
 pub(super) const IN_FLIGHT_MAX: usize = 32;
-/// How long an open watch may stand still for a namespace of which nothing is known.
+/// How long an open watch may pause for an unknown namespace.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// When a question is put again that nobody could answer.
+/// The pause before a failed review is retried.
 const AGAIN: Duration = Duration::from_secs(5);
-/// How many namespaces are asked about in one go. A change of policy that comes meanwhile waits for no more than these.
+/// The most namespaces reviewed in one batch. A policy change waits for at most one batch.
 const TAKEN_MAX: usize = 64;
-/// How old an answer may be for a namespace that no change has touched: watches of one user share it.
+/// The most age of a decision for a namespace that no change has affected. Watches of one user share it.
 const SLACK: Duration = Duration::from_secs(5);
-/// How late a namespace may be asked about, if the reason is not that upstream does not answer. A namespace that cannot
-/// be checked in time is not shown any more.
+/// The most delay of a review, apart from upstream failures. A namespace that cannot be checked in time is not served
+/// any more.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceVerdicts {
@@ -99,7 +99,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// The verdicts of a watch. [`keep`](Self::keep) asks about its namespaces again within each `period`.
+    /// Makes these the verdicts of a watch. [`keep`](Self::keep) reviews its namespaces again within each `period`.
     #[must_use]
     pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
         let kept = Kept { period, share, agenda: Mutex::new(RecheckSchedule::new(period)), changed: Notify::new() };
@@ -114,10 +114,10 @@ impl NamespaceVerdicts {
         self.verdicts.subscribe()
     }
 
-    /// Finds out about the namespaces of which nothing is known.
+    /// Reviews the namespaces without a verdict.
     ///
     /// # Errors
-    /// Upstream did not say, or there are too many.
+    /// Upstream did not answer, or there are too many.
     pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), NotGranted> {
         if namespaces.len() > NAMESPACES_MAX {
             return Err(too_many());
@@ -135,7 +135,7 @@ impl NamespaceVerdicts {
         found_out
     }
 
-    /// Sets the user as it is now. Whatever another user was allowed is asked about again.
+    /// Sets the current user. If it differs, all namespaces are reviewed again.
     pub(super) fn is_of(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
@@ -143,7 +143,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Notes that policy changed at that moment: the namespaces that it touches are asked about again, and no others.
+    /// Records a policy change. Only the namespaces that it affects are reviewed again.
     pub(super) fn doubt(&self, reach: &AffectedScope, at: Instant) {
         if let Some(kept) = &self.kept
             && kept.agenda.lock().change(reach, at)
@@ -152,9 +152,10 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Asks again about what is known, each namespace in its time. Completes when nothing may be shown any more,
-    /// because upstream has not answered for longer than `grace`, or because there is too much to ask about. `in_doubt`
-    /// is told whether upstream answers.
+    /// Reviews known namespaces again, each in its time.
+    ///
+    /// Completes when nothing may be served any more, because upstream has not answered for longer than `grace`, or
+    /// because there is too much to review. It calls `in_doubt` with whether reviews fail.
     pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> NotGranted {
         let Some(kept) = &self.kept else { return std::future::pending().await };
         let mut busy_since = None;
@@ -177,7 +178,7 @@ impl NamespaceVerdicts {
                 Err(why @ NotGranted::TooMany { .. }) => return why,
                 Err(why) => {
                     in_doubt(true);
-                    // The delay was upstream's.
+                    // Upstream caused the delay.
                     busy_since = None;
                     let oldest = kept.agenda.lock().oldest();
                     if oldest.is_some_and(|oldest| oldest.elapsed() >= why.grace(grace)) {
@@ -188,7 +189,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Asks about the namespaces that are due, or the first of them. Returns an error if one was not answered.
+    /// Reviews the next batch of due namespaces. Returns an error if one was not answered.
     async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), NotGranted> {
         let taken = kept.agenda.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
@@ -209,14 +210,14 @@ impl NamespaceVerdicts {
             Ok(())
         });
         asserting.await?;
-        // As long as upstream answers, the others do not wait for the one about which it does not.
+        // As long as upstream answers some reviews, a failing one does not delay the others.
         if doubt.is_err() && !answers {
             kept.agenda.lock().put_off(Instant::now() + AGAIN);
         }
         doubt
     }
 
-    /// Makes room for namespaces that are about to be asked about.
+    /// Reserves room for namespaces before they are reviewed.
     fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), NotGranted> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut agenda = kept.agenda.lock();
@@ -228,14 +229,14 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Notes that nothing was found out about a namespace.
+    /// Removes a namespace whose review had no result.
     fn drop_out(&self, namespace: &Arc<str>) {
         if let Some(kept) = &self.kept {
             kept.agenda.lock().forget(namespace);
         }
     }
 
-    /// Asks for a namespace that came up.
+    /// Schedules the review of a namespace that occurred in a watch.
     ///
     /// # Errors
     /// There are too many.
@@ -254,7 +255,7 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Answers about namespaces as they come up, for as long as this is polled.
+    /// Reviews namespaces as they occur, as long as this is polled.
     pub(super) async fn answer(&self) -> std::convert::Infallible {
         loop {
             let unclear = self.unclear();
@@ -278,7 +279,7 @@ impl NamespaceVerdicts {
                 })
                 .await
             };
-            // A namespace that was not answered in time is not shown, and holds up no others.
+            // A namespace whose review is late is not served, and does not delay others.
             let _: Result<_, _> = timeout(ANSWER_MAX, answering).await;
             for namespace in asked {
                 self.wanted.lock().remove(&namespace);
@@ -299,7 +300,7 @@ impl NamespaceVerdicts {
         unclear.map(|(namespace, _)| namespace.clone()).collect()
     }
 
-    /// Asks about each namespace, until `take` has had enough. A verdict is `Ok`, also if it is no.
+    /// Reviews each namespace, until `take` returns an error. A denial is `Ok` too.
     async fn decide(
         &self,
         user: &Arc<User>,
@@ -343,7 +344,7 @@ impl NamespaceVerdicts {
         (namespace, since, outcome)
     }
 
-    /// Notes a verdict, unless a newer one is known.
+    /// Stores a verdict, unless one is known.
     fn learn(&self, namespace: Arc<str>, began: Instant, verdict: Verdict) {
         if is_known(&self.verdicts.borrow(), &namespace) {
             return;
@@ -366,7 +367,7 @@ impl NamespaceVerdicts {
     }
 }
 
-/// Each namespace with this moment, at which it begins to be asked about.
+/// Each namespace with the current time, at which its review begins.
 fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     let since = Instant::now();
     namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()

@@ -5,22 +5,22 @@ use super::review_topic::ReviewTopic;
 use crate::upstream::Error;
 use kubeapi::{Access, User};
 
-/// Why a caller gets nothing. `serve` decides what clients are told of it.
+/// Why a caller is refused. `serve` decides which details clients receive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGranted {
     /// The credential was not accepted, or there is none.
     #[error("unauthenticated")]
     Unauthenticated,
-    /// Upstream denied it, in the authorizer's words, which may be empty.
+    /// Upstream denied the access, with the authorizer's reason, which may be empty.
     #[error("denied: {0}")]
     Denied(Arc<str>),
-    /// It cannot be found out now, which is never a yes.
+    /// No decision can be obtained now, so the request fails (fail closed).
     #[error("{0}")]
     Unavailable(String),
-    /// Upstream does not let us create reviews of the topic, so everything that depends on an answer ends soon.
+    /// The proxy's account may not create reviews of the topic, so everything that depends on them ends soon.
     #[error("the proxy's account may not create {0} (RBAC)")]
     Disowned(&'static str),
-    /// There are too many questions about one user, or about unknown callers.
+    /// There are too many reviews for one user, or for unknown callers.
     #[error("too many questions about who you are or what you may; try again")]
     TooMany { retry_after_seconds: u32 },
 }
@@ -35,11 +35,11 @@ pub struct Revoked {
     pub why: NotGranted,
 }
 
-/// How long watches go on once upstream refuses our questions.
+/// How long watches continue once upstream refuses the proxy's reviews.
 const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {
-    /// Upstream did not answer.
+    /// The error for a review without an answer.
     pub(super) fn unanswered(error: &Error, topic: ReviewTopic) -> Self {
         match error.code() {
             Some(401 | 403) => Self::Disowned(topic.resource()),
@@ -48,12 +48,12 @@ impl NotGranted {
         }
     }
 
-    /// Denied without words.
+    /// A denial without a reason.
     pub(super) fn denied() -> Self {
         Self::Denied(Arc::from(""))
     }
 
-    /// The label of metrics.
+    /// The label in metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
@@ -64,13 +64,13 @@ impl NotGranted {
         }
     }
 
-    /// Whether it only says that nobody could tell.
+    /// Whether no decision could be obtained.
     pub(super) fn is_doubt(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::Disowned(_) | Self::TooMany { .. })
     }
 
-    /// How long open watches go on while this is the only answer. If upstream does not let us ask, that is no outage
-    /// (R-CLOSED-1).
+    /// How long open watches continue while this is the only result. If the proxy's account may not create reviews,
+    /// that does not count as an outage (R-CLOSED-1).
     pub(super) fn grace(&self, outage: Duration) -> Duration {
         if matches!(self, Self::Disowned(_)) { outage.min(DISOWNED_GRACE) } else { outage }
     }
@@ -97,7 +97,7 @@ mod tests {
         ] {
             let why = NotGranted::unanswered(&error, ReviewTopic::Token);
             assert_eq!(why.as_str(), expected, "{error}");
-            // What went wrong is for our log, and not for callers.
+            // Details of the failure are for the log, and not for callers.
             assert!(!why.to_string().contains(&error.to_string()), "{why}");
         }
     }

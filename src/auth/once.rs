@@ -4,15 +4,15 @@ use parking_lot::Mutex;
 use ring::digest;
 use rustls::pki_types::{AlgorithmIdentifier, InvalidSignature, SignatureVerificationAlgorithm};
 
-/// An algorithm that checks each signature only once while one chain is verified.
+/// A signature algorithm that checks each signature only once while one chain is verified.
 ///
-/// webpki checks a signature for every path that it is in, and certificates of one name make as many paths as they have
-/// orders. With P-384 a check takes two milliseconds. webpki gives up after a hundred checks, so no more are
-/// remembered.
+/// webpki checks a signature for every path that contains it, and certificates of one name form as many paths as they
+/// have orders. With P-384, a check takes two milliseconds. webpki gives up after a hundred checks, which bounds the
+/// memory.
 #[derive(Debug)]
 pub(super) struct Once<'a> {
     algorithm: &'a dyn SignatureVerificationAlgorithm,
-    /// Results by a digest of key, message and signature. One thread looks at a chain; the lock is for the trait.
+    /// Results by a digest of key, message and signature. One thread verifies a chain; the trait requires the lock.
     known: Mutex<HashMap<[u8; 32], bool>>,
 }
 
@@ -25,7 +25,7 @@ impl<'a> Once<'a> {
 impl SignatureVerificationAlgorithm for Once<'_> {
     fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
         let mut asked = digest::Context::new(&digest::SHA256);
-        // Lengths first, so that no two questions read alike.
+        // Lengths first, so that no two inputs have the same encoding.
         for part in [key, message, signature] {
             asked.update(&(part.len() as u64).to_be_bytes());
             asked.update(part);

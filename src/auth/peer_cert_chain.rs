@@ -8,7 +8,7 @@ use super::certificate::{Authorities, CertificateHolder, CertificateRejected, Ed
 use super::chain::Chain;
 use crate::upstream::CredentialId;
 
-/// A certificate chain that a client has shown, and what was found out about it. It is kept with the connection, so
+/// A certificate chain that a client has sent, and the result of its verification. It is stored with the connection, so
 /// that the chain is verified once and not with every request.
 #[derive(Debug)]
 pub struct PeerCertChain {
@@ -18,7 +18,7 @@ pub struct PeerCertChain {
     as_proxy: Mutex<Option<Verdict>>,
 }
 
-/// The holder of a chain, or that it has none, by some authorities and for a while.
+/// The result of a verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
 struct Verdict {
     edition: Edition,
@@ -27,7 +27,7 @@ struct Verdict {
     holder: Result<CertificateHolder, CertificateRejected>,
 }
 
-/// How long a refusal is remembered at most. It ends sooner where a certificate is about to become valid.
+/// The longest time that a refusal is cached. It ends earlier when a certificate becomes valid.
 const NO_KEPT_MAX: Duration = Duration::from_secs(60);
 
 impl PeerCertChain {
@@ -35,12 +35,15 @@ impl PeerCertChain {
         Self { chain, id: OnceLock::new(), as_client: Mutex::new(None), as_proxy: Mutex::new(None) }
     }
 
-    /// The chain's name, which is made once.
+    /// The chain's identifier, which is computed once.
     pub(super) fn id(&self, make: impl FnOnce(&Chain) -> CredentialId) -> CredentialId {
         *self.id.get_or_init(|| make(&self.chain))
     }
 
-    /// The holder of the chain by these authorities, at this moment.
+    /// The holder of the chain, by these authorities, at this time.
+    ///
+    /// # Errors
+    /// The chain is not trusted now.
     pub(super) fn holder(
         &self,
         role: AuthorityRole,
@@ -69,8 +72,8 @@ impl PeerCertChain {
 }
 
 impl Verdict {
-    /// Whether nothing has happened that could change the verdict: neither other authorities nor the time, also where
-    /// the clock was set back.
+    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. It also
+    /// detects a clock that was set back.
     fn stands(&self, authorities: &Authorities, now: SystemTime) -> bool {
         self.edition == authorities.edition() && (self.from..self.until).contains(&now)
     }

@@ -1,4 +1,4 @@
-//! The content of RBAC objects, as far as it says whose rights a change may touch.
+//! RBAC objects, as far as needed to determine whose rights a change may affect.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ pub enum PolicyKind {
     ClusterRoleBinding,
 }
 
-/// The bindings that there are.
+/// The known bindings.
 #[derive(Debug, Default)]
 pub struct Policy {
     bindings: HashMap<(PolicyKind, String), Binding>,
@@ -27,7 +27,7 @@ struct Binding {
     subjects: Subjects,
 }
 
-/// One event of a watch of RBAC objects.
+/// An event of a watch of RBAC objects.
 #[derive(Debug, Deserialize)]
 pub struct PolicyChange {
     #[serde(rename = "type")]
@@ -84,7 +84,7 @@ impl PolicyKind {
 }
 
 impl Policy {
-    /// Takes in a change, and says whose rights it may touch; `None` if nobody's.
+    /// Applies a change, and returns whose rights it may affect; `None` if no one's.
     pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<Affected> {
         let PolicyChange { kind: event, object } = change;
         let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));
@@ -107,7 +107,7 @@ impl Policy {
         if subjects.is_empty() { None } else { Some(Affected::of(subjects)) }
     }
 
-    /// Forgets what is known of a kind, because changes may have been missed.
+    /// Removes all bindings of a kind, because changes may have been missed.
     pub fn forget(&mut self, kind: PolicyKind) {
         self.bindings.retain(|(of, _), _| *of != kind);
     }
@@ -119,7 +119,7 @@ impl Binding {
             "ClusterRole" => (PolicyKind::ClusterRole, format!("/{}", object.role.name)),
             _ => (PolicyKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
         };
-        // A binding in a namespace touches nothing outside of it, whatever its role is.
+        // A binding in a namespace grants nothing outside it, whatever its role is.
         let (mut subjects, reach) = (Subjects::default(), AffectedScope::of(&object.metadata.namespace));
         for Subject { kind, name, namespace } in &object.subjects {
             match kind.as_str() {

@@ -9,18 +9,17 @@ use super::{Grant, NotGranted, Revoked};
 use kubeapi::{Access, Gvr};
 use tokio::sync::watch;
 
-/// A permission for a collection: for everything that a request asks for, or for some namespaces of it.
+/// A permission for a collection: for everything that a request asks for, or for some of its namespaces.
 #[derive(Debug, Clone)]
 pub enum Permit {
     Whole(Grant),
     Part(Readable),
 }
 
-/// A permission to read some namespaces of a collection: those in which upstream lets the caller do what it asks to do
-/// in all.
+/// A permission to read some namespaces of a collection: those in which the caller may do what it asked to do in all.
 ///
-/// Its fields are private, so only [`Authorizer::readable`](super::Gate::readable) makes one. A namespace of which nothing is
-/// known is not readable. For a watch, all namespaces are checked again as long as it is held.
+/// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
+/// without a verdict is not readable. For a watch, all namespaces are checked again as long as it is held.
 #[derive(Debug, Clone)]
 pub struct Readable {
     access: Arc<Access>,
@@ -28,16 +27,16 @@ pub struct Readable {
     lease: Option<Arc<GrantLease>>,
 }
 
-/// Whether a permission still holds. What it is for is known to those who check it again.
+/// Whether a permission still holds. The owner of the permission knows what it covers.
 #[derive(Debug, Clone)]
 pub struct GrantStatus(Option<Arc<GrantLease>>);
 
-/// Follows the verdicts on namespaces.
+/// A receiver of changes of the verdicts.
 #[derive(Debug)]
 pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
 
 impl Permit {
-    /// Whether it is for this collection, or for a part of it.
+    /// Whether it covers this collection, or a part of it.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
         match self {
             Self::Whole(grant) => grant.covers(gvr, namespaced, namespace),
@@ -48,7 +47,7 @@ impl Permit {
         }
     }
 
-    /// Whether it is for reads of that name. `None` stands for reads of any name.
+    /// Whether it covers reads of that name; `None` means reads of any name.
     pub fn names(&self, name: Option<&str>) -> bool {
         match self {
             Self::Whole(grant) => grant.names(name),
@@ -56,7 +55,7 @@ impl Permit {
         }
     }
 
-    /// Whether objects of a namespace may be shown now.
+    /// Whether objects of a namespace may be served now.
     pub fn sees(&self, namespace: &str) -> bool {
         match self {
             Self::Whole(_) => true,
@@ -64,7 +63,7 @@ impl Permit {
         }
     }
 
-    /// The permission for a part, if it is not for all.
+    /// The partial permission, if it does not cover the whole collection.
     pub fn part(&self) -> Option<&Readable> {
         match self {
             Self::Whole(_) => None,
@@ -72,7 +71,7 @@ impl Permit {
         }
     }
 
-    /// The reason, in the authorizer's words, which may be empty.
+    /// The authorizer's reason, which may be empty.
     pub fn reason(&self) -> Arc<str> {
         match self {
             Self::Whole(grant) => grant.reason().clone(),
@@ -90,33 +89,33 @@ impl Permit {
 }
 
 impl GrantStatus {
-    /// Why the permission has ended, once it has: then nothing else may be sent.
+    /// Why the permission has ended, once it has. No more objects may be sent then.
     pub fn revoked(&self) -> Option<&Revoked> {
         self.0.as_ref()?.revoked()
     }
 
-    /// Completes when the permission has ended; `None` if it never does.
+    /// A token cancelled when the permission ends; `None` if it never does.
     pub fn over(&self) -> Option<CancellationToken> {
         self.0.as_ref().map(|lease| lease.over())
     }
 }
 
 impl Readable {
-    /// How many namespaces are worth finding: more would be too many to ask about.
+    /// The most namespaces worth collecting for [`find_out`](Self::find_out), which refuses that many.
     pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
     pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
-        // All watches that depend on one lease see the same.
+        // All watches on one lease share its verdicts.
         let verdicts = lease.as_ref().and_then(|lease| lease.verdicts().cloned()).unwrap_or(verdicts);
         Self { access, verdicts, lease }
     }
 
-    /// Finds out which of these namespaces may be read, with one question each.
+    /// Reviews which of these namespaces may be read, with one review each.
     ///
     /// # Errors
-    /// There are too many, or it cannot be found out.
+    /// There are too many, or a review fails.
     pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
-        // One more is enough to show that there are too many.
+        // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
             namespaces.into_iter().take(namespace_verdicts::NAMESPACES_MAX + 1).map(Into::into).collect();
         self.verdicts.find_out(namespaces).await
@@ -127,7 +126,7 @@ impl Readable {
         self.verdicts.verdict(namespace)
     }
 
-    /// Asks for a verdict on a namespace that came up in a watch. [`verdicts`](Self::verdicts) tells when it is there.
+    /// Schedules the review of a namespace that occurred in a watch. [`verdicts`](Self::verdicts) reports its result.
     pub fn ask(&self, namespace: &str) {
         if let Err(why) = self.verdicts.want(namespace)
             && let Some(lease) = &self.lease
@@ -136,14 +135,14 @@ impl Readable {
         }
     }
 
-    /// Follows the verdicts.
+    /// Subscribes to changes of the verdicts.
     pub fn verdicts(&self) -> VerdictChanges {
         VerdictChanges(self.verdicts.changes())
     }
 }
 
 impl VerdictChanges {
-    /// Completes when a verdict has changed since this was made or has last completed.
+    /// Completes when a verdict has changed since the receiver was created or last completed.
     pub async fn changed(mut self) -> Self {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -155,8 +154,10 @@ impl VerdictChanges {
 /// Permissions for tests, which set the verdicts themselves.
 #[cfg(test)]
 impl Readable {
+    /// A permission with these verdicts.
+    ///
     /// # Panics
-    /// Never: nothing is asked.
+    /// Never: no review is sent.
     pub fn told(told: &[(&str, Verdict)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere, crate::upstream::CostLedger::default())

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::AffectedScope;
 use base::random;
 
-/// The times at which each namespace of a readable watch is to be asked about again. They are spread over the period,
-/// and earlier where policy has changed.
+/// The times at which the namespaces of a readable watch are reviewed again. They are spread over the period, and
+/// earlier for a namespace whose policy has changed.
 #[derive(Debug)]
 pub(super) struct RecheckSchedule {
     period: Duration,
@@ -18,38 +18,37 @@ pub(super) struct RecheckSchedule {
 
 #[derive(Debug, Clone)]
 struct Item {
-    /// When upstream was last asked about it and answered.
+    /// When the last answered review was sent.
     asserted: Instant,
     /// Whether upstream has answered at all.
     is_known: bool,
-    /// When it is due; `None` while it is being asked about.
+    /// When it is due; `None` while it is being reviewed.
     due: Option<Instant>,
-    /// When policy changed: an answer from before will not do.
+    /// When policy changed. A decision from before is not accepted.
     changed: Option<Instant>,
 }
 
 impl RecheckSchedule {
-    /// Makes an empty agenda. An answer is good for `period` at most.
+    /// Creates an empty schedule. A decision is valid for at most `period`.
     pub(super) fn new(period: Duration) -> Self {
         Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
     }
 
-    /// Adds a namespace of which nothing is known, before upstream is asked about it, so that no change of policy falls
-    /// between the two.
+    /// Adds an unknown namespace before its review is sent, so that no policy change falls between the two.
     pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
             self.put(namespace, Item { asserted: now, is_known: false, due: None, changed: None });
         }
     }
 
-    /// Removes a namespace of which nothing was found out, unless somebody else has found something out.
+    /// Removes a namespace without a result, unless a concurrent review had one.
     pub(super) fn forget(&mut self, namespace: &Arc<str>) {
         if self.items.get(namespace).is_some_and(|item| !item.is_known) {
             self.items.remove(namespace);
         }
     }
 
-    /// How many namespaces there are.
+    /// The number of namespaces.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
@@ -58,36 +57,36 @@ impl RecheckSchedule {
         self.items.contains_key(namespace)
     }
 
-    /// Notes that upstream has answered a question that was put at `asked`.
+    /// Records the answer to a review that was sent at `asked`.
     pub(super) fn answered(&mut self, namespace: &Arc<str>, asked: Instant) {
         let before = self.items.get(namespace);
-        // Namespaces that were found out together are not asked about together: the first time is anywhere within the
-        // period, and then they follow once in each.
+        // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
+        // different times. Later ones follow once per period.
         let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
         let due = changed.unwrap_or(asked + self.period.mul_f64(share));
         self.put(namespace, Item { asserted: asked, is_known: true, due: Some(due), changed });
     }
 
-    /// Notes what was found out about a namespace that [began](Self::begin), by a question that was put at `began` or a
-    /// little before.
+    /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or a little
+    /// before.
     pub(super) fn found_out(&mut self, namespace: &Arc<str>, began: Instant) {
         if !self.items.contains_key(namespace) {
-            // Somebody else has given it up meanwhile, so what changed since then is not known.
+            // A concurrent review has removed it, so changes since then were not tracked.
             let now = Instant::now();
             self.put(namespace, Item { asserted: began, is_known: true, due: None, changed: Some(now) });
         }
         self.answered(namespace, began);
     }
 
-    /// Notes that upstream did not answer: the namespace is asked about at `again`.
+    /// Records that upstream did not answer. The namespace is reviewed at `again`.
     pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
             self.put(namespace, Item { due: Some(again), ..item });
         }
     }
 
-    /// Notes that policy has changed in a place. Returns whether that touches a namespace that is known.
+    /// Records a policy change. Returns whether it affects a known namespace.
     pub(super) fn change(&mut self, reach: &AffectedScope, at: Instant) -> bool {
         let touched: Vec<_> = match reach {
             AffectedScope::Everywhere => self.items.keys().cloned().collect(),
@@ -108,7 +107,7 @@ impl RecheckSchedule {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the namespaces that are due, up to `count_max`. Each comes with the moment before which no answer will do.
+    /// Takes the due namespaces, up to `count_max`, each with the time before which no decision is accepted.
     pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
         let mut taken = Vec::new();
         while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
@@ -122,7 +121,7 @@ impl RecheckSchedule {
         taken
     }
 
-    /// Notes that upstream answers nothing now: nothing is asked before `until`.
+    /// Postpones all reviews until `until`, because upstream does not answer.
     pub(super) fn put_off(&mut self, until: Instant) {
         while let Some((due, namespace)) = self.due.pop_first() {
             if due >= until {
@@ -131,13 +130,13 @@ impl RecheckSchedule {
             }
             if let Some(item) = self.items.get_mut(&namespace) {
                 item.due = Some(until);
-                // Moved behind `until`, so that the loop ends.
+                // Its new time is `until`, so the loop ends.
                 self.due.insert((until, namespace));
             }
         }
     }
 
-    /// When the oldest answer was asked for that something is shown by.
+    /// When the oldest review was sent among those whose verdicts are in use.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
     }
@@ -176,7 +175,7 @@ mod tests {
         taken.iter().map(|(namespace, _)| &**namespace).collect()
     }
 
-    /// Each is asked about within the period, again and again, and never many at once.
+    /// Each is reviewed once per period, and never many at once.
     #[tokio::test(start_paused = true)]
     async fn namespaces_are_asked_about_spread_over_the_period() {
         let mut agenda = agenda(600, Instant::now());
@@ -208,7 +207,7 @@ mod tests {
         let taken = agenda.take(now, SLACK, usize::MAX);
         assert_eq!(taken.iter().filter(|(_, since)| *since == now).count(), 2, "an older answer will not do");
         assert!(names(&taken).contains(&"t1") && names(&taken).contains(&"t10"));
-        // It has changed once more while upstream was asked.
+        // It has changed once more during the review.
         advance(Duration::from_millis(1)).await;
         let again = Instant::now();
         agenda.change(&within(&["t10"]), again);

@@ -4,21 +4,21 @@ use std::sync::Arc;
 use super::PeerCertChain;
 use crate::net::{Peer, PeerAddress};
 
-/// Where a request comes from.
+/// The origin of a request.
 #[derive(Debug, Clone)]
 pub struct RequestSender {
-    /// The certificates that the sender has the key of. Who issued them is looked at once for a connection.
+    /// The certificates whose key the sender has. They are verified once per connection.
     pub certificates: Option<Arc<PeerCertChain>>,
-    /// The address that pays for questions about the sender.
+    /// The address whose limit the sender's token reviews count against.
     pub address: Option<IpAddr>,
 }
 
 impl RequestSender {
-    /// The sender of the requests that come by this connection.
+    /// The sender of the requests on this connection.
     pub fn of(peer: &Peer) -> Self {
         let address = match peer.address {
             PeerAddress::Tcp(address) => address.ip(),
-            // All of them share a budget, as if they came from one machine, which they do.
+            // All unix socket peers share a limit, because they run on one machine.
             PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
         };
         let shown = |chain: &Arc<[_]>| peer.connection.keep(|| PeerCertChain::new(chain.clone()));

@@ -16,8 +16,8 @@ use super::{NotGranted, metrics};
 use base::{LogLimit, Shares};
 use kubeapi::FlowDistinguisher;
 
-/// What a question is asked for. Each class has places of its own and waits for none of the others. So a right that was
-/// taken away ends in time, however many requests, guessed tokens or namespaces of readable watches there are.
+/// The class of a review. Each class has slots of its own and does not wait for the others. So a revoked right ends in
+/// time, however many requests, guessed tokens or namespaces of readable watches there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ReviewClass {
     /// The decision that an open watch depends on.
@@ -26,11 +26,11 @@ pub(super) enum ReviewClass {
     Namespace,
     /// A request of a known caller.
     Known,
-    /// A request without a credential, or with a token that was nobody's lately.
+    /// A request without a credential, or with a token that was not accepted recently.
     Guess,
 }
 
-/// The way to upstream for questions of one topic: so many at a time, each for so long at most.
+/// The queue of reviews of one topic, with limits on concurrency and time.
 pub(super) struct ReviewQueue {
     topic: ReviewTopic,
     right: Arc<ReviewRight>,
@@ -39,27 +39,27 @@ pub(super) struct ReviewQueue {
     namespaces: Semaphore,
     known: Semaphore,
     guesses: Semaphore,
-    /// How many places of a class one user may have.
+    /// The most slots of a class for one user.
     shares: [Shares<FlowDistinguisher>; 3],
 }
 
-/// An answer of upstream that is remembered.
+/// A cached answer of upstream.
 pub(super) trait Dated {
-    /// A moment before the question was sent.
+    /// A time before the review was sent.
     fn asked(&self) -> Instant;
 }
 
-/// How many questions of leases wait for upstream at a time; one user has half of these places.
+/// The most concurrent reviews for leases. One user may have half of these slots.
 const LEASES_MAX: usize = 32;
-/// The same for questions about namespaces.
+/// The same for namespaces.
 const NAMESPACE_QUESTIONS_MAX: usize = 32;
 /// The same for requests.
 const KNOWN_MAX: usize = 64;
-/// The same for guesses, of which no user has a share.
+/// The same for guesses, without a limit per user.
 const GUESSES_MAX: usize = 16;
-/// How long a question may take, with the time that it waits for its turn.
+/// The most time for a review, including the wait for its turn.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// When a caller may try again that has asked for too much.
+/// The `Retry-After` of a caller that has exceeded a limit, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl ReviewQueue {
@@ -76,8 +76,9 @@ impl ReviewQueue {
         }
     }
 
-    /// Puts a question when its turn comes. Returns the answer, and a moment before anything was sent. `payer` is the
-    /// user whose share it takes, if one is known.
+    /// Sends a review when its turn comes. Returns the answer, and a time before anything was sent.
+    ///
+    /// `payer` is the user whose share it uses, if known.
     pub(super) async fn put<T>(
         &self,
         asker: ReviewClass,
@@ -124,31 +125,33 @@ impl ReviewQueue {
         }
     }
 
-    /// Whether upstream lets us create reviews of this topic.
+    /// Whether the proxy may create reviews of this topic.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         &self.right
     }
 
-    /// Counts a question by its result.
+    /// Counts a review by its result.
     pub(super) fn came_to(&self, result: &'static str) {
         metrics::reviewed(self.topic.as_str(), result);
     }
 
-    /// The error for a question that is not put because its turn comes too late.
+    /// The error for a review that is not sent because its turn comes too late.
     pub(super) fn late(&self) -> NotGranted {
         self.came_to("timeout");
         NotGranted::Unavailable(format!("{}: too many reviews are waiting", self.topic.refusal()))
     }
 
-    /// The error for a question that is not put because its caller has caused too many.
+    /// The error for a review that is not sent because its caller has exceeded a limit.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.came_to("over_budget");
         NotGranted::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
     }
 }
 
-/// The remembered answer, or the one that `ask` gives. There is one question at a time for a key, however many wait for
-/// it; errors are not remembered. An answer will do only if it was asked for after `since`.
+/// Returns the cached answer, or the one that `ask` returns.
+///
+/// Concurrent calls for a key are coalesced, and errors are not cached. An answer is accepted only if its review was
+/// sent after `since`.
 pub(super) async fn remembered<K, V, F>(
     answers: &Cache<K, V>,
     key: &K,
@@ -167,17 +170,17 @@ where
             Some(_) => answers.invalidate(key).await,
             None => {}
         }
-        // A question is large and rarely asked, so it is boxed: no request has room for it beside its own.
+        // The future is large and rarely needed, so it is boxed to keep request futures small.
         let answer = Box::pin(answers.try_get_with_by_ref(key, ask())).await;
         let answer = answer.map_err(|refused: Arc<NotGranted>| NotGranted::clone(&refused))?;
-        // Otherwise somebody's question was under way that had begun too early.
+        // Otherwise, a concurrent review had been sent before `since`.
         if will_do(&answer) {
             return Ok(answer);
         }
     }
 }
 
-/// A quota of so many a second in the long run, and so many at once; zero counts as one.
+/// A quota with a long-term rate per second and a burst. Zero counts as one.
 pub(super) fn quota(per_second: u32, burst: u32) -> Quota {
     let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
     Quota::per_second(rate(per_second)).allow_burst(rate(burst))

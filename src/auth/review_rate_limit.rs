@@ -5,15 +5,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Gives each holder turns for so many questions a second, and so many of them at once. A holder's turns come in the
-/// order in which they were asked for.
+/// A rate limit of reviews per second for each holder, with a burst. A holder's turns come in the order of its
+/// requests.
 #[derive(Debug)]
 pub(super) struct ReviewRateLimit<K> {
-    /// The time from one turn to the next, in the long run.
+    /// The long-term time between two turns.
     interval: Duration,
-    /// How far ahead of that pace a holder may be.
+    /// How far ahead of that rate a holder may be.
     ahead: Duration,
-    /// With one lock: a look is 0.1 µs beside a question to upstream of 1,000 µs.
+    /// One lock for all holders: a look-up takes 0.1 µs and a review 1,000 µs.
     holders: Mutex<Holders<K>>,
 }
 
@@ -21,11 +21,11 @@ pub(super) struct ReviewRateLimit<K> {
 struct Holders<K> {
     /// When each holder's next turn would be if none had been early.
     next: HashMap<K, Instant>,
-    /// How many holders are remembered before idle ones are forgotten.
+    /// The number of tracked holders above which idle ones are dropped.
     kept_max: usize,
 }
 
-/// This many holders are remembered whether or not they ask.
+/// This many holders are tracked even if they are idle.
 const KEPT_MAX: usize = 1_024;
 
 impl<K: Eq + Hash + Clone> ReviewRateLimit<K> {
@@ -35,7 +35,7 @@ impl<K: Eq + Hash + Clone> ReviewRateLimit<K> {
         Self { interval, ahead: interval * at_once.saturating_sub(1), holders: Mutex::new(holders) }
     }
 
-    /// When it is the holder's turn, which is then taken; `None` if that is later than `by`.
+    /// Takes the holder's next turn and returns its time; `None` if that is later than `by`.
     pub(super) fn turn(&self, holder: &K, by: Instant) -> Option<Instant> {
         let now = Instant::now();
         let mut holders = self.holders.lock();

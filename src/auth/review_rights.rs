@@ -9,7 +9,7 @@ use crate::upstream::Error;
 use base::{Backoff, NotReady, Ready, Waits};
 use tokio::sync::watch;
 
-/// Whether upstream lets this proxy create reviews of one topic: what the last review that it answered has shown.
+/// Whether the proxy may create reviews of one topic, as of the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewRight {
     state: watch::Sender<RightState>,
@@ -17,15 +17,15 @@ pub(super) struct ReviewRight {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RightState {
-    /// No review was answered yet.
+    /// No review has been answered yet.
     Unproven,
     Held,
-    /// Upstream answered a review with this code, which is 401 or 403.
+    /// Upstream refused a review with this code, which is 401 or 403.
     Refused(u16),
 }
 
-/// The pauses between two questions about a right that is missing. They are short, because no request can be
-/// authorized until the right is back.
+/// The pauses between two checks of a missing right. They are short, because no request can be authorized until the
+/// right is back.
 const RECHECK: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl ReviewRight {
@@ -33,7 +33,7 @@ impl ReviewRight {
         Self { state: watch::Sender::new(RightState::Unproven) }
     }
 
-    /// Notes how upstream answered a review. An error that says nothing about the right changes nothing.
+    /// Records the answer to a review. An error that is not about the right changes nothing.
     pub(super) fn note<T>(&self, answer: &Result<T, Error>) {
         match answer {
             Ok(_) => self.set(RightState::Held),
@@ -51,8 +51,9 @@ impl ReviewRight {
         }
     }
 
-    /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review. A
-    /// missing right is asked about with backoff; nothing is asked while it is held. The guard is registered at once;
+    /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review.
+    ///
+    /// A missing right is checked with backoff, and no check is sent while it is held. The guard is registered at once;
     /// the future never returns.
     pub(super) fn keep_ready(
         self: Arc<Self>,
@@ -103,14 +104,14 @@ impl ReviewRight {
         }
     }
 
-    /// Asks whether the right is held.
+    /// Checks whether the right is held.
     async fn ask(&self, topic: ReviewTopic, reviews: &dyn Reviews) {
         match reviews.own_right(topic).await {
             Ok(true) => self.set(RightState::Held),
             Ok(false) => self.set(RightState::Refused(403)),
             Err(error) if error.code() == Some(401) => self.set(RightState::Refused(401)),
-            // A cluster may take the right to ask from everybody. Then only the next review can show whether it is let
-            // through, and no request comes to a process that is not ready.
+            // A cluster may forbid every account to check its own rights. Then only the next review can prove the
+            // right, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
                 tracing::warn!(%error, "cannot prove the right to create reviews: assuming it");
                 self.set(RightState::Held);
@@ -138,7 +139,7 @@ impl ReviewRight {
 }
 
 async fn is_held(state: &mut watch::Receiver<RightState>) {
-    // Its sender is owned by whoever waits.
+    // The waiting task owns the sender, so this cannot fail.
     drop(state.wait_for(|state| *state == RightState::Held).await);
 }
 

@@ -6,7 +6,7 @@ pub(super) enum ReviewTopic {
 }
 
 impl ReviewTopic {
-    /// The label of metrics.
+    /// The label in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Token => "token",
@@ -30,7 +30,7 @@ impl ReviewTopic {
         }
     }
 
-    /// What cannot be done without an answer, for the message of a refusal.
+    /// The operation that fails without an answer, for messages.
     pub(super) fn refusal(self) -> &'static str {
         match self {
             Self::Token => "cannot authenticate",

@@ -6,19 +6,19 @@ use super::review_topic::ReviewTopic;
 use crate::upstream::{AccessVerdict, Cause, Client, Error, TokenVerdict};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
-/// Answers questions about callers: upstream does, and in tests a stub.
+/// Creates reviews of callers: upstream, or a stub in tests.
 pub(super) trait Reviews: Send + Sync {
-    /// Reviews whose token this is.
+    /// Reviews a token.
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenVerdict>;
 
-    /// Reviews whether the user may, and tells upstream what for that is asked.
+    /// Reviews whether the user may make the access. `cause` is the purpose of the review, for upstream.
     fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict>;
 
-    /// Reviews whether we ourselves may create reviews of the topic.
+    /// Reviews whether the proxy itself may create reviews of the topic.
     fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool>;
 }
 
-/// The future of a review. It is boxed, for it is large and rarely made.
+/// The future of a review. It is boxed, because it is large and rarely created.
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl Reviews for Client {

@@ -4,14 +4,14 @@ use parking_lot::Mutex;
 
 use super::Authorities;
 
-/// What a set of authorities is for.
+/// The purpose of a set of authorities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthorityRole {
     Client,
     FrontProxy,
 }
 
-/// Keeps two sets of authorities apart: an authority in both would make every client a front proxy.
+/// Keeps two sets of authorities apart. An authority in both would make every client a front proxy.
 #[derive(Debug, Clone, Default)]
 pub struct Separation(Arc<Mutex<Sides>>);
 
@@ -29,7 +29,8 @@ pub struct Mixed;
 impl Separation {
     /// Sets the authorities of a role, unless one of them has the other role too.
     ///
-    /// # Errors One of them has the other role; the earlier ones stay.
+    /// # Errors
+    /// One of them has the other role. The earlier ones stay.
     pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), Mixed> {
         let mut sides = self.0.lock();
         let Sides { clients, proxies } = &mut *sides;

@@ -1,4 +1,4 @@
-//! Somebody who answers questions about callers as a test orders it, on the test's own clock.
+//! A stub that answers reviews as a test configures it, on the test's own clock.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -17,50 +17,49 @@ use crate::upstream::{AccessVerdict, Cause, Client, CredentialSource, Error, Tok
 use base::{Tasks, WallClock};
 use kubeapi::{Access, AccessTarget, Query, RequestInfo, User};
 
-/// Tokens are their holders' names, of which one may have many: `ada~1`. Everybody may everything, but for what is
-/// denied.
+/// A token is its holder's name, with an optional suffix: `ada~1`. Every access is allowed unless denied.
 #[derive(Default)]
 pub(super) struct Stub {
     rules: Mutex<Rules>,
     pub(super) clock: WallClock,
 }
 
-/// Makes an error of upstream's.
+/// Creates an error of upstream.
 pub(super) type Refusal = Box<dyn Fn() -> Error + Send>;
 
 #[derive(Default)]
 struct Rules {
     unknown: HashSet<String>,
-    /// User and namespace, of which `*` is each.
+    /// User and namespace. `*` matches any namespace.
     denied: HashSet<(String, String)>,
     slow: HashMap<String, Duration>,
     silent: bool,
-    /// What is asked is decided at once, however long the answer is on its way.
+    /// Whether a review is decided when it is sent, and not when it is answered.
     decides_first: bool,
-    /// A namespace about which nobody answers.
+    /// A namespace whose reviews fail.
     mute: Option<String>,
-    /// Why something is allowed.
+    /// The reason of allow decisions.
     reason: &'static str,
     asked: Vec<StubReview>,
-    /// The resources of which we may not create reviews.
+    /// The resources of which the proxy may not create reviews.
     lacking: HashSet<&'static str>,
-    /// The answer to every question about our own rights.
+    /// The answer to every review of the proxy's own rights.
     own_rights: Option<Refusal>,
-    /// How many questions about our own rights were asked.
+    /// The number of reviews of the proxy's own rights.
     own_asked: u32,
 }
 
-/// A question that was put.
+/// A review that was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StubReview {
     pub(super) at: Instant,
     pub(super) user: String,
-    /// `None`: whose the token is.
+    /// `None` for a token review.
     pub(super) namespace: Option<String>,
 }
 
 impl Stub {
-    /// Takes the token away: it is nobody's from now on.
+    /// Revokes a token.
     pub(super) fn take(&self, token: &str) {
         self.rules.lock().unknown.insert(token.to_owned());
     }
@@ -73,32 +72,32 @@ impl Stub {
         self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Questions about this user take so long, and so do those about tokens that begin like that.
+    /// Sets how long reviews take for this user, and for tokens with that prefix.
     pub(super) fn slow(&self, user: &str, answer: Duration) {
         self.rules.lock().slow.insert(user.to_owned(), answer);
     }
 
-    /// Nobody answers; or somebody does again.
+    /// Sets whether all reviews fail.
     pub(super) fn silent(&self, silent: bool) {
         self.rules.lock().silent = silent;
     }
 
-    /// What is asked is decided at once, and not when it is answered.
+    /// Decides reviews when they are sent, and not when they are answered.
     pub(super) fn decides_first(&self) {
         self.rules.lock().decides_first = true;
     }
 
-    /// What is allowed is allowed for this reason from now on.
+    /// Sets the reason of allow decisions.
     pub(super) fn because(&self, reason: &'static str) {
         self.rules.lock().reason = reason;
     }
 
-    /// About this namespace nobody answers.
+    /// Makes reviews of this namespace fail.
     pub(super) fn mute(&self, namespace: &str) {
         self.rules.lock().mute = Some(namespace.to_owned());
     }
 
-    /// Takes the right to create reviews of the topic from us, or gives it back.
+    /// Revokes the right to create reviews of the topic, or restores it.
     pub(super) fn lack(&self, topic: ReviewTopic, lacks: bool) {
         let mut rules = self.rules.lock();
         if lacks {
@@ -108,17 +107,17 @@ impl Stub {
         };
     }
 
-    /// Answers questions about our own rights with this; `None` ends that.
+    /// Answers reviews of the proxy's own rights with this error; `None` ends that.
     pub(super) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
         self.rules.lock().own_rights = refusal;
     }
 
-    /// How many questions about our own rights were asked.
+    /// The number of reviews of the proxy's own rights.
     pub(super) fn own_asked(&self) -> u32 {
         self.rules.lock().own_asked
     }
 
-    /// What has been asked, and no more so that it is forgotten.
+    /// Takes the reviews sent since the last call.
     pub(super) fn asked(&self) -> Vec<StubReview> {
         std::mem::take(&mut self.rules.lock().asked)
     }
@@ -182,15 +181,15 @@ impl Reviews for Arc<Stub> {
 }
 
 impl AuthConfig {
-    /// The defaults, with answers that are remembered for a day. Their age is measured by the machine's clock, which
-    /// goes on when a test pauses its own: a process that stands still for seconds would ask again.
+    /// The defaults, with decisions that are cached for a day. The cache uses the machine's clock, which continues when
+    /// a test pauses its own, so short TTLs would expire in a slow test.
     pub(super) fn remembering_for_a_day() -> Self {
         let day = Duration::from_secs(24 * 3600);
         Self { token_ttl: day, allowed_ttl: day, denied_ttl: day, ..Self::default() }
     }
 }
 
-/// A gate whose questions the stub answers.
+/// An authorizer whose reviews the stub answers.
 pub(super) fn gate(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
@@ -201,7 +200,7 @@ pub(super) fn gate(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
 }
 
 impl Authorizer {
-    /// Who has a token.
+    /// The holder of a token.
     pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
@@ -209,7 +208,7 @@ impl Authorizer {
     }
 }
 
-/// What a GET of a path and query is.
+/// The parsed GET of a path and query.
 pub(super) fn info(uri: &str) -> RequestInfo {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")

@@ -1,4 +1,4 @@
-//! Leases, and who may delay what they ask, on a clock that stands still while anything is to be done.
+//! Tests of leases, and of what may delay their reviews, on a paused clock.
 
 mod crowds;
 mod leases;
@@ -17,7 +17,7 @@ use super::stub::{Stub, gate, info};
 use super::{Affected, AffectedScope, AuthConfig, Authorizer, Grant, NotGranted, Readable, Subjects};
 use base::Tasks;
 
-/// A gate, with those who ask through it.
+/// An authorizer with its stub.
 struct Scene {
     gate: Authorizer,
     stub: Arc<Stub>,
@@ -34,20 +34,20 @@ fn scene_with(config: AuthConfig) -> Scene {
 }
 
 impl Scene {
-    /// Opens a watch of somebody's.
+    /// Opens a watch.
     async fn watch(&self, token: &str, uri: &str) -> Grant {
         let caller = self.gate.known(token, [127, 0, 0, 1]).await.expect("somebody");
         self.gate.grant(&caller, &info(uri)).await.expect("it is allowed")
     }
 
-    /// How many questions there were about rights, and about tokens, since this was asked for the last time.
+    /// The number of access reviews and of token reviews since the last call.
     fn counted(&self) -> (usize, usize) {
         let asked = self.stub.asked();
         let accesses = asked.iter().filter(|asked| asked.namespace.is_some()).count();
         (accesses, asked.len() - accesses)
     }
 
-    /// Opens a watch of what somebody may read of these namespaces.
+    /// Opens a watch of the readable ones of these namespaces.
     async fn readable(&self, token: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
         self.readable_of(token, "/api/v1/pods?watch=1", namespaces).await
     }
@@ -66,7 +66,7 @@ fn named(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("t{number}")).collect()
 }
 
-/// A change of rights of one user, in one namespace or everywhere.
+/// A change of one user's rights, in one namespace or everywhere.
 fn change(user: &str, namespace: &str) -> Affected {
     let mut subjects = Subjects::default();
     subjects.add_user(user.to_owned(), &AffectedScope::of(namespace));
@@ -77,7 +77,7 @@ fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// How long it takes from now on until this is over.
+/// The time until this is cancelled.
 async fn until(over: &CancellationToken) -> Duration {
     let began = Instant::now();
     over.cancelled().await;
@@ -89,7 +89,7 @@ impl Grant {
         self.lease().expect("it is that of a watch").over()
     }
 
-    /// Why it is over, if it is.
+    /// Why it has ended, if it has.
     fn why(&self) -> Option<&'static str> {
         self.lease().and_then(|lease| lease.revoked()).map(|revoked| revoked.why.as_str())
     }

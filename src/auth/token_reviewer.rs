@@ -17,72 +17,72 @@ use crate::upstream::CredentialId;
 use base::WallClock;
 use kubeapi::{FlowDistinguisher, User};
 
-/// Asks upstream whose a token is, and remembers the answer for seconds.
+/// Creates token reviews upstream, and caches the results for seconds.
 ///
-/// There is one question at a time for a token, however many wait for it. Errors are not remembered. Tokens themselves
-/// are not kept: an answer is found by the token's HMAC.
+/// Concurrent reviews of one token are coalesced. Errors are not cached. Tokens are not stored: the token's HMAC is the
+/// key.
 ///
-/// Leases ask apart from requests, so they do not wait for a question that waits behind those of others.
+/// Leases have a cache and a queue of their own, so they do not wait for reviews of requests.
 pub(super) struct TokenReviewer {
     reviews: Arc<dyn Reviews>,
     clock: WallClock,
     audiences: Arc<[String]>,
     of_requests: Answers,
     of_leases: Answers,
-    /// Whose a token was when upstream was last asked. Such tokens have a budget of their own, so that they do not
-    /// compete with tokens that are guessed at the same address.
+    /// The users of tokens that upstream accepted at their last review. Such tokens have a budget of their own, so that
+    /// they do not compete with guessed tokens from the same address.
     regulars: moka::sync::Cache<CredentialId, FlowDistinguisher>,
     questions: ReviewQueue,
     sources: DefaultKeyedRateLimiter<IpAddr>,
     budget: DefaultDirectRateLimiter,
     budget_of_regulars: DefaultDirectRateLimiter,
-    /// How much of that budget one user's tokens may take: it may have many of them.
+    /// The most of that budget for one user's tokens, of which it may have many.
     shares_of_regulars: DefaultKeyedRateLimiter<FlowDistinguisher>,
-    /// The pace of leases' questions: of all, and of one user's.
+    /// The limits on reviews for leases: of all, and of one user.
     leases_pace: ReviewRateLimit<()>,
     leases_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
 }
 
-/// What a question is asked for, and how old the answer may be.
+/// The purpose of a token review, which determines how old the result may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TokenPurpose<'a> {
-    /// A request from that address, which pays; `None` if the request is our own.
+    /// A request from that address, whose limit it counts against; `None` if the request is the proxy's own.
     Request { source: Option<IpAddr> },
-    /// A lease of that user. An answer will do only if it was asked for after `since`.
+    /// A lease of that user. Accepts only a result whose review was sent after `since`.
     Lease { since: Instant, payer: &'a FlowDistinguisher },
 }
 
 type Answers = moka::future::Cache<CredentialId, Answer>;
 
-/// The bearer of a token, or that it is nobody's.
+/// The result of a token review; no user if the token was not accepted.
 #[derive(Debug, Clone)]
 struct Answer {
     asked: Instant,
     user: Option<Arc<User>>,
-    /// When the token ends by its own word.
+    /// The expiry in the token's own claims.
     until: Option<SystemTime>,
 }
 
-/// A token's bearer, and until when.
+/// A token's user, and the token's expiry.
 #[derive(Debug, Clone)]
 pub(super) struct Bearer {
-    /// When upstream was asked.
+    /// When the review was sent.
     pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
 }
 
-/// How long answers are remembered for leases.
+/// Cache TTLs of results for leases.
 struct Ages {
     known: Duration,
     unknown: Duration,
 }
 
-/// How many answers are remembered; each is a few bytes.
+/// The most cached results; each takes a few bytes.
 const ANSWERS_MAX: u64 = 32_768;
-/// How long it is remembered that a token was somebody's, if it is not shown any more.
+/// How long an accepted token stays known after its last use.
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
-/// How many sources and users are remembered before idle ones are forgotten.
+/// The number of tracked sources and users above which idle ones are dropped.
 const SOURCES_MAX: usize = 100_000;
 
 impl TokenReviewer {
@@ -111,7 +111,10 @@ impl TokenReviewer {
         }
     }
 
-    /// The bearer of this token.
+    /// The user of this token.
+    ///
+    /// # Errors
+    /// The token is not accepted or has expired, or no result could be obtained.
     pub(super) async fn bearer(
         &self,
         id: CredentialId,
@@ -127,14 +130,14 @@ impl TokenReviewer {
             TokenPurpose::Lease { since, .. } => remembered(&self.of_leases, &id, Some(since), ask).await?,
         };
         let user = answer.user.ok_or(NotGranted::Unauthenticated)?;
-        // Upstream accepts a token for some time beyond its own word; here it ends with that word.
+        // Upstream accepts a token for some time after its own expiry; the proxy does not.
         if answer.until.is_some_and(|until| until <= self.clock.now()) {
             return Err(NotGranted::Unauthenticated);
         }
         Ok(Bearer { asked: answer.asked, user, until: answer.until })
     }
 
-    /// Whether we may create such reviews.
+    /// Whether the proxy may create token reviews.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         self.questions.right()
     }
@@ -161,7 +164,7 @@ impl TokenReviewer {
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
-        // Requests may use what a lease has found out, but not in place of something newer.
+        // Requests may use the result of a lease's review, unless a newer one is cached.
         let is_older = |known: Answer| known.asked <= answer.asked;
         if asker == ReviewClass::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
             self.of_requests.insert(id, answer.clone()).await;
@@ -169,7 +172,7 @@ impl TokenReviewer {
         Ok(answer)
     }
 
-    /// Counts a question about an unknown token: so many a second, from one source and from all.
+    /// Charges a token review to its budget: per source and in all for unknown tokens, per user for known ones.
     fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<ReviewClass, NotGranted> {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
@@ -177,7 +180,7 @@ impl TokenReviewer {
         if self.shares_of_regulars.len() > SOURCES_MAX {
             self.shares_of_regulars.retain_recent();
         }
-        // If one user's tokens cost more than its share, they are paid for like unknown ones.
+        // If one user's tokens exceed its share, they count as unknown ones.
         let payer = self.regulars.get(&id).filter(|payer| self.shares_of_regulars.check_key(payer).is_ok());
         let (asker, pays) = if payer.is_some() {
             (ReviewClass::Known, self.budget_of_regulars.check().is_ok())
@@ -202,7 +205,7 @@ impl Dated for Answer {
     }
 }
 
-/// The addresses that pay together: one address, or a network of the size that one customer has.
+/// The address that a limit counts by: an IPv4 address, or the /64 network of an IPv6 address.
 fn network(source: IpAddr) -> IpAddr {
     match source {
         IpAddr::V4(_) => source,

@@ -1,17 +1,18 @@
-//! Events from before a feed's first list are read later, for clients that resume from there. They are used only if it
-//! is proven that they lead to the list.
+//! Events from before a feed's first list. They are read from upstream later, for clients that resume from there, and
+//! are used only if they provably lead to the list.
 //!
-//! A list tells the state at its version and nothing of how it came about. What led there can be read of upstream's own
-//! history as long as upstream has it. It is put in front of the ring if it joins what is held without a gap and
-//! without a contradiction:
+//! A list contains the state at its version, without the events that led to it. Upstream's own history contains those
+//! events until it is compacted. They are put in front of the ring if they join its history without a gap and without a
+//! contradiction:
 //!
-//! 1. The events are those behind one version, in order, up to where the history begins.
-//! 2. Each follows from the one before it of the same object: nothing is added twice, and nothing changes that is gone.
-//! 3. The last event of each object leaves it as it was where the history begins.
-//! 4. Whatever was there at that point, and is of a later version than the first event may have, was told.
+//! 1. The events are all events after one version, in order, up to the beginning of the history.
+//! 2. Each event follows from the previous event of the same object: no object is added twice or changed after
+//!    deletion.
+//! 3. The last event of each object leaves it in its state at the beginning of the history.
+//! 4. Each object that exists at that point with a version above the start version has an event.
 //!
-//! What an object was before its first event is not told, unless that event adds or deletes it. So a watch may start in
-//! front of a `Modified` of that kind only if it goes by keys ([`View::goes_by_key`](super::View::goes_by_key)).
+//! The state of an object before its first event is unknown, unless that event adds or deletes it. So a watch may start
+//! before such a `Modified` event only if its view selects by key ([`View::goes_by_key`](super::View::goes_by_key)).
 
 use std::sync::Arc;
 
@@ -19,26 +20,26 @@ use super::Event;
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// The room that is left in a ring.
+/// Free space in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingRoom {
     pub events: usize,
     pub bytes: usize,
 }
 
-/// Events that lead to the beginning of a history.
+/// Events that lead up to the beginning of a feed's history.
 #[derive(Debug)]
 pub struct BackfilledEvents {
-    /// The version that the first of them follows.
+    /// Version that the first event follows.
     pub(super) from: ResourceVersion,
-    /// The version that the history has begun at so far.
+    /// Version at which the history began when these events were checked.
     pub(super) until: ResourceVersion,
-    /// The version from which on it is known of every event what its object was before.
+    /// Version after which the previous state of every event's object is known.
     pub(super) known: ResourceVersion,
     pub(super) events: Vec<Arc<Event>>,
 }
 
-/// Earlier events and the history disagree about this object, so they are not of one history.
+/// Backfilled events and the feed's history disagree about this object, so they are not from the same history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("what was read of {key} at {rv} does not lead to what is held")]
 pub struct BackfillMismatch {
@@ -46,14 +47,14 @@ pub struct BackfillMismatch {
     pub rv: ResourceVersion,
 }
 
-/// An event of which it is unknown what its object was before.
+/// An event whose object's previous state is unknown.
 #[derive(Debug, Clone)]
 pub struct MissingPrevious {
     event: Arc<Event>,
 }
 
 impl MissingPrevious {
-    /// Wraps the event if it is unknown what its object was before.
+    /// Wraps the event if its object's previous state is unknown.
     pub(super) fn of(event: Arc<Event>) -> Option<Self> {
         (event.event_type == EventType::Modified && event.previous.is_none()).then_some(Self { event })
     }
@@ -72,7 +73,7 @@ impl MissingPrevious {
 }
 
 impl RingRoom {
-    /// Whether so many events and bytes fit in.
+    /// Returns whether `events` events of `bytes` bytes fit.
     pub fn takes(self, events: usize, bytes: usize) -> bool {
         events <= self.events && bytes <= self.bytes
     }

@@ -1,4 +1,4 @@
-//! A feed's history begins at its first list. Earlier events can be put in front of it if they lead to that list.
+//! The beginning of a feed's history, and the check that earlier events lead to it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,42 +12,42 @@ use super::{BackfillMismatch, BackfilledEvents, CacheReader, Change, Event, Miss
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// The beginning of a feed's history, which earlier events have to lead to.
+/// The beginning of a feed's history. Backfilled events must lead to it.
 #[derive(Debug)]
 pub struct Beginning {
-    /// The version that the first event follows.
+    /// Version that the first event follows.
     pub at: ResourceVersion,
     pub room: RingRoom,
     /// The `seq` of the first event.
     first: u64,
-    /// When the first event came.
+    /// Time at which the first event arrived.
     since: Instant,
     /// The current state.
     state: Snapshot,
-    /// The objects that have changed since, as they were at the beginning.
+    /// Objects that have changed since the beginning, with their state at the beginning.
     changed: HashMap<ObjectKey, Then>,
     shared: Arc<Shared>,
 }
 
-/// What an object was at the beginning of a history.
+/// State of an object at the beginning of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Absent,
     At(ResourceVersion),
-    /// It existed, in an unknown version.
+    /// It existed at an unknown version.
     Present,
 }
 
-/// The number of events that are read under one lock.
+/// Number of events read under one lock.
 const AT_A_TIME: usize = 1_024;
 
 impl CacheReader {
-    /// Whether earlier events could be put in front of the feed's history.
+    /// Returns whether earlier events could be put in front of the feed's history.
     pub fn may_begin_earlier(&self) -> bool {
         self.shared.timeline.read().may_begin_earlier()
     }
 
-    /// Returns the events, oldest first, of which it is unknown what their objects were before.
+    /// Returns the events whose objects' previous state is unknown, oldest first.
     pub fn unexplained(&self) -> Vec<MissingPrevious> {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
@@ -55,12 +55,12 @@ impl CacheReader {
             (timeline.ring.lanes.all.clone(), seqs)
         };
         let mut found = Vec::new();
-        // Those that have left the ring meanwhile need no explanation any more.
+        // Events that have left the ring during the read need no previous state.
         let _ = read_all(&all, seqs, |event| found.extend(MissingPrevious::of(event.clone())));
         found
     }
 
-    /// Returns the beginning of the feed's history; `None` if nothing can be put in front of it.
+    /// Returns the beginning of the feed's history, or `None` if no events can be put in front of it.
     pub fn beginning(&self) -> Option<Beginning> {
         let (mut beginning, all, seqs, base) = {
             let timeline = self.shared.timeline.read();
@@ -87,8 +87,8 @@ impl CacheReader {
     }
 }
 
-/// Reads the events of these numbers, some at a time, so that the writer need not wait. `None` if the oldest have left
-/// the ring meanwhile, or the feed is over.
+/// Reads the events with these numbers in batches, so that the writer is not blocked. Returns `None` if the oldest have
+/// left the ring during the read, or if the feed has ended.
 fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) -> Option<()> {
     let (mut next, mut events) = (seqs.start, Vec::new());
     while next < seqs.end {
@@ -101,10 +101,10 @@ fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) ->
 }
 
 impl Beginning {
-    /// Makes a prehistory of the changes after `from`.
+    /// Builds backfilled events from the changes after `from`.
     ///
     /// # Errors
-    /// The changes are out of order, do not lead to this beginning, or something between them is missing.
+    /// The changes are out of order, do not lead to this beginning, or a change between them is missing.
     pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<BackfilledEvents, BackfillMismatch> {
         let first = self.first - changes.len() as u64;
         let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>::new();
@@ -118,7 +118,7 @@ impl Beginning {
                 (Some((then, _)), _) if *then >= rv => return Err(BackfillMismatch { key, rv }),
                 (Some((_, Some(before))), EventType::Modified | EventType::Deleted) => Some(before.clone()),
                 (Some((_, None)) | None, EventType::Added) => None,
-                // A DELETED event carries what the object was before.
+                // A DELETED event carries the object's last content.
                 (None, EventType::Deleted) => Some(object.clone()),
                 (None, EventType::Modified) => {
                     known = rv;
@@ -138,7 +138,8 @@ impl Beginning {
         Ok(BackfilledEvents { from, until: self.at, known, events })
     }
 
-    /// Checks that each object was left as it is at the beginning, and that none is missing that changed after `from`.
+    /// Checks that the last event of each object leaves its state at the beginning, and that every object changed after
+    /// `from` has an event.
     fn agrees_with(
         &self,
         from: ResourceVersion,
@@ -174,11 +175,11 @@ impl Beginning {
 }
 
 impl Then {
-    /// Returns what the object of an event was before it, in a history that was listed at `base`.
+    /// Returns the state of the event's object before it, in a history whose list was at `base`.
     fn before(event: &Event, base: ResourceVersion) -> Self {
         match (&event.previous, event.event_type) {
             (_, EventType::Added) => Self::Absent,
-            // The event is of an earlier prehistory, which may not know.
+            // The event is itself backfilled, so the previous state may be unknown.
             _ if event.rv <= base => Self::Present,
             (Some(previous), _) => Self::At(previous.rv),
             (None, _) => Self::Absent,

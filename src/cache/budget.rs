@@ -1,12 +1,16 @@
-//! The memory that all feeds may take together, and what is dropped when it is full.
+//! The memory limit of all feeds together, and the order in which memory is freed when it is reached.
 //!
-//! Everything that feeds hold is charged to an [`Account`] for as long as it is alive, whoever holds it. An object that
-//! left the store is charged while the ring, a snapshot or a client that does not read still has it. Whoever makes the
-//! sum grow checks whether it still fits. If it does not, memory is freed in this order: derived bytes, least used
-//! first; snapshots of clients that page, oldest first; states that are being sent to watches, oldest first; history,
-//! from the largest ring first; and at last the feed that has outgrown the others ([`outgrown`](super::outgrown)).
+//! Everything that a feed holds is charged to an [`Account`] for as long as it is alive, regardless of its holder. An
+//! object that left the store stays charged while the ring, a snapshot or a slow client still references it. A
+//! component that adds memory checks whether the total still fits. If it does not, memory is freed in this order:
 //!
-//! **Invariants.** Nobody makes room while holding a lock of a feed. Room is made by one at a time.
+//! 1. derived bytes, least recently used first;
+//! 2. snapshots of paging clients, oldest first;
+//! 3. states being sent to watches, oldest first;
+//! 4. history, from the largest ring first;
+//! 5. the feed that has outgrown the others ([`outgrown`](super::outgrown)).
+//!
+//! **Invariants.** No thread frees memory while it holds a lock of a feed. One thread at a time frees memory.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -23,17 +27,17 @@ use super::Pins;
 use super::outgrown::{Weight, outgrown};
 use base::Account;
 
-/// The memory of all feeds.
+/// The memory limit of all feeds.
 #[derive(Debug)]
 pub struct Budget {
     bytes_max: usize,
     total: Arc<Account>,
-    /// The accounts of all feeds, also of feeds that are over, while anything is charged to them.
+    /// Accounts of all feeds, including ended feeds for as long as anything is charged to them.
     accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
     feeds: Mutex<Vec<Weak<dyn Holder>>>,
     pins: Pins,
     making_room: Mutex<Awaited>,
-    /// How many times something of each kind was dropped.
+    /// Number of drops of each kind.
     gone: [AtomicU64; Gone::ALL.len()],
 }
 
@@ -49,15 +53,15 @@ struct Awaited {
 pub(super) struct Share {
     pub(super) budget: Arc<Budget>,
     pub(super) accounts: Accounts,
-    /// What the feed held when its first state was complete, and each time that it was listed anew.
+    /// Bytes held when the feed's first state was complete, updated after each relist.
     admitted: AtomicUsize,
-    /// What the feed held when it did not fit.
+    /// Bytes that the feed needed when it did not fit.
     weighed: AtomicUsize,
     /// Cancelled when the feed has outgrown the budget and must end.
     pub(super) outgrown: CancellationToken,
 }
 
-/// An account of each kind.
+/// One account for each kind of memory.
 #[derive(Debug)]
 pub(super) struct Accounts {
     pub(super) objects: Arc<Account>,
@@ -70,19 +74,19 @@ pub(super) struct Accounts {
 /// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Objects and the frames that they came in: in the store, in the ring, and in states that somebody still reads.
+    /// Objects and the frames that they arrived in: in the store, in the ring, and in states that are still being read.
     Objects,
     /// Events, without their objects.
     Events,
-    /// Bytes that were derived from objects and events.
+    /// Bytes derived from objects and events.
     Derived,
     /// Older states, without their objects.
     States,
-    /// Pages of lists that are being read.
+    /// Pages of lists that are still being received from upstream.
     Staged,
 }
 
-/// What is dropped when memory is full, in this order.
+/// Kinds of memory that can be freed, in the order in which they are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gone {
     Derived,
@@ -92,7 +96,7 @@ pub enum Gone {
     Feed,
 }
 
-/// The memory of all feeds at one moment.
+/// Memory use of all feeds at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryUse {
     pub bytes_max: usize,
@@ -100,40 +104,41 @@ pub struct MemoryUse {
     pub gone: [(Gone, u64); Gone::ALL.len()],
 }
 
-/// A cache that drops its least used entry first.
+/// A cache that drops its least recently used entry first.
 pub(super) trait LeastUsed {
-    /// When the first entry to go was last used, as far as is known.
+    /// Returns the approximate time at which the next entry to drop was last used.
     fn oldest(&self) -> Option<Instant>;
-    /// Drops that entry, unless it was used since.
+    /// Drops that entry, unless it was used in between.
     fn drop_oldest(&self);
 }
 
-/// A feed, as the budget sees it: what can be dropped, and how.
+/// A feed as the budget sees it.
 pub(super) trait Holder: fmt::Debug + Send + Sync {
     /// The feed's part of the budget.
     fn share(&self) -> &Share;
-    /// The caches of derived bytes, without those that are kept with events.
+    /// Returns the caches of derived bytes, except bytes that are kept with events.
     fn derived(&self) -> Vec<&dyn LeastUsed>;
-    /// The size of the history in bytes.
+    /// Returns the size of the history in bytes.
     fn ring_bytes(&self) -> usize;
-    /// About how much is free when only the present state is kept. `pinned` is what those keep alive who are being told
-    /// older states.
+    /// Returns roughly how many bytes become free if only the current state is kept. `pinned` is the size of older
+    /// states that are still being sent to watches.
     fn may_go(&self, pinned: usize) -> usize;
     /// Shortens the history to `bytes`. It holds the lock for `events_at_once` events at a time.
     fn shrink_ring(&self, bytes: usize, events_at_once: usize);
-    /// When the oldest snapshot of a paging client was last used.
+    /// Returns the time at which the oldest snapshot of a paging client was last used.
     fn oldest_paging(&self) -> Option<Instant>;
     /// Drops that snapshot.
     fn drop_oldest_paging(&self);
 }
 
-/// How long to wait for somebody who was told to let go.
+/// Time to wait for ended watches to release their states.
 const AWAITED_FOR: Duration = Duration::from_millis(250);
-/// Room is made for this part of the budget at once, so that a full budget does not look at every feed at every event.
+/// Divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
+/// when the budget is full.
 const SLACK: usize = 16;
-/// A ring keeps this much history, however full the memory is: watches fall behind by so much without stalling.
+/// History that a ring keeps however full the memory is, in bytes. A watch can lag this far without stalling.
 const HISTORY_BYTES_MIN: usize = 256 << 10;
-/// The smallest part of a ring that is dropped before the sum is checked again.
+/// Divisor of a ring's size that gives the smallest step in which it shrinks before the total is checked again.
 const SHRINK_PART: usize = 8;
 /// Events that leave a ring in one critical section.
 pub(super) const SHRINK_EVENTS_MAX: usize = 1_024;
@@ -151,7 +156,7 @@ impl Budget {
         })
     }
 
-    /// Makes the share of a new feed.
+    /// Creates the share of a new feed.
     pub(super) fn share(self: &Arc<Self>) -> Share {
         let account = || Account::of(&self.total);
         let accounts = Accounts {
@@ -168,22 +173,22 @@ impl Budget {
         Share { budget: self.clone(), accounts, admitted, weighed, outgrown }
     }
 
-    /// Registers a feed, which is looked at when memory is full.
+    /// Registers a feed whose memory can be freed.
     pub(super) fn add(&self, feed: Weak<dyn Holder>) {
         let mut feeds = self.feeds.lock();
         feeds.retain(|feed| feed.strong_count() > 0);
         feeds.push(feed);
     }
 
-    /// Whether `bytes` more fit after everything that may be dropped was dropped. Nothing is dropped if that is not
-    /// enough.
+    /// Returns whether `bytes` more fit after everything droppable was dropped. If that would not be enough, it drops
+    /// nothing.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         if self.fits(bytes) {
             return true;
         }
         let mut awaited = self.making_room.lock();
         let held = self.total.bytes().saturating_add(bytes);
-        // Who is being told a state lets it go in a moment. Only a small excess can wait for that.
+        // Watches release the states being sent to them within moments. Only a small excess can wait for that.
         let pinned = if held <= self.bearable() { self.pins.bytes_by_feed() } else { HashMap::new() };
         let pinned = |feed: &Arc<dyn Holder>| pinned.get(&Arc::as_ptr(feed).cast()).copied().unwrap_or(0);
         let feeds = self.feeds();
@@ -195,7 +200,8 @@ impl Budget {
         self.fits(bytes) || self.is_bearable(bytes, &awaited)
     }
 
-    /// Makes the sum fit again after `by` has grown. A feed ends for it if nothing else is left.
+    /// Frees memory until the total fits again after the growth of `by`. If nothing else is left to drop, it ends a
+    /// feed.
     pub(super) fn enforce(&self, by: &Share) {
         if self.fits(0) {
             return;
@@ -211,7 +217,8 @@ impl Budget {
         }
     }
 
-    /// Makes the sum fit again after something was derived. Only derived bytes are dropped for it, and nobody waits.
+    /// Drops derived bytes until the total fits again. It never blocks: if another thread is freeing memory, it
+    /// returns.
     pub(super) fn trim_derived(&self) {
         if !self.fits(0)
             && let Some(_one) = self.making_room.try_lock()
@@ -220,7 +227,7 @@ impl Budget {
         }
     }
 
-    /// Bytes that are free.
+    /// Returns the number of free bytes.
     pub fn free(&self) -> usize {
         self.bytes_max.saturating_sub(self.total.bytes())
     }
@@ -238,7 +245,7 @@ impl Budget {
         self.total.bytes().saturating_add(bytes) <= self.bytes_max
     }
 
-    /// Whether `bytes` more are a small excess, and fit in a moment.
+    /// Returns whether `bytes` more are a small excess that memory about to become free will cover.
     fn is_bearable(&self, bytes: usize, awaited: &Awaited) -> bool {
         let held = self.total.bytes().saturating_add(bytes);
         held.saturating_sub(awaited.bytes) <= self.bytes_max && held <= self.bearable()
@@ -256,12 +263,12 @@ impl Budget {
         self.feeds.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The pins on states that somebody is being told.
+    /// Returns the pins on states that are being sent to watches.
     pub fn pins(&self) -> &Pins {
         &self.pins
     }
 
-    /// Drops what can be dropped, until no more than `goal` is left or will be in a moment.
+    /// Drops memory until at most `goal` bytes are in use, or will be once ended watches release their states.
     fn make_room(&self, feeds: &[Arc<dyn Holder>], goal: usize, awaited: &mut Awaited) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);
@@ -291,8 +298,8 @@ impl Budget {
         }
     }
 
-    /// Ends watches that are still being told an older state, oldest first, until enough is about to be free. They let
-    /// go when their tasks run next.
+    /// Ends watches that are still receiving an older state, oldest first, until enough memory is about to become free.
+    /// They release it when their tasks run next.
     fn end_watches(&self, goal: usize, awaited: &mut Awaited) {
         let now = Instant::now();
         if now.duration_since(awaited.since) >= AWAITED_FOR {
@@ -319,7 +326,7 @@ impl Budget {
                 level += 1;
             }
             let next = rings.get(level).map_or(0, |(bytes, _)| *bytes);
-            // An event may share its bytes with the store: then less becomes free than was dropped.
+            // An event may share its bytes with the store, so less memory may become free than was dropped.
             let over = self.total.bytes().saturating_sub(goal).div_ceil(level).max(rings[0].0 / SHRINK_PART);
             let to = rings[0].0.saturating_sub(over).max(next).max(HISTORY_BYTES_MIN);
             for (bytes, feed) in &mut rings[..level] {
@@ -330,7 +337,7 @@ impl Budget {
         }
     }
 
-    /// Ends the feed that has outgrown the others, unless one is about to end or memory is about to be free.
+    /// Ends the feed that has outgrown the others, unless a feed is already ending or memory is about to become free.
     fn end_one(&self, feeds: &[Arc<dyn Holder>], by: &Share, awaited: &Awaited) {
         if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.held() > 0)
             || self.is_bearable(0, awaited)
@@ -352,23 +359,23 @@ impl Budget {
 }
 
 impl Share {
-    /// The bytes of everything of the feed that is alive.
+    /// Returns the bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
         self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
     }
 
-    /// Notes that the feed's state is complete: growth is counted from here.
+    /// Records that the feed's state is complete. Growth counts from here.
     pub(super) fn admit(&self) {
         self.admitted.store(self.held(), Ordering::Relaxed);
     }
 
-    /// Notes what the feed would hold with `more` bytes added and `less` bytes gone, which did not fit.
+    /// Records the bytes that the feed would hold with `more` bytes added and `less` bytes freed, which did not fit.
     pub(super) fn weigh(&self, more: usize, less: usize) {
         let weight = self.held().saturating_add(more).saturating_sub(less);
         self.weighed.fetch_max(weight, Ordering::Relaxed);
     }
 
-    /// What the feed held when it did not fit.
+    /// Returns the bytes that the feed needed when it did not fit.
     pub(super) fn weighed(&self) -> usize {
         self.weighed.load(Ordering::Relaxed)
     }
@@ -392,7 +399,7 @@ impl Accounts {
 }
 
 impl MemoryKind {
-    /// In the order of their places.
+    /// All kinds, in declaration order.
     pub const ALL: [Self; 5] = [Self::Objects, Self::Events, Self::Derived, Self::States, Self::Staged];
 
     pub fn as_str(self) -> &'static str {
@@ -407,7 +414,7 @@ impl MemoryKind {
 }
 
 impl Gone {
-    /// In the order of their places.
+    /// All kinds, in declaration order.
     pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
 
     pub fn as_str(self) -> &'static str {

@@ -10,10 +10,11 @@ use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
 use base::Account;
 
-/// The bytes that chunks of one feed were written as. They are made once for all clients, and bounded.
+/// Cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
 #[derive(Debug)]
 pub struct ChunkCache {
-    /// Bodies as they came, joined. The store has the same bytes, so copies are kept only for the length of a storm.
+    /// Bodies in upstream's encoding, joined. The store has the same bytes, so copies are kept only for the duration of
+    /// a burst of lists.
     copies: SingleFlight<PlainChunk>,
     derived: SingleFlight<PlainChunk>,
     deflated: SingleFlight<DeflatedChunk>,
@@ -21,27 +22,27 @@ pub struct ChunkCache {
     account: Arc<Account>,
 }
 
-/// The bytes of a chunk's items or frames. Large bodies are slices of the store's own.
+/// Bytes of a chunk's items or frames. Large bodies are slices of the store's own bytes.
 pub type PlainChunk = Arc<[Bytes]>;
 
-/// A compressed piece of the items of some chunks.
+/// A compressed piece of the items of one or more chunks.
 #[derive(Debug, Clone)]
 pub struct DeflatedChunk {
-    /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block. `None` if compression would gain
-    /// nothing: the piece is sent as it is.
+    /// DEFLATE data (RFC 1951), flushed to a byte boundary and without a final block. `None` if compression would not
+    /// make it smaller: the piece is then sent uncompressed.
     pub bytes: Option<Bytes>,
-    /// CRC-32 and length of the plain piece.
+    /// CRC-32 of the uncompressed piece; `len` is its length in bytes.
     pub crc: u32,
     pub len: u64,
     /// Whether this is the last piece of these chunks.
     pub is_last: bool,
 }
 
-/// What one feed may keep of each kind: some four thousand pods in JSON.
+/// Limit of each kind per feed, in bytes: about four thousand pods in JSON.
 const BYTES_MAX: usize = 64 << 20;
-/// What it costs to remember a compressed piece, or that one is not worth compressing.
+/// Bytes charged for the record of a compressed piece, or of a piece that is not worth compressing.
 const DEFLATED_BYTES: usize = 256;
-/// How long a copy is kept that nobody reads.
+/// Time after which an unread copy is dropped.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl ChunkCache {
@@ -55,13 +56,13 @@ impl ChunkCache {
         }
     }
 
-    /// The account for what is kept. The maker charges it, for it knows which bytes are the store's own.
+    /// Returns the account for cached bytes. The encoder charges it, because it knows which bytes are the store's own.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// A chunk in `format`, made with `make` if nobody has it. `verbatim` says that the format is the one that the feed
-    /// came in.
+    /// Returns a chunk in `format`, encoded with `make` if it is not cached. `verbatim` states that the format is
+    /// upstream's encoding.
     pub fn poll_plain<E>(
         &self,
         format: ChunkFormat,
@@ -73,7 +74,7 @@ impl ChunkCache {
         self.trimmed(flight.poll_get_or_make(format, cx, make))
     }
 
-    /// A compressed piece, if somebody has made it.
+    /// Returns a compressed piece, if it is cached.
     pub fn deflated(&self, format: ChunkFormat) -> Option<DeflatedChunk> {
         self.deflated.get(format)
     }
@@ -93,7 +94,7 @@ impl ChunkCache {
         self.trimmed(self.deflated.poll_get_or_make(format, cx, make))
     }
 
-    /// Makes room if what was made does not fit beside the rest.
+    /// Frees memory if the new entry does not fit beside the rest.
     fn trimmed<T>(&self, made: T) -> T {
         self.budget.trim_derived();
         made
@@ -103,7 +104,7 @@ impl ChunkCache {
         [&self.copies, &self.derived, &self.deflated]
     }
 
-    /// Drops everything that was derived: it was wrong, or written for another release.
+    /// Drops all derived bytes, because they were wrong or written for another release.
     pub(super) fn forget_derived(&self) {
         self.derived.clear();
         self.deflated.clear();
@@ -115,7 +116,7 @@ impl ChunkCache {
         self.forget_derived();
     }
 
-    /// Drops what is too old.
+    /// Drops entries that have expired.
     pub(super) fn expire(&self, now: Instant) {
         self.copies.expire(now);
     }

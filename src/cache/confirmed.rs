@@ -19,17 +19,17 @@ impl Confirmed {
         Self { rv, kept: None }
     }
 
-    /// The state at that version. `present` builds it from the feed's objects.
+    /// Returns the state at that version. `present` builds it from the feed's objects.
     pub(super) fn state(&self, present: impl FnOnce(ResourceVersion) -> Snapshot) -> Snapshot {
         self.kept.clone().unwrap_or_else(|| present(self.rv))
     }
 
-    /// Keeps the state, because the feed's objects are about to change.
+    /// Saves the state, because the feed's objects are about to change.
     pub(super) fn keep(&mut self, present: impl FnOnce(ResourceVersion) -> Snapshot) {
         self.kept.get_or_insert_with(|| present(self.rv));
     }
 
-    /// Whether the state may differ from the feed's objects.
+    /// Returns whether the state may differ from the feed's objects.
     pub(super) fn is_kept(&self) -> bool {
         self.kept.is_some()
     }

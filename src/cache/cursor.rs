@@ -11,75 +11,79 @@ use super::{Event, Follower, Snapshot, View};
 use crate::wire::{Refused, Renderer};
 use kubeapi::{EventType, ResourceVersion};
 
-/// A reader's place in a feed: the next event it needs. It holds no events; a slow reader costs its position.
+/// A reader's position in a feed: the next event that it needs. A cursor holds no events; a slow reader loses its
+/// position.
 #[derive(Debug)]
 pub struct Cursor {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    /// The view, which readers of the lane share if they want the same.
+    /// The view, shared by equal readers of the lane.
     view: Arc<View>,
     renderer: Renderer,
     slot: usize,
     next: u64,
     after: ResourceVersion,
-    /// Events up to this version are skipped: the reader asked for what is later, perhaps for the future.
+    /// Events up to this version are skipped, because the reader asked for later ones; the version may be in the
+    /// future.
     skip: ResourceVersion,
 }
 
-/// How far a pull came.
+/// Result of a pull.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pull {
-    /// Frames were put into the batch.
+    /// Frames were added to the batch.
     Frames {
-        /// The version of the last frame. Later events may have been looked at; bookmarks tell of those.
+        /// Version of the last frame. The reader may have passed later events that it does not see; bookmarks report
+        /// those.
         last: ResourceVersion,
-        /// When the event of the first frame was applied.
+        /// Time at which the event of the first frame was applied.
         applied: Instant,
-        /// How far the feed is, if these were all events. Then `waker` is woken as after [`Pull::CaughtUp`].
+        /// The feed's progress, if these were all events. The waker is then woken as after [`Pull::CaughtUp`].
         caught_up: Option<Progress>,
     },
-    /// Everything that matches and is not later than `progress` has been pulled.
+    /// Every matching event up to `progress` has been pulled.
     CaughtUp { progress: Progress },
-    /// The position left the ring: the client must list again.
+    /// The position has left the ring: the client must relist.
     Expired { oldest: ResourceVersion },
-    /// The next event cannot be written in this reader's representation. Frames before it may be in the batch.
+    /// The next event cannot be written in this reader's representation. The batch may contain frames before it.
     Refused(Refused),
-    /// The reader's own terms ended the pull, and no frame was put into the batch. [`Cursor::pull`] has no such terms.
+    /// The reader's own conditions ended the pull, and no frame was added to the batch. [`Cursor::pull`] has no such
+    /// conditions.
     Stopped(Stop),
 }
 
-/// Why a reader stopped before the end of its lane.
+/// Reason why a reader stopped before the end of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// Every event before the mark has been looked at.
+    /// Every event before the mark has been processed.
     AtMark,
     /// The next event is [`FilteredEvent::Undecided`].
     Undecided,
-    /// There is more, and the looks are used up.
+    /// More events follow, and the scan budget is used up.
     LooksSpent,
 }
 
-/// What a reader who is not shown everything makes of an event that its view sees.
+/// Decision of a filtered reader about an event that its view sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilteredEvent {
-    /// The reader is told the event.
+    /// The event is sent.
     Tell,
-    /// The reader is not told the event.
+    /// The event is not sent.
     Skip,
-    /// The reader is told that the object is gone, with the content from before the event.
+    /// A DELETED event is sent, with the object's content from before the event.
     TellGone,
-    /// Nobody knows yet. The reader comes back to this event later.
+    /// The decision is not known yet. The reader returns to this event later.
     Undecided,
 }
 
-/// The state of a feed and the place behind it, at one instant.
+/// The state of a feed and the position after it, at one instant.
 #[derive(Debug, Clone)]
 pub struct Mark {
     pub snapshot: Snapshot,
     seq: u64,
 }
 
-/// How many events are looked at in one go. It bounds the time between two looks at the client.
+/// Events processed in one batch. It bounds the time between two checks of the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
 impl Cursor {
@@ -96,24 +100,24 @@ impl Cursor {
         Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 
-    /// The same place, read in another representation.
+    /// Returns this cursor with another representation.
     #[must_use]
     pub fn rendered_by(mut self, renderer: Renderer) -> Self {
         self.renderer = renderer;
         self
     }
 
-    /// The same place, of a reader that is a proxy: it is woken before those that are none.
+    /// Returns this cursor marked as a proxy's: proxies are woken before other readers.
     #[must_use]
     pub fn for_a_proxy(self) -> Self {
         self.lane.note_proxy(self.slot);
         self
     }
 
-    /// Appends frames to `batch` until about `room` bytes are in it, and moves past them.
+    /// Appends frames to `batch` until it contains about `room` bytes, and advances past them.
     ///
-    /// At least one frame is pulled if there is one, however small the room. When there is none, `waker` is woken by
-    /// the next event of this reader's lane, by upstream's next bookmark, and by the end of the history.
+    /// If there is a frame, at least one is pulled, however small the room. If there is none, the next event of this
+    /// reader's lane, upstream's next bookmark, or the end of the history wakes `waker`.
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let mut looks = usize::MAX;
         loop {
@@ -124,9 +128,8 @@ impl Cursor {
         }
     }
 
-    /// Pulls like [`pull`](Self::pull), for a reader who may look at so much in one go. `looks` is what may be spent on
-    /// events that are not told, and then what is left of it. With a [dear](View::is_dear) view, events that are told
-    /// count as well.
+    /// Pulls like [`pull`](Self::pull), with a bounded scan budget. `looks` is the budget for events that are not sent;
+    /// the call subtracts its cost. If the view is [expensive](View::is_dear), events that are sent count as well.
     pub fn pull_some(
         &mut self,
         (room, looks): (usize, &mut usize),
@@ -136,8 +139,7 @@ impl Cursor {
         self.step(None, (room, looks), waker, batch, |_, _| FilteredEvent::Tell)
     }
 
-    /// Pulls like [`pull_some`](Self::pull_some), up to a mark, for a reader who decides about each event that its view
-    /// sees.
+    /// Pulls like [`pull_some`](Self::pull_some), up to a mark. `sift` decides about each event that the view sees.
     pub fn pull_sifted(
         &mut self,
         until: Option<&Mark>,
@@ -162,7 +164,7 @@ impl Cursor {
         let mut events = Vec::new();
         let is_dear = self.view.is_dear();
         loop {
-            // Progress is read before the lane: whatever is published after this is also in the lane after this.
+            // Progress is read before the lane, so everything published up to `progress` is already in the lane.
             let progress = self.shared.progress();
             events.clear();
             let read = self.read(waker, &mut events);
@@ -204,28 +206,28 @@ impl Cursor {
             let is_at_end = read == (LaneRead::Events { caught_up: true })
                 && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {
-                // Progress is read after the lane: a parked reader is woken for what is published from here on.
+                // Progress is read after the lane: a parked reader is woken by everything published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());
                 return Pull::Frames { last, applied, caught_up };
             }
             if let Some(stop) = stop {
                 return Pull::Stopped(stop);
             }
-            // A reader that came to the end is told so, and is woken.
+            // A reader that has reached the end reports it, because its waker is registered.
             if *looks == 0 && !is_at_end {
                 return Pull::Stopped(Stop::LooksSpent);
             }
         }
     }
 
-    /// Whether the next event that this reader looks at is of version `rv`.
+    /// Returns whether the next event that this reader processes has version `rv`.
     pub fn is_next_at(&mut self, rv: ResourceVersion) -> bool {
         let mut events = Vec::new();
         self.read(None, &mut events);
         events.first().is_some_and(|event| event.rv == rv)
     }
 
-    /// Reads the next events of the lane, or of the ring as long as the position is [`LaneRead::Behind`] the lane's
+    /// Reads the next events of the lane, or of the ring while the position is [`LaneRead::Behind`] the lane's
     /// beginning.
     fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> LaneRead {
         match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
@@ -241,33 +243,33 @@ impl Cursor {
         }
     }
 
-    /// The state as of now, and the place behind it. In a feed that is over that place is never reached.
+    /// Returns the current state and the position after it. If the feed has ended, the position is never reached.
     pub fn mark(&self) -> Mark {
         let timeline = self.shared.timeline.read();
         Mark { snapshot: timeline.applied(), seq: timeline.ring.next_seq }
     }
 
-    /// This reader's place as a mark behind `snapshot`, which is the state that it was opened with.
+    /// Returns this reader's position as a mark after `snapshot`, which must be the state that it was opened with.
     pub fn mark_here(&self, snapshot: Snapshot) -> Mark {
         Mark { snapshot, seq: self.next }
     }
 
-    /// The position of the next event that it looks at.
+    /// Returns the position of the next event to process.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Its lane, for an onlooker.
+    /// Returns an observer of its lane.
     pub fn follower(&self) -> Follower {
         Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
-    /// Whether this reader is told nothing of version `rv`, because it asked for what is later.
+    /// Returns whether this reader skips events of version `rv`, because it asked for later ones.
     pub fn skips(&self, rv: ResourceVersion) -> bool {
         rv <= self.skip
     }
 
-    /// The version behind which this reader started.
+    /// Returns the version after which this reader started.
     pub fn start(&self) -> ResourceVersion {
         self.after
     }
@@ -280,8 +282,7 @@ impl Cursor {
         &self.renderer
     }
 
-    /// Puts the frame of an event into the batch and returns its length; `None` if the reader is to look at it again
-    /// later.
+    /// Adds the frame of an event to the batch and returns its length; `None` if the reader must return to it later.
     fn take(
         &self,
         event: &Event,

@@ -9,7 +9,8 @@ use super::budget::{Budget, LeastUsed};
 use crate::wire::{Object, Renderer};
 use base::Account;
 
-/// Objects whose derived JSON is kept, so that it is made once and not for every reader. Bounded; the oldest go first.
+/// Objects whose derived JSON is kept, so that it is encoded once and not for every reader. If the limit is reached,
+/// the oldest is dropped first.
 ///
 /// The bodies themselves are kept in the objects.
 #[derive(Debug)]
@@ -21,13 +22,13 @@ pub(super) struct DerivedJson {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Each object with the bytes that are charged for it, and since when. It is charged until its turn comes, even if
+    /// Each object with the bytes charged for it and the time since when. It stays charged until it is evicted, even if
     /// the object is gone.
     objects: VecDeque<(Weak<Object>, usize, Instant)>,
     bytes: usize,
 }
 
-/// What one feed may keep: the JSON of some five thousand pods.
+/// Limit per feed, in bytes: the JSON of about five thousand pods.
 const BYTES_MAX: usize = 64 << 20;
 
 impl DerivedJson {
@@ -35,7 +36,8 @@ impl DerivedJson {
         Self { budget, account, queue: Mutex::default() }
     }
 
-    /// Keeps `body`, which `renderer` made, with its object. Returns it: who sends it sends what is kept, and charged.
+    /// Stores `body`, written by `renderer`, with its object. Returns the body to send, which is charged to the
+    /// account.
     pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes, renderer: &Renderer) -> Bytes {
         let len = body.len();
         if len > BYTES_MAX {
@@ -43,7 +45,8 @@ impl DerivedJson {
         }
         let body = self.account.keep(body);
         let mut queue = self.queue.lock();
-        // Checked under the lock: nothing stays behind when a renderer is revoked before everything is dropped.
+        // Checked under the lock, so that no revoked body remains if the renderer is revoked before everything is
+        // dropped.
         if renderer.is_revoked() || object.keep_json(Some(body.clone())) {
             return body;
         }
@@ -65,7 +68,7 @@ impl DerivedJson {
         }
     }
 
-    /// The bytes that are charged.
+    /// Returns the bytes that are charged.
     pub(super) fn bytes(&self) -> usize {
         self.queue.lock().bytes
     }

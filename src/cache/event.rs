@@ -9,51 +9,52 @@ use crate::wire::{Object, Refused, Renderer, Representation};
 use base::{Account, mutant};
 use kubeapi::{EventType, ResourceVersion};
 
-/// One change of one object, as upstream reported it, with what selectors need to know of the state before.
+/// One change of one object as reported by upstream, with the previous state that selectors need.
 #[derive(Debug)]
 pub struct Event {
-    /// Our own dense index: one more than the event before it in this feed.
+    /// The feed's own dense index: one more than that of the previous event.
     pub seq: u64,
-    /// Upstream's version of the change. Several events may share one: a lease revocation deletes many at once
-    /// (R-VERSION-2).
+    /// Upstream's version of the change. Several events may share a version: a lease revocation deletes many objects at
+    /// once (R-VERSION-2).
     pub rv: ResourceVersion,
-    /// What an unfiltered watch is told: `Added`, `Modified` or `Deleted`.
+    /// Event type for an unfiltered watch: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
-    /// The object after the change; for `Deleted` its last content at the deletion's version.
+    /// The object after the change; for `Deleted` its last content, at the deletion's version.
     pub object: Arc<Object>,
-    /// The object before the change, if it existed; `None` in a `Modified` if nobody knows, as in a feed's prehistory.
+    /// The object before the change, if it existed. Also `None` for a `Modified` event whose previous state is unknown,
+    /// which can be backfilled events.
     pub previous: Option<Arc<Object>>,
     pub(super) at: Instant,
-    /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
+    /// Frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
     alternates: Next,
 }
 
-/// A frame besides the one that came: for watches whose selector the object entered or left, or in a derived
-/// representation. It is made at first need, once for everybody, and goes with the event.
+/// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
+/// representation. It is encoded at first use, shared by all readers, and dropped with the event.
 ///
-/// Alternates are a list, for an event has one or two out of many possible ones. The list only grows, so a reader waits
-/// for nobody.
+/// Alternates form a list, because an event has one or two of many possible ones. The list only grows, so readers never
+/// block.
 #[derive(Debug)]
 struct Alternate {
     representation: Representation,
     event_type: EventType,
-    /// The release that it was written for.
+    /// Server release that it was written for.
     release: u32,
     frame: Bytes,
-    /// Bytes of all alternates of the feed, for which the ring makes room.
+    /// Counter of the bytes of all alternates of the feed, which count towards the ring's limit.
     held: Arc<AtomicUsize>,
     next: Next,
 }
 
 type Next = OnceLock<Box<Alternate>>;
 
-/// Accounts for the frames that were made of one feed's events and are kept with them.
+/// Accounts for the frames that were derived from one feed's events and are kept with them.
 #[derive(Debug)]
 pub(super) struct Made {
-    /// Bytes of these frames, for which the ring makes room.
+    /// Bytes of these frames, which count towards the ring's limit.
     pub(super) bytes: Arc<AtomicUsize>,
-    /// The account that is charged for as long as anybody sends them.
+    /// Account that is charged until the last sender has released the frame.
     pub(super) account: Arc<Account>,
 }
 
@@ -70,13 +71,13 @@ impl Event {
         Self { seq, rv, event_type, object, previous, at, frame, alternates: OnceLock::new() }
     }
 
-    /// The same event, now that it is known what was there before.
+    /// Returns the same event with its previous state.
     pub(super) fn explained(&self, previous: Arc<Object>) -> Self {
         let Self { seq, event_type, object, frame, at, .. } = self;
         Self::new(*seq, *event_type, object.clone(), Some(previous), frame.clone(), *at)
     }
 
-    /// What a watch with this view is told of the change, if anything.
+    /// Returns the event type that a watch with this view receives for the change, or `None` if it receives none.
     pub fn seen_by(&self, view: &View) -> Option<EventType> {
         if view.is_everything() {
             return Some(self.event_type);
@@ -84,20 +85,21 @@ impl Event {
         let before = match (&self.previous, self.event_type) {
             (Some(previous), _) => view.matches(previous),
             (None, EventType::Added) => false,
-            // What was there before is not known. Of a deletion the last content is the best witness; of a change, only
-            // views that go by the key are shown it.
+            // The previous state is unknown. For a deletion the last content is the best approximation. A modification
+            // is only shown to views that select by key.
             (None, _) => view.matches(&self.object),
         };
         let now = self.event_type != EventType::Deleted && view.matches(&self.object);
         seen_as(before, now)
     }
 
-    /// About what it costs to find out what a watch with this view sees of the event.
+    /// Returns the approximate cost of deciding whether a watch with this view receives the event.
     pub(super) fn cost_for(&self, view: &View) -> usize {
         view.cost_of(&self.object) + self.previous.as_ref().map_or(0, |previous| view.cost_of(previous))
     }
 
-    /// The frame of this event as a watch that sees it as `event_type` gets it. `made` counts what is kept for others.
+    /// Returns the frame of this event for a watch that receives it as `event_type`. `made` counts frames kept for
+    /// other readers.
     pub(super) fn frame_as(&self, event_type: EventType, renderer: &Renderer, made: &Made) -> Result<Bytes, Refused> {
         if event_type == self.event_type && renderer.is_verbatim() {
             return Ok(self.frame.clone());
@@ -107,15 +109,15 @@ impl Event {
         if let Some(known) = known.filter(|known| known.release == renderer.release()) {
             return Ok(known.frame.clone());
         }
-        // If two readers race, a frame is made twice. Nobody waits under a lock.
+        // If two readers race, a frame is encoded twice. This avoids waiting under a lock.
         let frame = match (event_type, &self.previous) {
-            // The object left the selector: its previous content, at this change's version (R-EVENT-2).
+            // The object left the selector: the frame has its previous content, at this change's version (R-EVENT-2).
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
                 renderer.frame(event_type, &previous.restamped(self.rv))?
             }
             _ => renderer.frame(event_type, self.object.body())?,
         };
-        // Frames of one release only are kept, so that they are bounded.
+        // Frames of one release only are kept, so that their number is bounded.
         if known.is_none() {
             let frame = made.account.keep(frame);
             self.keep(Alternate::new(representation, event_type, renderer.release(), frame.clone(), &made.bytes));
@@ -138,23 +140,24 @@ impl Event {
         std::iter::successors(self.alternates.get(), |alternate| alternate.next.get()).map(|alternate| &**alternate)
     }
 
-    /// The frame for a reader that may no longer see the object and knows it as it was before. It shows nothing newer
-    /// than the version at which the object is gone.
+    /// Returns a DELETED frame for a reader that has lost access to the object. It has the content from before the
+    /// event, at the version of the event, so the reader sees nothing newer. `None` if no previous state is known.
     pub(super) fn frame_gone(&self, renderer: &Renderer) -> Result<Option<Bytes>, Refused> {
         let frame = |previous: &Arc<Object>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
         self.previous.as_ref().map(frame).transpose()
     }
 
-    /// Bytes of the frames that were made of this event.
+    /// Returns the bytes of the frames derived from this event.
     pub(super) fn alternate_bytes(&self) -> usize {
         self.alternates().map(|alternate| alternate.frame.len()).sum()
     }
 
-    /// Bytes of an event besides its object and its frame: itself, its count, and its places in the ring and in lanes.
+    /// Memory of an event in bytes besides its object and its frame: itself, its reference counts, and its slots in the
+    /// ring and in lanes.
     pub(crate) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
 
-    /// Bytes charged to the ring for this event: its frame, the fields that were read of its object, and its previous
-    /// object, which the store has let go.
+    /// Returns the bytes charged to the ring for this event: its frame, the fields read from its object, and its
+    /// previous object. The previous object has left the store.
     pub(super) fn charge(&self) -> usize {
         let previous = self.previous.as_ref().map_or(0, |previous| previous.size());
         self.frame.len() + self.object.size() - self.object.body().len() + previous + size_of::<Self>()
@@ -184,7 +187,7 @@ impl Drop for Alternate {
     }
 }
 
-/// The event type that a watch sees, from whether its selector matched before and matches now (R-EVENT-2).
+/// Returns the event type for a watch, from whether its selector matched before and matches now (R-EVENT-2).
 pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),

@@ -1,9 +1,9 @@
-/// How many events are waiting for a reader.
+/// Number of events that a reader has not processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventsWaiting {
     Exactly(usize),
-    /// The lane holds so many, and there are others before them.
+    /// The lane holds this many, and the ring has others before them.
     AtLeast(usize),
-    /// The reader's place has left the history, of which the lane holds so many.
+    /// The reader's position has left the history, of which the lane still holds this many events.
     Lost(usize),
 }

@@ -6,7 +6,7 @@ use super::progress::Progress;
 use super::shared::Shared;
 use super::view::View;
 
-/// A reader's lane as an onlooker sees it. It keeps no event alive, and the reader does not wait for it.
+/// A read-only observer of a reader's lane. It keeps no event alive and never delays the reader.
 #[derive(Debug, Clone)]
 pub struct Follower {
     shared: Arc<Shared>,
@@ -19,22 +19,22 @@ impl Follower {
         Self { shared, lane, view }
     }
 
-    /// What the reader sees.
+    /// Returns the reader's view.
     pub fn view(&self) -> &View {
         &self.view
     }
 
-    /// How many events the lane has from position `next` on.
+    /// Returns the number of events that the lane has from position `next` on.
     pub fn waiting(&self, next: u64) -> EventsWaiting {
         self.lane.waiting(next)
     }
 
-    /// How far the feed is.
+    /// Returns the feed's progress.
     pub fn progress(&self) -> Progress {
         self.shared.progress()
     }
 
-    /// The resource, as metrics name it.
+    /// Returns the resource as metrics name it.
     pub fn resource(&self) -> String {
         self.shared.gvr.to_string()
     }

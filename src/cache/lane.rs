@@ -13,9 +13,9 @@ use base::{CoreWaker, mutant};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
-/// Every lane holds shared references to the ring's events, so a lane costs one pointer per event that it holds. The
-/// lane of all events is the ring. A narrow lane holds only the end of its sequence. Whoever is further behind reads
-/// the ring until it comes to where the lane begins ([`LaneRead::Behind`]).
+/// Lanes hold shared references to the ring's events, so a lane costs one pointer per event. The lane of all events is
+/// the ring. A narrow lane holds only the end of its sequence. A reader that is further behind reads the ring until it
+/// reaches the beginning of the lane ([`LaneRead::Behind`]).
 #[derive(Debug)]
 pub(super) struct Lane {
     key: LaneKey,
@@ -28,51 +28,51 @@ struct Log {
     events: VecDeque<Arc<Event>>,
     /// The lane holds its events from this `seq` on.
     from: u64,
-    /// An event of this lane right before this `seq` has left the ring.
+    /// The event of this lane directly before this `seq` has left the ring.
     lost: u64,
-    /// No event will follow, for the feed has started a new history.
+    /// No events will follow, because the feed has started a new history or has ended.
     closed: bool,
     readers: Slab<Reader>,
-    /// Slots of the readers that are parked.
+    /// Slots of the parked readers.
     parked: Vec<usize>,
-    /// The view of the reader that came last: the next one mostly wants the same.
+    /// View of the most recently added reader. The next reader often has an equal one.
     view: Option<Arc<View>>,
 }
 
 #[derive(Debug, Default)]
 struct Reader {
     is_proxy: bool,
-    /// The core that it is on, by whose thread it is woken.
+    /// The reader's core, whose thread wakes it.
     core: Option<Arc<CoreWaker>>,
     parked: Option<Parked>,
 }
 
-/// A reader that waits.
+/// A waiting reader.
 #[derive(Debug)]
 struct Parked {
     waker: Waker,
-    /// Its place in [`Log::parked`], so that ten thousand readers that leave one by one do not each search it.
+    /// Index in [`Log::parked`], so that removing one of ten thousand readers does not search the list.
     at: usize,
 }
 
-/// What [`Lane::read`] found at a position.
+/// Result of [`Lane::read`] at a position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LaneRead {
-    /// At least one event was put into the batch.
+    /// At least one event was added to the batch.
     Events {
-        /// Nothing follows them yet, and the waker is registered.
+        /// No events follow yet, and the waker is registered.
         caught_up: bool,
     },
-    /// There is nothing at or after the position yet, and the waker is registered.
+    /// No events at or after the position yet, and the waker is registered.
     CaughtUp,
-    /// The lane begins later: the ring has what is between.
+    /// The lane begins later; the ring has the events in between.
     Behind,
     /// Events at the position have left the ring, or the history has ended.
     Expired,
 }
 
 impl Lane {
-    /// An empty lane that is complete from `from` on, and holds the last `events_max` events of its sequence.
+    /// Creates an empty lane that is complete from `from` on and holds the last `events_max` events of its sequence.
     pub(super) fn new(key: LaneKey, from: u64, events_max: usize) -> Self {
         Self { key, events_max, log: Mutex::new(Log { from, ..Log::default() }) }
     }
@@ -81,8 +81,8 @@ impl Lane {
         &self.key
     }
 
-    /// Adds an event, once however often it is pushed. Returns the readers that are to be woken once the writer's
-    /// critical section is over.
+    /// Adds an event; pushing the same event again has no effect. Adds parked readers to `wakes`, for the writer to
+    /// wake after its critical section.
     pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut Wakes) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
@@ -98,7 +98,8 @@ impl Lane {
         log.take_parked(wakes);
     }
 
-    /// Puts events in front of all others, which follow them without a gap. No reader is there yet, so none is woken.
+    /// Puts events in front of all others. They must precede those without a gap. No reader has a position there, so
+    /// none is woken.
     pub(super) fn prepend(&self, events: Vec<Arc<Event>>) {
         let mut log = self.log.lock();
         log.from = events.first().map_or(log.from, |first| first.seq);
@@ -108,7 +109,7 @@ impl Lane {
         }
     }
 
-    /// Puts an event in the place of another one of the same `seq`, if that is still there. Returns the other one.
+    /// Replaces the event with the same `seq`, if it is still there. Returns the replaced event.
     pub(super) fn exchange(&self, event: Arc<Event>) -> Option<Arc<Event>> {
         let mut log = self.log.lock();
         let at = log.events.binary_search_by_key(&event.seq, |held| held.seq).ok()?;
@@ -120,8 +121,8 @@ impl Lane {
         self.log.lock().take_parked(wakes);
     }
 
-    /// Ends the lane: every reader finds its position lost. Returns its events, which nobody reads any more, however
-    /// long its readers stay.
+    /// Ends the lane: every reader finds its position expired. Returns the events, so that slow readers do not keep
+    /// them alive.
     pub(super) fn close(&self, wakes: &mut Wakes) -> VecDeque<Arc<Event>> {
         let mut log = self.log.lock();
         log.closed = true;
@@ -129,9 +130,9 @@ impl Lane {
         std::mem::take(&mut log.events)
     }
 
-    /// Copies up to `events_max` events from position `next` on, and registers `waker` if that is all.
+    /// Copies up to `events_max` events from position `next` on, and registers `waker` if no more follow.
     ///
-    /// Both happen under one lock, so that no event can fall between "nothing there" and "wake me".
+    /// Both happen under one lock, so that no event is missed between the read and the registration.
     pub(super) fn read(
         &self,
         next: u64,
@@ -157,8 +158,8 @@ impl Lane {
     }
 
     /// Copies events of the ring for a reader of the lane `narrow`, which begins later than `next`. Returns the
-    /// position up to which there is nothing to look at, or `None` if the position is lost. The writer must be kept
-    /// out, or an event could leave the ring between two looks.
+    /// position up to which no further events exist, or `None` if the position has expired. The caller must exclude the
+    /// writer, or an event could leave the ring between the two locks.
     pub(super) fn read_for(
         &self,
         narrow: &Self,
@@ -170,13 +171,13 @@ impl Lane {
             let log = narrow.log.lock();
             (!log.closed && next >= log.lost).then_some(log.from)?
         };
-        // Events that have left the ring behind `next` belonged to other lanes.
+        // Events after `next` that have left the ring belonged to other lanes.
         let before = batch.len();
         self.log.lock().copy(next, events_max, batch);
         Some(if batch.len() > before { next } else { from.max(next) })
     }
 
-    /// The event with this `seq` leaves the ring.
+    /// Removes the event with this `seq`, which leaves the ring.
     pub(super) fn evict(&self, seq: u64) {
         let mut log = self.log.lock();
         if log.events.front().is_some_and(|event| event.seq == seq) {
@@ -185,7 +186,7 @@ impl Lane {
         log.lost = seq + 1;
     }
 
-    /// How many events a reader at position `next` has not seen.
+    /// Returns the number of events that a reader at position `next` has not processed.
     pub(super) fn waiting(&self, next: u64) -> EventsWaiting {
         let log = self.log.lock();
         let behind = |next| log.events.len() - log.events.partition_point(|event| event.seq < next);
@@ -196,7 +197,7 @@ impl Lane {
         }
     }
 
-    /// Adds a reader. Returns its slot and its view, which readers share if they want the same.
+    /// Adds a reader. Returns its slot and its view, which is shared with an equal reader.
     pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
         let mut log = self.log.lock();
         let known = log.view.take().filter(|known| **known == view);
@@ -205,7 +206,7 @@ impl Lane {
         (log.readers.insert(Reader { core: CoreWaker::here(), ..Reader::default() }), view)
     }
 
-    /// Returns whether this was the last reader.
+    /// Removes a reader. Returns whether it was the last one.
     pub(super) fn remove_reader(&self, slot: usize) -> bool {
         let mut log = self.log.lock();
         if let Some(parked) = log.readers.remove(slot).parked {
@@ -214,7 +215,7 @@ impl Lane {
         log.readers.is_empty()
     }
 
-    /// Has the reader of this slot woken before those that are no proxies.
+    /// Marks the reader of this slot as a proxy: proxies are woken before other readers.
     pub(super) fn note_proxy(&self, slot: usize) {
         if let Some(reader) = self.log.lock().readers.get_mut(slot) {
             reader.is_proxy = true;
@@ -225,27 +226,27 @@ impl Lane {
         !self.log.lock().readers.is_empty()
     }
 
-    /// Whether a reader has not come to the end.
+    /// Returns whether a reader has not reached the end.
     pub(super) fn is_behind(&self) -> bool {
         let log = self.log.lock();
         log.readers.len() > log.parked.len()
     }
 
-    /// Runs `read` over the events that are held.
+    /// Calls `read` with the events of the lane.
     pub(super) fn with_events<T>(&self, read: impl FnOnce(&VecDeque<Arc<Event>>) -> T) -> T {
         read(&self.log.lock().events)
     }
 }
 
 impl Log {
-    /// Copies up to `events_max` events from position `next` on, and returns whether there are more. It looks at the
-    /// end first, where readers mostly are.
+    /// Copies up to `events_max` events from position `next` on, and returns whether more follow. It checks the end
+    /// first, where most readers are.
     fn copy(&self, next: u64, events_max: usize, batch: &mut Vec<Arc<Event>>) -> bool {
         if self.events.back().is_none_or(|last| last.seq < next) {
             return false;
         }
         let at = match self.events.len().checked_sub(2) {
-            // Mostly there is one new event.
+            // Usually there is one new event.
             Some(last_but_one) if self.events[last_but_one].seq < next => last_but_one + 1,
             _ => self.events.partition_point(|event| event.seq < next),
         };
@@ -264,7 +265,7 @@ impl Log {
         }
     }
 
-    /// Takes a place out of `parked`. The last place moves there.
+    /// Removes an entry of `parked`. The last entry moves into its slot.
     fn unpark(&mut self, at: usize) {
         self.parked.swap_remove(at);
         if let Some(moved) = self.parked.get(at).and_then(|slot| self.readers.get_mut(*slot)?.parked.as_mut()) {

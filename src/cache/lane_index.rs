@@ -8,34 +8,34 @@ use super::lane_key::LaneTerm;
 use indexmap::IndexMap;
 use kubeapi::Attributes;
 
-/// The narrow lanes of one namespace, or of all namespaces together. An event finds here the lanes that it concerns.
+/// The narrow lanes of one namespace, or those of all namespaces, indexed by the terms that an event can match.
 ///
-/// It looks up what somebody asked for and nothing else: an object with thirty labels costs no look-up where no lane is
-/// open for any label. The number of look-ups is bounded by the object, not by the lanes: one for its name, two for
-/// each field of the table, two for each of its labels.
+/// An event only looks up keys that have an open lane: if no lane is open for any label, thirty labels cost no look-up.
+/// The object bounds the number of look-ups, not the lanes. It needs one for its name, two for each field of the table,
+/// and two for each of its labels.
 #[derive(Debug, Default)]
 pub(super) struct LaneIndex {
     whole: Option<Arc<Lane>>,
     names: ByValue,
-    /// By the field's place in the table. A table has a dozen fields at most.
+    /// Lanes by the field's index in the table. A table has a dozen fields at most.
     fields: Vec<(usize, ByValue)>,
     labels: IndexMap<Box<str>, LabelLanes>,
 }
 
 type ByValue = IndexMap<Box<str>, Arc<Lane>>;
 
-/// The lanes for one label.
+/// The lanes for one label key.
 #[derive(Debug, Default)]
 struct LabelLanes {
     present: Option<Arc<Lane>>,
     equal: ByValue,
     sets: IndexMap<Box<[Box<str>]>, Arc<Lane>>,
-    /// The lanes of sets, by each of their values.
+    /// The lanes of value sets, by each of their values.
     members: IndexMap<Box<str>, Vec<Arc<Lane>>>,
 }
 
 impl LaneIndex {
-    /// The lane for a term, made by `fresh` on demand.
+    /// Returns the lane for a term, created with `fresh` if it does not exist.
     pub(super) fn open(&mut self, term: &LaneTerm, fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
         match term {
             LaneTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),
@@ -53,7 +53,7 @@ impl LaneIndex {
         }
     }
 
-    /// Drops the lane for a term if nobody reads it. Returns whether it was dropped.
+    /// Drops the lane for a term if it has no readers. Returns whether it was dropped.
     pub(super) fn release(&mut self, term: &LaneTerm) -> bool {
         match term {
             LaneTerm::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
@@ -81,15 +81,14 @@ impl LaneIndex {
         self.whole.is_none() && self.names.is_empty() && self.fields.is_empty() && self.labels.is_empty()
     }
 
-    /// Every lane, once.
+    /// Iterates over every lane once.
     pub(super) fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
         let fields = self.fields.iter().flat_map(|(_, lanes)| lanes.values());
         let labels = self.labels.values().flat_map(LabelLanes::each);
         self.whole.iter().chain(self.names.values()).chain(fields).chain(labels)
     }
 
-    /// Visits the lanes that get the event because of what the object is or was. A lane that a set leads to may be
-    /// visited twice.
+    /// Visits the lanes that the object matches before or after the event. A lane of a value set may be visited twice.
     pub(super) fn visit(&self, event: &Event, name: &str, visit: &mut impl FnMut(&Lane)) {
         self.whole.iter().for_each(|lane| visit(lane));
         find(&self.names, name, visit);
@@ -106,7 +105,7 @@ impl LaneIndex {
         }
     }
 
-    /// Goes through the labels that somebody asked for, or through those of the object, whichever are fewer.
+    /// Iterates over the label keys that have lanes or over those of the object, whichever are fewer.
     fn visit_labels(&self, now: &Attributes, before: Option<&Attributes>, visit: &mut impl FnMut(&Lane)) {
         let value_before = |key: &str| before.and_then(|before| before.label(key));
         if self.labels.len() <= now.labels().len() {
@@ -189,7 +188,7 @@ impl LabelLanes {
 }
 
 fn find(lanes: &ByValue, key: &str, visit: &mut impl FnMut(&Lane)) {
-    // Even an empty map would hash the key.
+    // Avoids hashing the key, which even an empty map would do.
     if let Some(lane) = (!lanes.is_empty()).then(|| lanes.get(key)).flatten() {
         visit(lane);
     }

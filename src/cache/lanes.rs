@@ -9,8 +9,7 @@ use super::wakes::Wakes;
 use base::mutant;
 use indexmap::IndexMap;
 
-/// The lanes of one feed. They find the readers that an event concerns in a few look-ups, however many readers there
-/// are.
+/// The lanes of one feed. They find the readers of an event in a few look-ups, independent of the number of readers.
 #[derive(Debug)]
 pub(super) struct Lanes {
     /// The lane of every event: the ring itself.
@@ -18,15 +17,15 @@ pub(super) struct Lanes {
     /// Narrow lanes that span all namespaces.
     everywhere: LaneIndex,
     namespaces: IndexMap<Box<str>, LaneIndex>,
-    /// How many narrow lanes are open.
+    /// Number of open narrow lanes.
     narrow: usize,
-    /// Events that each of them holds.
+    /// Events that each narrow lane holds.
     narrow_events_max: usize,
 }
 
 impl Lanes {
-    /// No lane but that of all events, complete from `from` on. That one holds what the ring holds; a narrow one at
-    /// most so many events.
+    /// Creates the lane of all events, complete from `from` on. It holds the same events as the ring; narrow lanes hold
+    /// at most `narrow_events_max`.
     pub(super) fn new(from: u64, narrow_events_max: usize) -> Self {
         Self {
             all: Arc::new(Lane::new(LaneKey::all(), from, usize::MAX)),
@@ -37,7 +36,7 @@ impl Lanes {
         }
     }
 
-    /// The lane for `key`, made on demand. A new one begins at `next_seq`: earlier events are in the ring.
+    /// Returns the lane for `key`, created on demand. A new lane begins at `next_seq`: earlier events are in the ring.
     pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<Lane> {
         if key.is_all() {
             return self.all.clone();
@@ -53,7 +52,7 @@ impl Lanes {
         }
     }
 
-    /// Drops the lane if its last reader has gone.
+    /// Drops the lane if it has no more readers.
     pub(super) fn release(&mut self, key: &LaneKey) {
         let dropped = match &key.namespace {
             None => self.everywhere.release(&key.term),
@@ -83,17 +82,17 @@ impl Lanes {
         self.each().for_each(|lane| lane.nudge(wakes));
     }
 
-    /// Ends every lane. Returns their events, to be dropped when no lock is held.
+    /// Ends every lane. Returns their events, for the caller to drop without holding a lock.
     pub(super) fn close(&self, wakes: &mut Wakes) -> Vec<VecDeque<Arc<Event>>> {
         self.each().map(|lane| lane.close(wakes)).collect()
     }
 
-    /// Starts over with empty lanes, complete from `from` on. Readers of the old ones keep those, closed.
+    /// Replaces all lanes with empty ones, complete from `from` on. Readers of the old lanes keep those, closed.
     pub(super) fn reopen(&mut self, from: u64) {
         *self = Self::new(from, self.narrow_events_max);
     }
 
-    /// How many narrow lanes are open.
+    /// Returns the number of open narrow lanes.
     pub(super) fn len(&self) -> usize {
         self.narrow
     }

@@ -1,41 +1,41 @@
 use tokio::time::Instant;
 
-/// Whether a feed can be served from.
+/// State of a feed: whether requests can be served from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedState {
-    /// There is no complete state yet.
+    /// The first list is not complete.
     Syncing,
-    /// Upstream's stream is open.
+    /// Upstream's watch is open.
     Live,
-    /// The stream was open until `since`; from then on the cache may lag behind.
+    /// The watch was open until `since`; the cache may lag behind upstream from then on.
     Stale { since: Instant },
-    /// The feed is over; readers look for another one or pass through.
+    /// The feed has ended; readers use another feed or pass through to upstream.
     Ended(FeedEnd),
 }
 
-/// Why a feed is over.
+/// Reason why a feed has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedEnd {
-    /// Upstream does not let our identity read it.
+    /// Upstream denies the proxy's identity access to it.
     Forbidden,
-    /// Upstream does not know the resource, or not any more.
+    /// Upstream does not know the resource, or no longer does.
     Gone,
     /// Upstream does not offer the resource in this encoding.
     NotOffered,
     /// Its resourceVersions are not numbers, or its objects do not decode.
     Unreadable,
-    /// It does not fit into the memory that feeds may take.
+    /// It does not fit into the memory limit of feeds.
     OverBudget,
-    /// The resource's definition has changed, and another feed takes this one's place.
+    /// The resource's definition has changed, and another feed replaces this one.
     Outdated,
-    /// Nobody has read it for a while.
+    /// It had no readers for a while.
     Idle,
-    /// The proxy stops.
+    /// The proxy is shutting down.
     Shutdown,
 }
 
 impl FeedEnd {
-    /// Whether trying again at once would end the same way.
+    /// Returns whether an immediate retry would end the same way.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable | Self::OverBudget)
     }

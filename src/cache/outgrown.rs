@@ -1,17 +1,17 @@
-/// What the budget knows of one feed when memory is full and only a feed can go.
+/// Memory use of one feed, for the decision which feed to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weight {
-    /// What the feed holds.
+    /// Bytes that the feed holds.
     pub(super) held: usize,
-    /// What it held when its state was complete; 0 while that is being listed.
+    /// Bytes held when its state was complete; 0 while its first list is incomplete.
     pub(super) admitted: usize,
-    /// Whether its growth was what did not fit any more.
+    /// Whether its growth exceeded the limit.
     pub(super) crossed: bool,
 }
 
-/// Chooses the feed that ends: the one that has grown the most since it was admitted, and of equals the one whose
-/// growth did not fit, or that holds more. A feed that has not grown does not make room for others that have. If none
-/// has grown, the largest ends.
+/// Returns the index of the feed to end: the one that has grown the most since its state was complete. Among equals it
+/// is the one whose growth exceeded the limit, then the larger one. A feed that has not grown never makes room for
+/// feeds that have. If none has grown, the largest ends.
 pub(super) fn outgrown(feeds: &[Weight]) -> Option<usize> {
     let grown = |feed: &Weight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
     let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);

@@ -6,13 +6,13 @@ use super::snapshot::Taken;
 use super::{CacheConfig, Snapshot};
 use kubeapi::ResourceVersion;
 
-/// Snapshots kept for clients that page through a LIST, newest use last; bounded by count and age.
+/// Snapshots kept for clients that page through a LIST, most recently used last; bounded by count and age.
 ///
-/// Structural sharing makes one cost about what has changed since. The age counts from the first page, whatever is read
-/// later: the apiserver's tokens expire however often they are used, and clients are tested for coping with that.
+/// Structural sharing makes one cost about the size of the changes since. The age counts from the first page,
+/// regardless of later reads: the apiserver's continue tokens also expire while in use, and clients can handle that.
 #[derive(Debug, Default)]
 pub(super) struct PagingSnapshots {
-    /// Each snapshot with the time since which it is kept.
+    /// Each snapshot with the time at which it was first kept.
     snapshots: VecDeque<(Snapshot, Instant)>,
 }
 
@@ -37,7 +37,7 @@ impl PagingSnapshots {
         self.snapshots.remove(at)
     }
 
-    /// Since when the snapshot is kept that goes first.
+    /// Returns the time at which the oldest snapshot was first kept.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.snapshots.iter().map(|(_, since)| *since).min()
     }
@@ -48,7 +48,7 @@ impl PagingSnapshots {
         self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
     }
 
-    /// When the oldest snapshot was taken, which keeps the most alive.
+    /// Returns the point at which the oldest snapshot was taken. It keeps the most memory alive.
     pub(super) fn first_taken(&self) -> Option<Taken> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
     }

@@ -1,9 +1,9 @@
-//! States that are kept for clients that are being told them.
+//! Pins on states that are being sent to clients.
 //!
-//! A state shares with the store what has not changed since, and keeps the rest alive for as long as somebody has it. A
-//! client that does not read would keep it for ever. So whoever is told a state has a [`Pin`] on it. The pin says when
-//! something was last told, and ends its owner by its terms or because the memory is needed: the owner is cut, and what
-//! it held is free whether or not anybody polls it again.
+//! A state shares unchanged objects with the store and keeps the others alive. A client that does not read would keep
+//! them forever. So each watch or list that sends a state holds a [`Pin`] on it. The pin records the time of the last
+//! progress. If its terms are exceeded or the memory is needed, it cuts its owner. The memory is then freed even if the
+//! owner is never polled again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -19,15 +19,15 @@ use super::Snapshot;
 use super::snapshot::Taken;
 use base::Cut;
 
-/// The pins on states of all feeds. Cloning shares.
+/// The pins on states of all feeds. Clones share them.
 ///
-/// There are no more pins than watches and lists have places.
+/// The concurrency limits of watches and lists bound the number of pins.
 #[derive(Debug, Clone, Default)]
 pub struct Pins {
     shared: Arc<Shared>,
 }
 
-/// Keeps a state for as long as it lives.
+/// Registration of a state that is in use. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Pin {
     pins: Pins,
@@ -35,26 +35,26 @@ pub struct Pin {
     entry: Arc<Entry>,
 }
 
-/// What ends a pin's owner, besides a need of memory.
+/// Limits that end a pin's owner, besides a shortage of memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PinTerms {
-    /// The owner ends at this time, for this reason.
+    /// Time at which the owner ends, and the reason.
     pub until: Option<(Instant, &'static str)>,
-    /// The owner ends when it was told nothing for so long.
+    /// The owner ends if it made no progress for this long.
     pub idle_max: Option<Duration>,
 }
 
-/// A feed whose states are told.
+/// A feed whose states can be pinned.
 pub(super) trait KeepsStates: fmt::Debug + Send + Sync {
-    /// How many bytes at most are kept alive by a state that was taken then, and by nothing else. Once the feed is
-    /// over, that is all of its bytes.
+    /// Returns an upper bound of the bytes that only a state taken then keeps alive. If the feed has ended, that is all
+    /// of the state's bytes.
     fn kept_by(&self, taken: Taken) -> usize;
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     pinned: Mutex<Pinned>,
-    /// Wakes the task that holds owners to their terms, when there is a first pin again.
+    /// Wakes the task that enforces the terms, once the first pin is added.
     any: Notify,
 }
 
@@ -72,19 +72,19 @@ struct Entry {
     cut: Cut,
     terms: PinTerms,
     since: Instant,
-    /// When its owner was last told something, in milliseconds after that.
+    /// Time of the owner's last progress, in milliseconds after `since`.
     told: AtomicU64,
 }
 
-/// The reason for cutting an owner that was told nothing for too long.
+/// Reason for cutting an owner that made no progress.
 const STALLED: &str = "stalled";
-/// The reason for cutting an owner whose memory was needed.
+/// Reason for cutting an owner whose memory was needed.
 const MEMORY: &str = "memory";
-/// How often pins are checked while there are any.
+/// Interval between two checks while there are any pins.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Pins {
-    /// Keeps a state of `feed` for somebody who is being told it. `cut` ends that somebody.
+    /// Registers a state of `feed` that is being sent. `cut` ends the sender.
     pub(super) fn pin(&self, feed: Arc<dyn KeepsStates>, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
         let taken = snapshot.taken();
         let (since, told) = (Instant::now(), AtomicU64::new(0));
@@ -100,7 +100,7 @@ impl Pins {
         Pin { pins: self.clone(), id, entry }
     }
 
-    /// Holds owners to their terms; never completes.
+    /// Enforces the terms of all pins; never completes.
     pub async fn keep(self) {
         loop {
             if self.is_empty() {
@@ -119,18 +119,18 @@ impl Pins {
         self.len() == 0
     }
 
-    /// How many pins there are on states of one feed.
+    /// Returns the number of pins on states of one feed.
     pub(super) fn of(&self, feed: *const ()) -> usize {
         self.shared.pinned.lock().entries.values().filter(|entry| entry.feed() == feed).count()
     }
 
-    /// How many bytes of objects at most are kept alive by pins and by nothing else: for each feed, what its oldest pin
-    /// keeps. Pins whose owners have been cut do not count, for they are about to go.
+    /// Returns an upper bound of the bytes of objects that only pins keep alive: for each feed, those of its oldest
+    /// pin. Pins whose owners have been cut do not count, because they are about to be dropped.
     pub fn bytes(&self) -> usize {
         self.bytes_by_feed().values().sum()
     }
 
-    /// The same, for each feed.
+    /// Returns the same bound for each feed.
     pub(super) fn bytes_by_feed(&self) -> HashMap<*const (), usize> {
         let mut oldest = HashMap::new();
         for entry in self.entries() {
@@ -139,7 +139,7 @@ impl Pins {
         oldest
     }
 
-    /// Cuts the oldest owners until `bytes` are free, or none is left. Returns how many bytes that frees at most.
+    /// Cuts the oldest owners until `bytes` are freed, or none is left. Returns an upper bound of the freed bytes.
     pub fn free(&self, bytes: usize) -> usize {
         let mut freed = 0;
         for (entry, frees) in with_what_they_free(self.entries()) {
@@ -160,8 +160,8 @@ impl Pins {
         }
     }
 
-    /// The pins whose owners have not been cut, oldest first. Owners are cut without the lock, for they give their pins
-    /// back.
+    /// Returns the pins whose owners have not been cut, oldest first. The caller cuts owners without the lock, because
+    /// they drop their pins.
     fn entries(&self) -> Vec<Arc<Entry>> {
         let pinned = self.shared.pinned.lock();
         pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
@@ -169,12 +169,13 @@ impl Pins {
 }
 
 impl Pin {
-    /// Says that the owner waits for something else than its client. It is not idle until it is told something.
+    /// Records that the owner waits for something other than its client. It does not count as idle until its next
+    /// progress.
     pub fn rests(&self) {
         self.entry.told.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Says that the owner has been told something more.
+    /// Records progress of the owner.
     pub fn told(&self) {
         let age = u64::try_from(self.entry.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.entry.told.store(age, Ordering::Relaxed);
@@ -189,7 +190,7 @@ impl Drop for Pin {
 }
 
 impl Entry {
-    /// Why the owner must end now, if it must.
+    /// Returns the reason why the owner must end now, if any.
     fn overdue(&self, now: Instant) -> Option<&'static str> {
         let PinTerms { until, idle_max } = self.terms;
         let over = until.filter(|(until, _)| *until <= now).map(|(_, why)| why);
@@ -200,18 +201,19 @@ impl Entry {
         self.since.elapsed().saturating_sub(Duration::from_millis(self.told.load(Ordering::Relaxed)))
     }
 
-    /// How many bytes at most are kept alive by this pin and by nothing else.
+    /// Returns an upper bound of the bytes that only this pin keeps alive.
     fn bytes(&self) -> usize {
         self.feed.kept_by(self.taken)
     }
 
-    /// An address that identifies the feed.
+    /// Returns an address that identifies the feed.
     fn feed(&self) -> *const () {
         Arc::as_ptr(&self.feed).cast()
     }
 }
 
-/// Each pin with what becomes free once it and all before it are gone: what it keeps beyond the next pin of its feed.
+/// Returns each pin with the bytes that become free once it and all pins before it are dropped. These are the bytes
+/// that it keeps beyond the next pin of its feed.
 fn with_what_they_free(entries: Vec<Arc<Entry>>) -> Vec<(Arc<Entry>, usize)> {
     let mut newer = HashMap::new();
     let mut freeing: Vec<_> = entries

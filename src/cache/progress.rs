@@ -9,21 +9,21 @@ pub(super) struct Reached {
     pub(super) bookmarks: AtomicU64,
 }
 
-/// How far a feed is.
+/// Progress of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Everything up to this version has been applied, and no more of it will come.
+    /// Newest complete version: everything up to it has been applied, and no more events of it will come.
     pub rv: ResourceVersion,
-    /// Bookmarks seen so far.
+    /// Number of bookmarks received.
     pub bookmarks: u64,
 }
 
-/// When it is certain that no more events of a version will come.
+/// Condition under which a version is known to be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settling {
     Already,
-    /// Soon: a moment of silence upstream is enough.
+    /// After a short silence of upstream.
     Soon,
-    /// When upstream says so: it has to be asked if it says nothing by itself.
+    /// After upstream confirms it; if upstream sends nothing, it must be asked.
     WhenToldSo,
 }

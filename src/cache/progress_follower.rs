@@ -6,8 +6,8 @@ use super::shared::Shared;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// Follows how far a feed is. While somebody waits for a change, the newest version is taken to be whole as soon as
-/// silence allows it.
+/// Follows the progress of a feed. While a caller waits for a change, the newest version counts as complete as soon as
+/// upstream's silence allows it.
 #[derive(Debug)]
 pub struct ProgressFollower {
     shared: Arc<Shared>,
@@ -19,16 +19,16 @@ impl ProgressFollower {
         Self { shared: shared.clone(), progress: shared.progress.subscribe() }
     }
 
-    /// How far it is now; [`changed`](Self::changed) waits for another value from here on.
+    /// Returns the current progress. [`changed`](Self::changed) waits for a different value from here on.
     pub fn look(&mut self) -> Progress {
         *self.progress.borrow_and_update()
     }
 
-    /// Completes when the progress is another one than at the last look. It may never complete.
+    /// Completes when the progress differs from that of the last [`look`](Self::look). It may never complete.
     pub async fn changed(&mut self) {
         let _waits = self.shared.wholeness.wait(&self.shared.timeline);
         if self.progress.changed().await.is_err() {
-            // The writer is gone. The caller's deadline decides.
+            // The writer is gone, so the caller's deadline decides.
             pending::<()>().await;
         }
     }

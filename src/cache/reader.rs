@@ -21,24 +21,24 @@ use base::{Account, Cut, mutant};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
-/// Reads one feed. Cloning shares.
+/// Read access to one feed. Clones share it.
 #[derive(Debug, Clone)]
 pub struct CacheReader {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Where a watch starts.
+/// Start position of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// The watch starts after this version.
     After(ResourceVersion),
-    /// The watch starts with the current state, which is handed out as a snapshot.
+    /// The watch starts with the current state, which is returned as a snapshot.
     Current,
-    /// The same, at the version that upstream's stream has reached. Proxies use it, because they follow the stream.
+    /// The same, at the version that upstream's watch has reached. Proxies use it, because they follow that stream.
     Told,
 }
 
-/// An opened watch: its initial state if it asked for one, and its cursor right behind that state. Both are of one
+/// An opened watch: its initial state if it asked for one, and a cursor directly after that state. Both come from one
 /// critical section.
 #[derive(Debug)]
 pub struct OpenedWatch {
@@ -46,7 +46,7 @@ pub struct OpenedWatch {
     pub cursor: Cursor,
 }
 
-/// The version asked for is no longer in the ring.
+/// The requested version is no longer in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too old resource version: {requested} ({floor})")]
 pub struct TooOld {
@@ -55,11 +55,11 @@ pub struct TooOld {
     pub floor: ResourceVersion,
 }
 
-/// How many changes are taken back for a past state: a millisecond's work, under a lock that only readers share.
+/// Limit of changes undone to rebuild a past state: about a millisecond of work, under a shared lock.
 const TAKEN_BACK_MAX: usize = 2_000;
 
 impl CacheReader {
-    /// Keeps as much history as that from now on.
+    /// Applies new history limits.
     pub fn tune(&self, config: CacheConfig) {
         self.shared.tune(config);
     }
@@ -72,7 +72,7 @@ impl CacheReader {
         &self.shared.envelope
     }
 
-    /// A renderer that writes objects as they came.
+    /// Returns a renderer that writes objects in upstream's encoding.
     pub fn verbatim(&self) -> &Renderer {
         &self.shared.verbatim
     }
@@ -89,52 +89,52 @@ impl CacheReader {
         *self.shared.state.borrow()
     }
 
-    /// Follows the feed's state.
+    /// Subscribes to the feed's state.
     pub fn watch_state(&self) -> watch::Receiver<FeedState> {
         self.shared.state.subscribe()
     }
 
-    /// The number of this feed's history. What was learned of one history says nothing of the next.
+    /// Returns the number of this feed's history. Facts about one history do not apply to the next.
     pub fn history(&self) -> u64 {
         self.shared.timeline.read().number
     }
 
-    /// How far the feed's objects have come, to find out whether they have changed since.
+    /// Returns a mark of the current objects, to detect later whether they have changed.
     pub fn state_mark(&self) -> StateMark {
         self.shared.timeline.read().mark()
     }
 
-    /// The oldest version that a watch may start from, at this moment.
+    /// Returns the oldest version that a watch may start from at this moment.
     pub fn floor(&self) -> ResourceVersion {
         self.shared.timeline.read().ring.floor
     }
 
-    /// The same for watches that do not go by the key.
+    /// Returns the same for watches that do not select by key.
     pub fn known(&self) -> ResourceVersion {
         self.shared.timeline.read().ring.known()
     }
 
-    /// Whether a watch with this view may start behind `rv`, at this moment.
+    /// Returns whether a watch with this view may start after `rv` at this moment.
     pub fn reaches(&self, rv: ResourceVersion, view: &View) -> bool {
         rv >= self.shared.timeline.read().ring.floor_of(view)
     }
 
-    /// The version of the newest event or bookmark, which may not be whole.
+    /// Returns the version of the newest event or bookmark, which may be incomplete.
     pub fn newest(&self) -> ResourceVersion {
         self.shared.timeline.read().progress
     }
 
-    /// Whether no more events of the newest version will come, as far as is known.
+    /// Returns whether no more events of the newest version are expected.
     pub fn is_whole(&self) -> bool {
         self.shared.timeline.read().is_whole()
     }
 
-    /// Whether more events of `rv` may come. Whoever goes on from there would miss them.
+    /// Returns whether more events of `rv` may come. A watch resumed from it would miss them.
     pub fn is_open(&self, rv: ResourceVersion) -> bool {
         self.shared.timeline.read().is_open(rv)
     }
 
-    /// Says when `rv` will be whole, and has all readers woken then. They may be woken before as well.
+    /// Reports when `rv` will be complete, and wakes all readers then. They may also be woken earlier.
     pub fn waits_for_whole(&self, rv: ResourceVersion) -> Settling {
         self.shared.wholeness.wake_lanes();
         let timeline = self.shared.timeline.read();
@@ -148,7 +148,7 @@ impl CacheReader {
         }
     }
 
-    /// Follows the feed's progress.
+    /// Subscribes to the feed's progress.
     pub fn follow_progress(&self) -> ProgressFollower {
         ProgressFollower::new(&self.shared)
     }
@@ -158,7 +158,7 @@ impl CacheReader {
         self.follow_progress().reach(rv).await;
     }
 
-    /// Completes when everything that has come by now is whole. From then on nobody is shown the state before it.
+    /// Completes when everything received so far is complete. From then on no reader gets an earlier state.
     pub async fn closed(&self) {
         let newest = self.shared.timeline.read().open.as_ref().map(Transaction::rv);
         if let Some(newest) = newest {
@@ -166,14 +166,14 @@ impl CacheReader {
         }
     }
 
-    /// Waits like [`closed`](Self::closed), but never for long. It is for callers that may be given an older state as
-    /// well.
+    /// Waits like [`closed`](Self::closed), but only for a short bounded time. It is for callers that also accept an
+    /// older state.
     pub async fn settled(&self) {
         let _ = timeout(Transaction::SETTLING_MAX, self.closed()).await;
     }
 
-    /// Waits like [`settled`](Self::settled), unless the newest event has only just come. Says whether everything that
-    /// has come is whole.
+    /// Waits like [`settled`](Self::settled), unless the newest event has only just arrived. Returns whether everything
+    /// received is complete.
     pub async fn settled_if_silent(&self) -> bool {
         let is_silent = |open: &Transaction| open.has_been_silent(Instant::now());
         let is_silent = self.shared.timeline.read().open.as_ref().is_some_and(is_silent);
@@ -183,7 +183,7 @@ impl CacheReader {
         self.is_whole()
     }
 
-    /// The feed's state as soon as the first list is complete, or at the deadline.
+    /// Returns the feed's state once the first list is complete, or at the deadline.
     pub async fn synced(&self, deadline: Instant) -> FeedState {
         let mut state = self.shared.state.subscribe();
         let settled = timeout_at(deadline, state.wait_for(|state| *state != FeedState::Syncing)).await;
@@ -193,33 +193,33 @@ impl CacheReader {
         }
     }
 
-    /// Completes when the feed is over, so that nobody waits for it any longer.
+    /// Completes when the feed has ended.
     pub async fn over(&self) {
         let mut state = self.shared.state.subscribe();
         if state.wait_for(|state| matches!(state, FeedState::Ended(_))).await.is_err() {
-            // The sender lives as long as this reader, so nobody can be waiting.
+            // The sender lives as long as this reader, so this is not reached.
             std::future::pending::<()>().await;
         }
     }
 
-    /// The state as it is. The caller knows that the feed goes on: nothing is left of one that is over.
+    /// Returns the current state. The caller must know that the feed has not ended: an ended feed is empty.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.timeline.read().snapshot()
     }
 
-    /// The state to serve, at the latest version that it is known to have; `None` if the feed has ended.
+    /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())
     }
 
-    /// The state at the version that upstream's stream has reached; `None` if the feed has ended.
+    /// Returns the state at the version that upstream's watch has reached; `None` if the feed has ended.
     pub fn told(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.snapshot())
     }
 
-    /// The version of [`current`](Self::current).
+    /// Returns the version of [`current`](Self::current).
     pub fn shown_at(&self) -> ResourceVersion {
         self.shared.timeline.read().shown_at()
     }
@@ -235,66 +235,66 @@ impl CacheReader {
         is_present
     }
 
-    /// Forgets the confirmed version, because upstream's storage may have gone back.
+    /// Forgets the confirmed version, because upstream's storage may have been restored to an older state.
     pub fn unconfirm(&self) {
         self.shared.timeline.write().unconfirm();
     }
 
-    /// The newest objects, for responses that carry no version of the state; `None` if the feed has ended.
+    /// Returns the newest objects, for responses that carry no version of the state; `None` if the feed has ended.
     pub fn newest_objects(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         let newest = || if timeline.confirmed_at().is_some() { timeline.shown() } else { timeline.applied() };
         (!timeline.is_over).then(newest)
     }
 
-    /// The state with everything that has come, for a caller that is told no version; `None` if the feed is over.
+    /// Returns the state with every event received, for callers that need no version; `None` if the feed has ended.
     pub fn applied(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.applied())
     }
 
-    /// Starts to gather the feed's next state.
+    /// Starts to assemble the feed's next state.
     pub fn stage(&self) -> Staging {
         Staging::new(self.shared.clone())
     }
 
-    /// The account for objects that are read for this feed.
+    /// Returns the account for objects that are read for this feed.
     pub fn account(&self) -> &Arc<Account> {
         &self.shared.share.accounts.objects
     }
 
-    /// Completes when the feed must end because it has outgrown the memory.
+    /// Completes when the feed must end because it has outgrown the memory limit.
     pub async fn outgrown(&self) {
         self.shared.share.outgrown.cancelled().await;
     }
 
-    /// What the feed held when it did not fit into the memory.
+    /// Returns the bytes that the feed needed when it did not fit into the memory limit.
     pub fn weighed(&self) -> usize {
         self.shared.share.weighed()
     }
 
-    /// A snapshot of exactly `rv`: the current state if it has that version, or one kept for a paging client.
+    /// Returns a snapshot of exactly `rv`: the current state if it has that version, or one kept for a paging client.
     pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         let current = self.shared.timeline.read().snapshot_at(rv);
         current.or_else(|| self.held_at(rv))
     }
 
-    /// A snapshot of exactly `rv`, put together of the current state and what has changed since, if that is held and
-    /// not much. Its bodies are of the server that wrote them then.
+    /// Returns a snapshot of exactly `rv`, rebuilt from the current state by undoing later events, if those are few and
+    /// still held. Its bodies are those of the server that sent them.
     pub fn past_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         self.shared.timeline.read().past_at(rv, TAKEN_BACK_MAX)
     }
 
-    /// The snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that
-    /// version: where nothing changes, a token would be good for ever.
+    /// Returns the snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that
+    /// version, because then a continue token would never expire while nothing changes.
     pub fn held_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config.get())
     }
 
-    /// Keeps `snapshot` for the next pages of the client that reads it, while the feed goes on.
+    /// Keeps `snapshot` for the next pages of the client that reads it, while the feed continues.
     pub fn hold(&self, snapshot: &Snapshot) {
         let mut paging = self.shared.paging.lock();
-        // Checked under the lock: a feed that ends drops snapshots after it has set its state.
+        // Checked under the lock, because a feed that ends drops snapshots after it has set its state.
         if matches!(self.state(), FeedState::Ended(_)) {
             return;
         }
@@ -303,7 +303,7 @@ impl CacheReader {
 
     /// Opens a watch. Its position, and its snapshot if it starts with one, belong to one instant of the feed.
     pub fn open(&self, start: Start, view: View) -> Result<OpenedWatch, TooOld> {
-        // A selector may be long, so it is read before the lock is taken.
+        // Computed before the lock is taken, because a selector may be long.
         let key = LaneKey::of(&view);
         let mut timeline = self.shared.timeline.write();
         match start {
@@ -324,21 +324,21 @@ impl CacheReader {
                 Ok(OpenedWatch { snapshot: Some(snapshot), cursor })
             }
             Start::Current | Start::Told => {
-                // A feed that is over has no state: the watch ends before it has told anything.
+                // A feed that has ended has no state: the watch ends before it has sent anything.
                 let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
                 Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
             }
         }
     }
 
-    /// Opens a watch behind everything there is, without a state.
+    /// Opens a watch at the end of the history, without a state.
     pub fn open_at_end(&self, view: View) -> OpenedWatch {
         let key = LaneKey::of(&view);
         OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
-    /// A cursor that skips no version. The state has nothing of what is behind the end, not even a deletion at the
-    /// state's own version: several events share a version, and the others may be on their way (R-VERSION-2).
+    /// Opens a cursor that skips no version. The state contains none of the later events, not even a deletion at the
+    /// state's own version. Several events share a version, and more of them may follow (R-VERSION-2).
     fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
         let whole = timeline.whole();
         self.cursor(timeline, whole, ResourceVersion::default(), view, key)
@@ -360,7 +360,7 @@ impl CacheReader {
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 
-    /// The bookmark frame at `rv`.
+    /// Returns the bookmark frame at `rv`.
     pub fn bookmark(
         &self,
         rv: ResourceVersion,
@@ -371,7 +371,7 @@ impl CacheReader {
         renderer.bookmark(&body)
     }
 
-    /// An object's body in a representation. Derived JSON is kept for a while.
+    /// Returns an object's body in a representation. Derived JSON is cached.
     pub fn body(&self, object: &Arc<Object>, renderer: &Renderer) -> Result<Bytes, Refused> {
         if renderer.is_verbatim() {
             return Ok(object.body().clone());
@@ -385,7 +385,7 @@ impl CacheReader {
         Ok(if keeps { self.shared.kept.keep(object, body, renderer) } else { body })
     }
 
-    /// Appends an object's body in a representation without keeping it. If it is refused, `out` is unchanged.
+    /// Appends an object's body in a representation without caching it. If it is refused, `out` is unchanged.
     pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), Refused> {
         let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
@@ -397,40 +397,40 @@ impl CacheReader {
         Ok(())
     }
 
-    /// Keeps a state of this feed for somebody who is being told it. `cut` ends that somebody.
+    /// Pins a state of this feed that is being sent. `cut` ends the sender.
     pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
         pins.pin(self.shared.clone(), snapshot, cut, terms)
     }
 
-    /// How many pins there are on states of this feed.
+    /// Returns the number of pins on states of this feed.
     pub fn pinned(&self, pins: &Pins) -> usize {
         pins.of(Arc::as_ptr(&self.shared).cast())
     }
 
-    /// The bytes that chunks of this feed were written as.
+    /// Returns the cache of this feed's encoded chunks.
     pub fn chunks(&self) -> &ChunkCache {
         &self.shared.chunks
     }
 
-    /// Drops everything that was derived.
+    /// Drops all derived bytes.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
         self.shared.chunks.forget_derived();
     }
 
-    /// Wakes every reader, to look again.
+    /// Wakes every reader, so that it checks its conditions again.
     pub fn nudge(&self) {
         let mut wakes = Wakes::default();
         self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
         wakes.wake();
     }
 
-    /// Whether somebody who follows all events has not come to the last one.
+    /// Returns whether a reader of all events has not reached the last one.
     pub fn is_somebody_behind(&self) -> bool {
         self.shared.timeline.read().ring.lanes.all.is_behind()
     }
 
-    /// The events in the ring.
+    /// Returns the events in the ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<Event>> {
         self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())

@@ -1,25 +1,23 @@
 use super::CacheReader;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// The newest change that a feed knows. A stream that starts right before it tells it first, if the stream is of the
-/// same history.
+/// The newest known change of a feed. A watch of the same history that starts directly before it delivers it first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResumeMarker {
     rv: ResourceVersion,
-    /// The objects that are known to have changed at that version, and whether they were deleted. Several changes may
-    /// share a version.
+    /// The known changes at that version: the object, and whether it was deleted. Several changes may share a version.
     known: Vec<(ObjectKey, bool)>,
-    /// Whether deletions at that version would be among them.
+    /// Whether `known` would contain deletions at that version.
     knows_deletions: bool,
 }
 
 impl ResumeMarker {
-    /// The version from which a watch tells the change first.
+    /// Returns the version to start a watch from that delivers the change first.
     pub fn before(&self) -> ResourceVersion {
         ResourceVersion(self.rv.0.saturating_sub(1))
     }
 
-    /// Whether the first change of such a watch is this one.
+    /// Returns whether the given first change of such a watch is this one.
     pub fn is_told_by(&self, event_type: EventType, key: &ObjectKey, rv: ResourceVersion) -> bool {
         let deleted = event_type == EventType::Deleted;
         let known = self.known.iter().any(|(known, was_deleted)| known == key && *was_deleted == deleted);
@@ -28,14 +26,14 @@ impl ResumeMarker {
 }
 
 impl CacheReader {
-    /// Whether `rv` is the version of the newest event, and nothing later has shown that no more of it will come.
+    /// Returns whether `rv` is the version of the newest event, and nothing later has shown that it is complete.
     pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
         let timeline = self.shared.timeline.read();
         timeline.last_event == rv && rv > timeline.told_from()
     }
 
-    /// The newest change that is known: the newest event, or the newest object where history begins later than that.
-    /// `None` if the feed holds neither.
+    /// Returns the newest known change: the newest event, or the newest object if the history begins after it. `None`
+    /// if the feed has neither.
     pub fn witness(&self) -> Option<ResumeMarker> {
         let timeline = self.shared.timeline.read();
         let rv = timeline.last_event;

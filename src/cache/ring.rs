@@ -11,23 +11,23 @@ use super::{BackfilledEvents, CacheConfig, Event, View};
 use base::{Charge, mutant};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// A feed's recent events, oldest first, and the lanes that readers follow them in. Bounded in number, bytes and age.
+/// A feed's recent events, oldest first, and the lanes in which readers follow them. Bounded in number, bytes and age.
 #[derive(Debug)]
 pub(super) struct Ring {
     pub(super) lanes: Lanes,
     pub(super) next_seq: u64,
-    /// The version that watches may start from: no later event has been evicted.
+    /// Oldest version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
-    /// The version behind which it is known of every event what was there before.
+    /// Version after which the previous state of every event's object is known.
     known: ResourceVersion,
     events: usize,
     /// Bytes of their frames.
     bytes: usize,
-    /// The charge for events, without their objects and frames.
+    /// Charge for events, without their objects and frames.
     charge: Charge,
 }
 
-/// Where `seq` begins. There is room for a prehistory below it.
+/// First `seq`. It leaves room below for backfilled events.
 const FIRST_SEQ: u64 = 1 << 40;
 
 impl Ring {
@@ -43,7 +43,7 @@ impl Ring {
         }
     }
 
-    /// Begins anew behind a list of that version. The lanes of the old history are closed already.
+    /// Restarts after a list at that version. The caller has already closed the lanes of the old history.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.lanes.reopen(self.next_seq);
         let floor = if mutant(1) { ResourceVersion(rv.0.saturating_sub(1)) } else { rv };
@@ -51,7 +51,7 @@ impl Ring {
         self.empty();
     }
 
-    /// Drops everything for good. Returns what was held.
+    /// Drops everything permanently. Returns the dropped events.
     pub(super) fn end(&mut self, wakes: &mut Wakes) -> Vec<VecDeque<Arc<Event>>> {
         let events = self.lanes.close(wakes);
         self.empty();
@@ -63,7 +63,7 @@ impl Ring {
         self.charge.set(0);
     }
 
-    /// Counts one event more. It is put into the lanes after others were evicted for it.
+    /// Counts one more event. The caller adds it to the lanes after evicting others.
     pub(super) fn admit(&mut self, event: &Event) {
         self.next_seq = event.seq + 1;
         self.events += 1;
@@ -71,22 +71,22 @@ impl Ring {
         self.charge.set(self.events * Event::OVERHEAD_BYTES);
     }
 
-    /// The version that a watch with this view may start from.
+    /// Returns the oldest version that a watch with this view may start from.
     pub(super) fn floor_of(&self, view: &View) -> ResourceVersion {
         if view.goes_by_key() { self.floor } else { self.known() }
     }
 
-    /// The version that watches may start from that need to know what was there before each change.
+    /// Returns the oldest version for watches that need the previous state of each change.
     pub(super) fn known(&self) -> ResourceVersion {
         self.floor.max(self.known)
     }
 
-    /// The `seq` of the oldest event, or of the next one if there is none.
+    /// Returns the `seq` of the oldest event, or of the next one if there is none.
     pub(super) fn first_seq(&self) -> u64 {
         self.oldest().map_or(self.next_seq, |oldest| oldest.seq)
     }
 
-    /// How many events more the ring can take, and how many bytes of them.
+    /// Returns the free space of the ring. `alternates` is the size of the frames derived from its events.
     pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> RingRoom {
         RingRoom {
             events: config.window_events_max.saturating_sub(self.events),
@@ -94,7 +94,7 @@ impl Ring {
         }
     }
 
-    /// Puts events in front of all others. There is room for them, and nothing was evicted.
+    /// Puts events in front of all others. The caller has checked that they fit and that nothing was evicted.
     pub(super) fn prepend(&mut self, past: BackfilledEvents) {
         let BackfilledEvents { from, until, known, events, .. } = past;
         self.events += events.len();
@@ -107,8 +107,8 @@ impl Ring {
         }
     }
 
-    /// Puts events in the place of the same ones of which less was known. Now it is known of every event behind `known`
-    /// what was there before. Returns those that were there.
+    /// Replaces events with copies that have their previous state. After that the previous state of every event after
+    /// `known` is known. Returns the replaced events.
     pub(super) fn explain(&mut self, events: Vec<Arc<Event>>, known: ResourceVersion) -> Vec<Arc<Event>> {
         let mut gone = Vec::new();
         for event in events {
@@ -122,7 +122,7 @@ impl Ring {
         gone
     }
 
-    /// Whether the ring has an event of that object at that version.
+    /// Returns whether the ring has an event of that object at that version.
     pub(super) fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {
         self.lanes.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv < rv);
@@ -130,7 +130,7 @@ impl Ring {
         })
     }
 
-    /// The position behind every event up to `rv`.
+    /// Returns the position after every event up to `rv`.
     pub(super) fn seq_after(&self, rv: ResourceVersion) -> u64 {
         self.lanes.all.with_events(|events| {
             let at = events.partition_point(|event| event.rv <= rv);
@@ -138,7 +138,7 @@ impl Ring {
         })
     }
 
-    /// The events behind `rv`, if there are no more than `events_max`.
+    /// Returns the events after `rv`, if there are at most `events_max`.
     pub(super) fn behind(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<Event>>> {
         self.lanes.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv <= rv);
@@ -146,7 +146,7 @@ impl Ring {
         })
     }
 
-    /// Evicts what is beyond the bounds. `alternates` is the size of the frames that were made of events.
+    /// Evicts events beyond the bounds. `alternates` is the size of the frames derived from events.
     pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
         while let Some(oldest) = self.oldest() {
             let over = self.events > config.window_events_max
@@ -161,7 +161,7 @@ impl Ring {
     }
 
     /// Shortens the history to `bytes`, by up to `events_max` events, and never evicts the last one. Returns the
-    /// evicted.
+    /// evicted events.
     pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<Event>> {
         let mut gone = Vec::new();
         while gone.len() < events_max && self.bytes > bytes && self.events > 1 {
@@ -188,12 +188,12 @@ impl Ring {
         self.events
     }
 
-    /// Bytes of the events' frames.
+    /// Returns the bytes of the events' frames.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Seconds between the oldest and the newest event.
+    /// Returns the seconds between the oldest and the newest event.
     pub(super) fn span_seconds(&self) -> f64 {
         self.lanes.all.with_events(|events| match (events.front(), events.back()) {
             (Some(first), Some(last)) => last.at.duration_since(first.at).as_secs_f64(),

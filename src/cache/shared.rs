@@ -19,13 +19,13 @@ use base::Reloadable;
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
-/// What one writer and many readers share.
+/// State shared by one writer and many readers.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Reloadable<CacheConfig>,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
-    /// The renderer that every reader begins with.
+    /// Initial renderer of every reader.
     pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<Timeline>,
@@ -34,9 +34,10 @@ pub(super) struct Shared {
     pub(super) kept: DerivedJson,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
-    /// Progress for those who wait for it.
+    /// Progress for readers that wait for it.
     pub(super) progress: watch::Sender<Progress>,
-    /// Progress for those who look at it, as every delivery does: without a lock that readers on all cores would take.
+    /// Progress for readers that poll it, as every delivery does. It avoids a lock that readers on all cores would
+    /// contend for.
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<FeedState>,
     pub(super) wholeness: VersionWaiters,
@@ -45,7 +46,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Keeps as much history as that from now on.
+    /// Applies new history limits.
     pub(super) fn tune(&self, config: CacheConfig) {
         let bytes = config.window_bytes();
         self.config.set(config);
@@ -56,7 +57,7 @@ impl Shared {
     pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {
             change(progress);
-            // The version is stored first: whoever sees a bookmark sees its version, or a later one.
+            // The version is stored first: a reader that sees a bookmark sees its version or a later one.
             self.reached.rv.store(progress.rv.0, Ordering::Release);
             self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
         });

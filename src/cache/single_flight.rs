@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::budget::LeastUsed;
 use super::chunk_format::ChunkFormat;
 
-/// Values that are made once for all who want them. They are bounded by bytes and by age, and the one that nobody has
-/// wanted for longest goes first.
+/// A cache whose values are made once for concurrent callers, bounded by bytes and age. It evicts the least recently
+/// used value first.
 #[derive(Debug)]
 pub(super) struct SingleFlight<T> {
     bytes_max: usize,
@@ -20,17 +20,16 @@ pub(super) struct SingleFlight<T> {
 #[derive(Debug)]
 struct Kept<T> {
     places: HashMap<ChunkFormat, Place<T>>,
-    /// Each key with the time since which it was not wanted, as far as was known then. It is looked at again before it
-    /// goes.
+    /// Each key with the time of its last known use. It is checked again before eviction.
     order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
-    /// Numbers the makers, so that a value is not kept that was dropped while it was made.
+    /// Numbers the makers, so that a value that was dropped while being made is not stored.
     tickets: u64,
 }
 
 #[derive(Debug)]
 enum Place<T> {
-    /// Somebody makes it, in one go. Others wait.
+    /// One task makes it in a single poll. Others wait.
     Making {
         ticket: u64,
         waiting: Vec<Waker>,
@@ -42,7 +41,7 @@ enum Place<T> {
     },
 }
 
-/// Whoever makes a value. When this is dropped nobody waits any more, however the making ended.
+/// The task that makes a value. Dropping it wakes all waiting tasks, even if making failed.
 struct Maker<'a, T> {
     flight: &'a SingleFlight<T>,
     format: ChunkFormat,
@@ -54,7 +53,7 @@ impl<T: Clone> SingleFlight<T> {
         Self { bytes_max, age_max, kept: Mutex::default() }
     }
 
-    /// The value of `format`, if there is one.
+    /// Returns the value of `format`, if it is cached.
     pub(super) fn get(&self, format: ChunkFormat) -> Option<T> {
         match self.kept.lock().places.get_mut(&format) {
             Some(Place::Made { thing, wanted, .. }) => {
@@ -65,8 +64,8 @@ impl<T: Clone> SingleFlight<T> {
         }
     }
 
-    /// The value of `format`, which `make` makes with its size if there is none. While somebody else makes it the task
-    /// is not ready, and is woken later.
+    /// Returns the value of `format`. If there is none, `make` returns it with its size. While another task makes it,
+    /// the result is pending and the task is woken later.
     pub(super) fn poll_get_or_make<E>(
         &self,
         format: ChunkFormat,
@@ -98,7 +97,7 @@ impl<T: Clone> SingleFlight<T> {
         }))
     }
 
-    /// Drops everything, also what is being made.
+    /// Drops everything, including values that are being made.
     pub(super) fn clear(&self) {
         let gone = {
             let mut kept = self.kept.lock();
@@ -108,7 +107,7 @@ impl<T: Clone> SingleFlight<T> {
         gone.places.into_values().for_each(Place::wake);
     }
 
-    /// Drops what nobody has wanted for too long.
+    /// Drops values that have not been used for too long.
     pub(super) fn expire(&self, now: Instant) {
         let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
         let mut kept = self.kept.lock();
@@ -139,7 +138,7 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// Drops the first in the queue. If it was wanted since, and not before `oldest`, it goes to the end instead.
+    /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
         let Some((format, since)) = self.order.pop_front() else { return };
         match self.places.get(&format) {

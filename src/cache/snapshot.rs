@@ -9,27 +9,27 @@ use crate::wire::Object;
 use base::mutant;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// All objects of a feed at one version. Cloning shares; the writer goes on beside it.
+/// All objects of a feed at one version. Clones share the objects; the writer continues independently.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The version whose state this is.
+    /// Version of this state.
     pub rv: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The chunks of this state, shared by all who have it.
+    /// Chunks of this state, shared by its clones.
     cut: Arc<ChunkIndex>,
     taken: Taken,
 }
 
-/// When a state was taken. From this follows later how much it keeps alive.
+/// The point at which a state was taken, from which the memory that only it keeps alive is computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
-    /// Bytes of bodies that had left the store by then, since the feed began.
+    /// Bytes of bodies that had left the store since the feed began.
     pub(super) left: u64,
     /// Bytes of the state's bodies.
     pub(super) bytes: usize,
 }
 
-/// Bytes that are compared between two yields to other tasks: a tenth of a millisecond.
+/// Bytes compared between two yields to other tasks: about a tenth of a millisecond.
 const COMPARED_AT_A_TIME: usize = 1 << 20;
 
 impl Snapshot {
@@ -37,12 +37,12 @@ impl Snapshot {
         Self { rv, objects, cut: Arc::default(), taken: Taken::default() }
     }
 
-    /// The same state under another version, at which nothing has changed.
+    /// Returns the same state at another version, between which nothing changed.
     pub(super) fn at(self, rv: ResourceVersion) -> Self {
         Self { rv, ..self }
     }
 
-    /// The state before `events`, which are the last that led to this one.
+    /// Returns the state before `events`, which must be the last ones that led to this state.
     pub(super) fn without(mut self, events: &[Arc<Event>]) -> Self {
         for event in events.iter().rev() {
             let key = &event.object.key;
@@ -54,12 +54,12 @@ impl Snapshot {
         self
     }
 
-    /// The same state with `cut` as its chunks.
+    /// Returns the same state with `cut` as its chunks.
     pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
         Self { cut, ..self }
     }
 
-    /// The same state, marked as taken at `taken`.
+    /// Returns the same state, marked as taken at `taken`.
     pub(super) fn taken_at(self, taken: Taken) -> Self {
         Self { taken, ..self }
     }
@@ -68,7 +68,7 @@ impl Snapshot {
         self.taken
     }
 
-    /// Gathers listed objects. Of two with one key the later wins.
+    /// Builds a state from listed objects. If a key occurs twice, the later object wins.
     pub fn from_objects(rv: ResourceVersion, objects: impl IntoIterator<Item = Object>) -> Self {
         let objects = objects.into_iter().map(|object| (object.key.clone(), Arc::new(object))).collect();
         Self::new(rv, objects)
@@ -86,18 +86,19 @@ impl Snapshot {
         self.objects.is_empty()
     }
 
-    /// Every object, in the apiserver's key order.
+    /// Iterates over every object, in the apiserver's key order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.values()
     }
 
-    /// The objects behind `key`, in key order; all of them where there is none.
+    /// Iterates over the objects after `key` in key order, or over all objects if it is `None`.
     pub fn behind(&self, key: Option<&ObjectKey>) -> impl Iterator<Item = &Arc<Object>> {
         let low = key.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
         self.objects.range((low, Bound::Unbounded)).map(|(_, object)| object)
     }
 
-    /// The objects of `other` that both have at one version in different bytes. It yields to other tasks now and then.
+    /// Returns the objects of `other` that this state has at the same version with different bytes. It yields to other
+    /// tasks regularly.
     pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
         let (mut found, mut compared) = (Vec::new(), 0);
         for object in other.iter() {
@@ -112,22 +113,23 @@ impl Snapshot {
         found
     }
 
-    /// All objects as chunks, which are cut once for all.
+    /// Returns all objects as chunks, computed once for all readers.
     pub async fn chunks(&self) -> Arc<[Chunk]> {
         self.cut.chunks(self.iter()).await
     }
 
-    /// The objects of one of its chunks.
+    /// Iterates over the objects of one of its chunks.
     pub fn objects_of<'a>(&'a self, chunk: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         self.objects.range(chunk.first().clone()..).map(|(_, object)| object).take(chunk.lengths().items)
     }
 
-    /// A chunker for some of its objects.
+    /// Returns a chunker for a subset of its objects.
     pub fn chunker(&self) -> Chunker {
         self.cut.chunker()
     }
 
-    /// The objects that `view` sees, in key order, from the first key that is not before `start` (inclusive).
+    /// Iterates over the objects that `view` sees, in key order, from the first key that is not before `start`
+    /// (inclusive).
     pub fn select<'a>(
         &'a self,
         view: &'a View,
@@ -137,7 +139,7 @@ impl Snapshot {
         self.looked_at(view, namespaced, start).filter(|object| view.matches(object))
     }
 
-    /// The objects that have to be looked at to find those that `view` sees, for callers that count what that costs.
+    /// Iterates over the objects to scan for those that `view` sees, for callers that account for the cost.
     pub fn looked_at<'a>(
         &'a self,
         view: &View,
@@ -145,7 +147,7 @@ impl Snapshot {
         start: Option<&str>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         let (low, high) = match (view.single(namespaced), view.namespace()) {
-            // One object: from its key to the key right behind it.
+            // One object: the range from its key to the next possible key.
             (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),
             // A namespace: '0' is the character after '/'.
             (None, Some(namespace)) if namespaced => {
@@ -165,8 +167,8 @@ impl Snapshot {
         range.into_iter().flatten().map(|(_, object)| object)
     }
 
-    /// The namespaces that have something in `view`, in key order, from the first key that is not before `start`. It
-    /// looks at the first object of each, not at all of them.
+    /// Iterates over the namespaces that have an object in `view`, in key order, from the first key that is not before
+    /// `start`. It skips the rest of a namespace after its first match.
     pub fn namespaces<'a>(&'a self, view: &'a View, start: Option<&str>) -> impl Iterator<Item = &'a str> + use<'a> {
         let mut start = start.map(str::to_owned);
         std::iter::from_fn(move || {
@@ -182,7 +184,7 @@ impl Snapshot {
     }
 }
 
-/// Makes keys of bounds that are written as strings. The map compares keys bytewise as those strings.
+/// Converts string bounds to keys. The map compares keys bytewise as those strings.
 fn as_key(bound: Bound<String>) -> Bound<ObjectKey> {
     match bound {
         Bound::Included(text) => Bound::Included(ObjectKey::from_path(&text)),

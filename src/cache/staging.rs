@@ -8,28 +8,29 @@ use crate::wire::Object;
 use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// A state that is being gathered, within the memory of feeds. It counts beside what all of them hold.
+/// A state that is being assembled from list pages, within the memory limit of feeds. It counts in addition to
+/// everything that feeds hold.
 #[derive(Debug)]
 pub struct Staging {
     shared: Arc<Shared>,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The key that has come last.
+    /// The last key pushed.
     last: Option<ObjectKey>,
-    /// Whether the next one is a second one, if it is behind the last.
+    /// Whether the next object goes to `between`, if its key follows the last one.
     is_second: bool,
-    /// Every second object of a run in the order of keys, put in later. What is only appended leaves each leaf of the
-    /// map half full; these fill it.
+    /// Every second object of a run in key order, inserted later. Appending in order leaves each leaf of the map half
+    /// full; these objects fill the leaves.
     between: Vec<Object>,
-    /// The charge for the page that is being read.
+    /// Charge for the page that is being received.
     page: Charge,
 }
 
-/// The feed does not fit into the memory that feeds may take.
+/// The feed does not fit into the memory limit of feeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it does not fit into the memory that feeds may take")]
 pub struct OverBudget;
 
-/// How many wait at most, so that the nodes which they fill are still in the processor's cache.
+/// Maximum length of `between`, so that the nodes to fill are still in the processor's cache.
 const BETWEEN_MAX: usize = 512;
 
 impl Staging {
@@ -38,23 +39,32 @@ impl Staging {
         Self { shared, objects: OrdMap::new(), last: None, is_second: false, between: Vec::new(), page }
     }
 
-    /// Notes that `bytes` of a page have come.
+    /// Records that `bytes` of a page have been received.
+    ///
+    /// # Errors
+    /// The memory limit of feeds is reached.
     pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         self.page.set(bytes);
         self.fits(0)
     }
 
-    /// Notes that the page is complete, and about to be read into objects that take as much again.
+    /// Reserves memory for decoding the complete page into objects of about the same size.
+    ///
+    /// # Errors
+    /// The memory limit of feeds is reached.
     pub fn page_is_read(&mut self) -> Result<(), OverBudget> {
         self.fits(self.page.bytes())
     }
 
-    /// Notes that the page has been dropped.
+    /// Records that the page has been dropped.
     pub fn page_is_over(&mut self) {
         self.page.set(0);
     }
 
-    /// Adds one object. Of two with one key the later stays.
+    /// Adds one object. If a key occurs twice, the later object wins.
+    ///
+    /// # Errors
+    /// The memory limit of feeds is reached.
     pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
         let goes_on = self.last.as_ref().is_some_and(|last| *last < object.key);
         if !goes_on || self.between.len() >= BETWEEN_MAX {
@@ -76,7 +86,7 @@ impl Staging {
         Snapshot::new(rv, self.objects)
     }
 
-    /// Puts the second ones between the others.
+    /// Inserts the deferred objects.
     fn fill(&mut self) {
         self.is_second = false;
         std::mem::take(&mut self.between).into_iter().for_each(|object| self.insert(object));
@@ -91,7 +101,7 @@ impl Staging {
         if !share.outgrown.is_cancelled() && share.budget.has_room(more) {
             return Ok(());
         }
-        // A feed that is listed anew holds both states until the new one takes the place of the old.
+        // During a relist a feed holds both states until the new one replaces the old one.
         share.weigh(more, self.shared.timeline.read().store.bytes());
         Err(OverBudget)
     }

@@ -1,10 +1,11 @@
-/// How far a feed's objects have come: between two equal marks they have not changed, and none was about to.
+/// A mark of a feed's objects: if two marks are equal, the objects did not change in between, and no change was
+/// pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateMark {
-    /// The number of the history.
+    /// Number of the history.
     pub history: u64,
-    /// The `seq` of the next change. One that is told again is none.
+    /// The `seq` of the next change. Duplicates do not count.
     pub(super) next_seq: u64,
-    /// Whether the state that readers see has all of it.
+    /// Whether the state that readers see includes every event received.
     pub(super) is_whole: bool,
 }

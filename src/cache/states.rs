@@ -5,11 +5,11 @@ use parking_lot::Mutex;
 
 use base::{Account, Charge};
 
-/// What older states of one feed keep alive of its map besides objects, while somebody has them.
+/// Accounting of the map nodes that older states of one feed keep alive, in addition to their objects.
 ///
-/// A change copies the nodes on the way to its object if an older state has them too. The old nodes stay for as long as
-/// that state does. They are charged to the newest state that is older than the change. When that state goes, the one
-/// before it may have them as well, so they are charged to it from then on. So the charge is never too small.
+/// A change copies the nodes on the path to its object if an older state shares them. The old nodes stay alive as long
+/// as that state. They are charged to the newest state that is older than the change. When that state is dropped, the
+/// charge moves to the state before it, which may share the nodes. So the charge is never too small.
 #[derive(Debug)]
 pub(super) struct States {
     alive: Mutex<Alive>,
@@ -17,23 +17,23 @@ pub(super) struct States {
 
 #[derive(Debug)]
 struct Alive {
-    /// Bytes of nodes, by the order of the states.
+    /// Bytes of nodes by state, in the order of the states.
     bytes: BTreeMap<u64, usize>,
     next: u64,
     charge: Charge,
 }
 
-/// A state that is not the present one any more, while somebody has it.
+/// A state that is no longer the current one, but still referenced.
 #[derive(Debug)]
 pub(super) struct PastState {
     states: Arc<States>,
     id: u64,
 }
 
-/// A leaf of sixteen objects, and a branch of as many.
+/// Sizes of a leaf of sixteen objects and of a branch of as many children.
 const LEAF_BYTES: usize = 432;
 const BRANCH_BYTES: usize = 464;
-/// What an object takes in nodes that are half full.
+/// Bytes of an object's share in half-full nodes.
 const NODE_BYTES_PER_OBJECT: usize = 64;
 
 impl States {
@@ -42,7 +42,7 @@ impl States {
         Arc::new(Self { alive: Mutex::new(alive) })
     }
 
-    /// Notes that somebody has a state that is about to be changed.
+    /// Registers a referenced state that is about to change.
     pub(super) fn left(self: &Arc<Self>) -> PastState {
         let mut alive = self.alive.lock();
         let id = alive.next;
@@ -51,12 +51,12 @@ impl States {
         PastState { states: self.clone(), id }
     }
 
-    /// Notes that one of `objects` objects changes.
+    /// Records a change of one of `objects` objects.
     pub(super) fn changed(&self, objects: usize) {
         self.keep(path_bytes(objects), objects);
     }
 
-    /// Notes that all of `objects` objects are replaced.
+    /// Records the replacement of all of `objects` objects.
     pub(super) fn replaced(&self, objects: usize) {
         self.keep(all_bytes(objects), objects);
     }
@@ -87,7 +87,7 @@ impl Drop for PastState {
     }
 }
 
-/// Bytes of the nodes on the way to one of `objects` objects.
+/// Returns the bytes of the nodes on the path to one of `objects` objects.
 fn path_bytes(objects: usize) -> usize {
     let branches = objects.max(1).ilog(10) as usize;
     LEAF_BYTES + branches * BRANCH_BYTES

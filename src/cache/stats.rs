@@ -8,14 +8,14 @@ pub struct CacheStats {
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,
-    /// Bytes that were derived from objects and events, and are kept.
+    /// Bytes derived from objects and events and kept.
     pub derived_bytes: usize,
-    /// Bytes of everything of the feed that is alive, whoever holds it.
+    /// Bytes of everything of the feed that is alive, regardless of its holder.
     pub memory_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
     pub progress: ResourceVersion,
-    /// Lanes besides the one of all events.
+    /// Number of lanes, without the lane of all events.
     pub lanes: usize,
     /// Seconds between the oldest and the newest event.
     pub span_seconds: f64,

@@ -10,7 +10,7 @@ use super::{Event, Snapshot};
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// A feed's current objects, in the order of their keys. Taking a snapshot costs a pointer.
+/// A feed's current objects, in key order. A snapshot only copies a pointer.
 #[derive(Debug)]
 pub(super) struct Store {
     objects: OrdMap<ObjectKey, Arc<Object>>,
@@ -18,11 +18,11 @@ pub(super) struct Store {
     bytes: usize,
     /// Bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
-    /// Counts what versions have stood for: it changes with each history, and each time that bodies were renewed.
+    /// Generation of the content: it changes with each history, and each time that bodies are renewed.
     content: u64,
-    /// The chunks of the state as it is.
+    /// Chunks of the current state.
     chunks: Arc<ChunkIndex>,
-    /// Accounts for what older states keep alive.
+    /// Accounting of the memory that older states keep alive.
     states: Arc<States>,
 }
 
@@ -46,19 +46,19 @@ impl Store {
         self.objects.len()
     }
 
-    /// Bytes of the objects' bodies.
+    /// Returns the bytes of the objects' bodies.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Starts over with a list. Returns the objects from before.
+    /// Replaces all objects with a list. Returns the previous objects.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         self.content += 1;
         let bytes = list.iter().map(|object| object.body().len()).sum();
         self.exchange(list.into_objects(), bytes)
     }
 
-    /// Drops everything for good. Returns what was held.
+    /// Drops everything permanently. Returns the dropped objects.
     pub(super) fn end(&mut self) -> OrdMap<ObjectKey, Arc<Object>> {
         self.content += 1;
         self.exchange(OrdMap::new(), 0)
@@ -85,7 +85,7 @@ impl Store {
             self.bytes += event.object.body().len();
             self.objects.insert(event.object.key.clone(), event.object.clone());
         }
-        // Whoever has the chunks has them for the state before this event.
+        // Existing holders of the chunks have them for the state before this event.
         if self.chunks.is_made() || Arc::strong_count(&self.chunks) > 1 {
             self.leave_state();
             self.chunks = Arc::new(ChunkIndex::of_content(self.content));
@@ -93,7 +93,7 @@ impl Store {
         self.states.changed(self.objects.len());
     }
 
-    /// Replaces bodies with others of the same version. Returns the objects from before.
+    /// Replaces bodies with different ones of the same version. Returns the previous objects.
     pub(super) fn renew(&mut self, objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
         let fits = |object: &Arc<Object>| {
             self.objects.get(&object.key).is_some_and(|held| held.rv == object.rv && held.body() != object.body())
@@ -118,25 +118,25 @@ impl Store {
         gone
     }
 
-    /// The state as it is, under the version `rv`.
+    /// Returns the current state under the version `rv`.
     pub(super) fn state(&self, rv: ResourceVersion) -> Snapshot {
         let taken = Taken { left: self.left_bytes, bytes: self.bytes };
         Snapshot::new(rv, self.objects.clone()).cut_by(self.chunks.clone()).taken_at(taken)
     }
 
-    /// The chunks of a state that is not the present one any more.
+    /// Returns an empty chunk index for a state that is no longer the current one.
     pub(super) fn chunks_of_past_state(&self) -> Arc<ChunkIndex> {
         let chunks = ChunkIndex::of_content(self.content);
         chunks.left(self.states.left());
         Arc::new(chunks)
     }
 
-    /// How many bytes at most a state that was taken then keeps alive, and nothing else does.
+    /// Returns an upper bound of the bytes that only a state taken then keeps alive.
     pub(super) fn kept_by(&self, taken: Taken) -> usize {
         usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
     }
 
-    /// Turns the present state into an older one for everybody who has it.
+    /// Marks the current state as past for all its holders.
     fn leave_state(&self) {
         if Arc::strong_count(&self.chunks) > 1 {
             self.chunks.left(self.states.left());

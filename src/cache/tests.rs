@@ -1,7 +1,8 @@
-//! The cache held against a model that is obviously right, and its promises one by one.
+//! The cache compared with a simple model, and tests of its single guarantees.
 //!
-//! `model` says in a few lines what docs/DIFFERENCES.md promises; `world` runs the real cache beside it and compares
-//! after every step. `random` and `exhaustive` choose the steps; the other files are tables of single promises.
+//! `model` states in a few lines the guarantees of docs/DIFFERENCES.md; `world` runs the real cache beside it and
+//! compares after every step. `random` and `exhaustive` choose the steps; the other files are tables of single
+//! guarantees.
 
 mod boundary;
 mod chunks;

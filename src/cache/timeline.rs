@@ -18,27 +18,29 @@ use crate::wire::{Envelope, Object};
 use base::{Account, mutant};
 use kubeapi::{EventType, Gvr, ObjectKey, ResourceVersion};
 
-/// A feed's present and its recent past: store and ring, which change together, and their versions.
+/// A feed's current state and recent history: store and ring, which change together, and their versions.
+///
+/// A version is *complete* (`whole` in the code) if all of its events have been applied and no more will come.
 #[derive(Debug)]
 pub(super) struct Timeline {
     pub(super) store: Store,
     pub(super) ring: Ring,
-    /// The version of the list that the history starts with. The list contains every change at that version.
+    /// Version of the list that the history starts with. The list contains every change at that version.
     pub(super) base: ResourceVersion,
-    /// The version that the history begins behind: that of the list, or where its prehistory begins.
+    /// Version after which the history begins: that of the list, or the start of the backfilled events.
     begins: ResourceVersion,
     pub(super) progress: ResourceVersion,
-    /// The version of the newest event, or of the state that the history starts with.
+    /// Version of the newest event, or of the state that the history starts with.
     pub(super) last_event: ResourceVersion,
     /// The newest version, while more of its events may come.
     pub(super) open: Option<Transaction>,
-    /// A version that the stream has not reached yet, at which upstream had the same objects.
+    /// A version that the watch has not reached yet, at which upstream had the same objects.
     confirmed: Option<Confirmed>,
-    /// The account for frames that upstream did not send.
+    /// Account for frames that upstream did not send.
     frames: Arc<Account>,
-    /// How many times the feed has started over.
+    /// Number of times that the feed has started a history.
     pub(super) number: u64,
-    /// Whether the feed has ended: there is no state any more, and no history.
+    /// Whether the feed has ended: it then has no state and no history.
     pub(super) is_over: bool,
 }
 
@@ -59,7 +61,7 @@ impl Timeline {
         }
     }
 
-    /// Starts a new history with `list`. Returns the objects from before.
+    /// Starts a new history with `list`. Returns the previous objects.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         let rv = list.rv;
         (self.open, self.confirmed) = (None, None);
@@ -70,14 +72,17 @@ impl Timeline {
         self.store.restart(list)
     }
 
-    /// Drops everything for good. Returns what was held.
+    /// Drops everything permanently. Returns the dropped objects and events.
     pub(super) fn end(&mut self, wakes: &mut Wakes) -> impl Sized + use<> {
         self.is_over = true;
         (self.open, self.confirmed) = (None, None);
         (self.ring.end(wakes), self.store.end())
     }
 
-    /// Says whether a change is new (`Ok(None)`), known (`Ok(Some(Duplicate))`) or contradicts the history.
+    /// Returns whether a change is new (`Ok(None)`) or known (`Ok(Some(Duplicate))`).
+    ///
+    /// # Errors
+    /// The change contradicts the history.
     pub(super) fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
@@ -90,18 +95,23 @@ impl Timeline {
         Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
     }
 
-    /// The version behind which the ring has all that our own stream has told. A prehistory is no part of that.
+    /// Returns the version after which the ring has every event of the feed's own watch. Backfilled events do not
+    /// count.
     pub(super) fn told_from(&self) -> ResourceVersion {
         self.base.max(self.ring.floor)
     }
 
-    /// Whether earlier events could be put in front of the history. They must join it, so it must be whole; and it must
-    /// be the feed's first, for a later one began because what was before could not be proven, or never happened.
+    /// Returns whether earlier events could be put in front of the history. They must join it, so nothing may have been
+    /// evicted. It must be the feed's first history: a later one began because continuity with the previous one could
+    /// not be proven, or did not exist.
     pub(super) fn may_begin_earlier(&self) -> bool {
         !self.is_over && self.number == 1 && self.ring.floor == self.begins
     }
 
-    /// Puts events in front of the history. Gives them back if they do not join it any more, or there is no room.
+    /// Puts events in front of the history.
+    ///
+    /// # Errors
+    /// Returns the events if they no longer join the history, or if they do not fit.
     pub(super) fn begin_earlier(&mut self, past: BackfilledEvents, room: RingRoom) -> Result<(), BackfilledEvents> {
         if !self.may_begin_earlier() || past.until != self.begins || !room.has(&past) {
             return Err(past);
@@ -111,8 +121,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Whether the store is as the change left it. This recognises a change whose event was evicted before others of
-    /// its version.
+    /// Returns whether the store has the result of the change. This recognises a change whose event was evicted before
+    /// others of its version.
     fn shows(&self, change: &Change) -> bool {
         match self.store.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
@@ -120,7 +130,7 @@ impl Timeline {
         }
     }
 
-    /// Makes an event of a change. Its type follows from what the store knows, which is how a selector sees it too.
+    /// Builds the event of a change. Its type follows from the store's content, as for a selector.
     pub(super) fn event(&self, change: Change, envelope: &Envelope, now: Instant) -> Event {
         let Change { event_type, object, frame } = change;
         let previous = self.store.get(&object.key).cloned();
@@ -153,12 +163,12 @@ impl Timeline {
         self.ring.admit(event);
     }
 
-    /// The newest version that is whole: everything up to here has been applied and no more of it will come.
+    /// Returns the newest complete version: everything up to it has been applied and no more of it will come.
     pub(super) fn whole(&self) -> ResourceVersion {
         self.open.as_ref().map_or(self.progress, Transaction::whole)
     }
 
-    /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the present state.
+    /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the current state.
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark.is_whole && mark == self.mark();
         if is_present && at > self.shown_at() {
@@ -172,28 +182,28 @@ impl Timeline {
         self.confirmed = None;
     }
 
-    /// Forgets a confirmed version that the stream has reached.
+    /// Forgets a confirmed version that the watch has reached.
     pub(super) fn settle_confirmed(&mut self) {
         let whole = self.whole();
         self.confirmed.take_if(|confirmed| confirmed.rv <= whole);
     }
 
-    /// Forgets a confirmed state whose objects have been exchanged for newly encoded ones.
+    /// Forgets a confirmed state whose objects have been replaced by newly encoded ones.
     pub(super) fn forget_kept(&mut self) {
         self.confirmed.take_if(|confirmed| confirmed.is_kept());
     }
 
-    /// The version of the state that readers get.
+    /// Returns the version of the state that readers get.
     pub(super) fn shown_at(&self) -> ResourceVersion {
         self.confirmed.as_ref().map_or_else(|| self.whole(), |confirmed| confirmed.rv)
     }
 
-    /// The version at which upstream had the same objects, if the stream has not reached it.
+    /// Returns the version at which upstream had the same objects, if the watch has not reached it.
     pub(super) fn confirmed_at(&self) -> Option<ResourceVersion> {
         self.confirmed.as_ref().map(|confirmed| confirmed.rv)
     }
 
-    /// The state that readers get, at the latest version that it is known to have.
+    /// Returns the state that readers get, at the latest version that it is known to have.
     pub(super) fn shown(&self) -> Snapshot {
         match &self.confirmed {
             Some(confirmed) => confirmed.state(|rv| self.store.state(rv)),
@@ -201,19 +211,19 @@ impl Timeline {
         }
     }
 
-    /// The state of the newest version that is whole. While the next version is open it stays as it is, whatever
-    /// happens to the store.
+    /// Returns the state at the newest complete version. While the next version is incomplete, changes of the store do
+    /// not affect it.
     pub(super) fn snapshot(&self) -> Snapshot {
         let Some(open) = &self.open else { return self.applied() };
         open.before(|| self.applied().cut_by(self.store.chunks_of_past_state())).clone()
     }
 
-    /// The state with everything that has come. While its version is not whole it is given the one before.
+    /// Returns the state with every event received. If the newest version is incomplete, it has the version before.
     pub(super) fn applied(&self) -> Snapshot {
         self.store.state(self.whole())
     }
 
-    /// The state of exactly `rv`, if nothing has changed between `rv` and the newest version that is whole.
+    /// Returns the state of exactly `rv`, if nothing has changed between `rv` and the newest complete version.
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         if !self.is_over && self.confirmed_at() == Some(rv) {
             return Some(self.shown());
@@ -222,7 +232,7 @@ impl Timeline {
         (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
     }
 
-    /// The state of exactly `rv`, if what has changed since is known and no more than `events_max` changes.
+    /// Returns the state of exactly `rv`, if the ring has all changes since and they are at most `events_max`.
     pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<Snapshot> {
         if self.is_over || rv < self.ring.known() || rv < self.base || rv > self.whole() {
             return None;
@@ -239,7 +249,7 @@ impl Timeline {
         StateMark { history: self.number, next_seq: self.ring.next_seq, is_whole: self.is_whole() }
     }
 
-    /// Whether more events of `rv` may come.
+    /// Returns whether more events of `rv` may come.
     pub(super) fn is_open(&self, rv: ResourceVersion) -> bool {
         self.open.as_ref().is_some_and(|open| open.rv() == rv)
     }

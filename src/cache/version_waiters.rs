@@ -5,24 +5,24 @@ use tokio::sync::Notify;
 
 use super::timeline::Timeline;
 
-/// Who waits for the newest version to be whole. While nobody does, the writer's task need not find that out soon: on a
-/// node whose clients only watch it would be woken twice for each event.
+/// Waiters for the newest version to become complete. If there are none, the writer's task can detect completion late.
+/// On a node whose clients only watch, an early check would wake it twice for each event.
 #[derive(Debug, Default)]
 pub(super) struct VersionWaiters {
-    /// How many wait for the feed's progress.
+    /// Number of waiters for the feed's progress.
     waiting: AtomicUsize,
-    /// Whether the readers of lanes are to be woken when it is whole.
+    /// Whether to wake the readers of lanes on completion.
     wakes_lanes: AtomicBool,
-    /// Tells the writer's task that somebody begins to wait.
+    /// Notifies the writer's task of a new waiter.
     awaited: Notify,
 }
 
-/// Somebody waits, until this is dropped.
+/// A registered waiter; dropping it removes the registration.
 #[derive(Debug)]
 pub(super) struct VersionWait<'a>(&'a VersionWaiters);
 
 impl VersionWaiters {
-    /// Begins to wait. The writer's task either sees that when it takes in an event, or is told now.
+    /// Registers a waiter. The writer's task either sees it when it applies an event, or is notified now.
     pub(super) fn wait(&self, timeline: &RwLock<Timeline>) -> VersionWait<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         if !timeline.read().is_whole() {
@@ -31,18 +31,18 @@ impl VersionWaiters {
         VersionWait(self)
     }
 
-    /// Tells the writer's task that somebody waits for a version that is not whole.
+    /// Notifies the writer's task of a waiter for an incomplete version.
     pub(super) fn tell(&self) {
         self.awaited.notify_one();
     }
 
-    /// Asks for the readers of lanes to be woken when it is whole. The lock of the timeline is to be taken behind this:
-    /// the writer closes a version under it and looks here afterwards.
+    /// Requests that the readers of lanes are woken on completion. The caller must lock the timeline after this call:
+    /// the writer completes a version under that lock and checks this flag afterwards.
     pub(super) fn wake_lanes(&self) {
         self.wakes_lanes.store(true, Ordering::Release);
     }
 
-    /// Whether readers of lanes are to be woken now that it is whole.
+    /// Returns whether to wake the readers of lanes on completion, and clears the request.
     pub(super) fn take_wake(&self) -> bool {
         self.wakes_lanes.swap(false, Ordering::AcqRel)
     }
@@ -51,7 +51,7 @@ impl VersionWaiters {
         self.waiting.load(Ordering::Acquire) > 0 || self.wakes_lanes.load(Ordering::Acquire)
     }
 
-    /// Completes when somebody has begun to wait.
+    /// Completes when a waiter has been registered.
     pub(super) async fn awaited(&self) {
         self.awaited.notified().await;
     }

@@ -2,16 +2,16 @@ use crate::wire::Object;
 use base::mutant;
 use kubeapi::{ObjectKey, Selector};
 
-/// What it costs to reach an object, in comparisons of text: in a large collection no processor cache has it (`select/a
+/// Cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
 /// label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
 const LOOK_COST: usize = 40;
-/// A number of labels that most objects do not exceed.
+/// Number of labels that most objects do not exceed.
 const LABELS: usize = 16;
-/// What a selector may cost for one object before it is [dear](View::is_dear): about a microsecond, which is less than
-/// it takes to wake a watch. Ten requirements are 50 to 80.
+/// Cost of a selector per object above which it is [expensive](View::is_dear): about a microsecond, which is less than
+/// waking a watch takes. Ten requirements cost 50 to 80.
 const ORDINARY: usize = 100;
 
-/// The part of a collection that a reader sees: a namespace or all, and a selector.
+/// The part of a collection that a reader sees: one namespace or all, and a selector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
     namespace: Option<Box<str>>,
@@ -21,7 +21,7 @@ pub struct View {
 }
 
 impl View {
-    /// `namespace: None` means all namespaces, or a cluster-scoped resource.
+    /// Creates a view. `namespace: None` means all namespaces, or a cluster-scoped resource.
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
@@ -30,14 +30,14 @@ impl View {
         Self { namespace, selector, is_dear, goes_by_key }
     }
 
-    /// The same view of a collection whose objects all have this value in this field.
+    /// Returns the same view of a collection whose objects all have this value in this field.
     #[must_use]
     pub fn within(mut self, field: &str, value: &str) -> Self {
         self.goes_by_key = self.selector.labels.is_empty() && self.selector.fields.goes_by_key(Some((field, value)));
         self
     }
 
-    /// The same view for a reader who also needs to know what was there before each change.
+    /// Returns the same view for a reader that also needs the previous state of each change.
     #[must_use]
     pub fn knowing_before(mut self) -> Self {
         self.goes_by_key = false;
@@ -52,8 +52,8 @@ impl View {
         self.namespace.is_none() && self.selector.is_everything()
     }
 
-    /// Whether an object's key alone decides if the reader sees it. Then it does so before and after every change, and
-    /// what was there before need not be known.
+    /// Returns whether an object's key alone decides if the reader sees it. The decision is then the same before and
+    /// after every change, so the previous state is not needed.
     pub fn goes_by_key(&self) -> bool {
         self.goes_by_key
     }
@@ -66,12 +66,12 @@ impl View {
         &self.selector
     }
 
-    /// The only name that an object in this view can have, if there is one.
+    /// Returns the only name that an object in this view can have, if the selector requires one.
     pub fn name(&self) -> Option<&str> {
         self.selector.fields.required_name()
     }
 
-    /// The only object in this view, if the view names it.
+    /// Returns the key of the only object in this view, if the view names it.
     pub fn single(&self, namespaced: bool) -> Option<ObjectKey> {
         let name = self.name()?;
         match (&self.namespace, namespaced) {
@@ -81,23 +81,23 @@ impl View {
         }
     }
 
-    /// About what it costs to look at `object`, in comparisons of text.
+    /// Returns the approximate cost of checking `object`, in text comparisons.
     pub fn cost_of(&self, object: &Object) -> usize {
         self.cost(object.attributes.labels().len())
     }
 
-    /// The same for an object with as many labels as most have at most.
+    /// Returns the same for an object with the largest common number of labels.
     pub fn usual_cost(&self) -> usize {
         self.cost(LABELS)
     }
 
-    /// The part of [`usual_cost`](Self::usual_cost) that is due to the selector.
+    /// Returns the selector's part of [`usual_cost`](Self::usual_cost).
     pub fn usual_comparisons(&self) -> usize {
         self.selector.comparisons(LABELS)
     }
 
-    /// Whether the selector costs more than the rest of a delivery: then every object that it is compared with counts,
-    /// whether or not it is told.
+    /// Returns whether the selector costs more than the rest of a delivery. If so, every object compared with it counts
+    /// towards the scan budget, whether or not it is sent.
     pub fn is_dear(&self) -> bool {
         self.is_dear
     }

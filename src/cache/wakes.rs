@@ -3,11 +3,11 @@ use std::task::Waker;
 
 use base::CoreWaker;
 
-/// Readers that are to be woken, once no lock is held: by core, and of each first those that are proxies, behind each
-/// of which others wait.
+/// Readers to wake once no lock is held, grouped by core. Proxies are woken first in each group, because other clients
+/// wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Wakes {
-    /// Those that are on no core.
+    /// Readers without a core.
     elsewhere: Readers,
     cores: Vec<Option<(Arc<CoreWaker>, Readers)>>,
 }
@@ -33,7 +33,7 @@ impl Wakes {
         }
         match self.cores[number].get_or_insert_with(|| (bell.clone(), Readers::default())) {
             (known, readers) if Arc::ptr_eq(known, bell) => readers,
-            // Of another application in the same process.
+            // The core belongs to another application in the same process.
             _ => &mut self.elsewhere,
         }
     }

@@ -32,12 +32,12 @@ pub struct CacheWriter {
 }
 
 impl CacheWriter {
-    /// Makes an empty cache for one feed that has all of the memory, and the handle that its readers clone.
+    /// Creates an empty cache for one feed that may use all memory, and the handle that its readers clone.
     pub fn new(config: CacheConfig, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
         Self::within(&Budget::new(config.memory_bytes_max, Pins::default()), config, gvr, envelope, namespaced)
     }
 
-    /// Makes an empty cache within a memory that other feeds share.
+    /// Creates an empty cache within a memory budget shared with other feeds.
     pub fn within(
         budget: &Arc<Budget>,
         config: CacheConfig,
@@ -70,7 +70,7 @@ impl CacheWriter {
         (Self { shared: shared.clone() }, CacheReader { shared })
     }
 
-    /// The envelope that the feed's objects are framed with.
+    /// Returns the envelope that frames the feed's objects.
     pub fn envelope(&self) -> &Envelope {
         &self.shared.envelope
     }
@@ -79,8 +79,8 @@ impl CacheWriter {
         CacheReader { shared: self.shared.clone() }
     }
 
-    /// Starts a new history with this state. Readers of the old one find their position expired: what happened between
-    /// is not known, and is not made up (F6).
+    /// Starts a new history with this state. Readers of the old one find their position expired: the changes in between
+    /// are unknown, and are not invented (F6).
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
         let mut wakes = Wakes::default();
@@ -99,15 +99,15 @@ impl CacheWriter {
         wakes.wake();
     }
 
-    /// Applies a change that is a transaction of its own.
+    /// Applies a change that is a complete transaction.
     pub fn apply(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
         let applied = self.take(change)?;
         self.settle();
         Ok(applied)
     }
 
-    /// Applies a change whose version may have more: store, ring and lanes in one critical section, then the readers
-    /// are woken. The version is announced when it is settled, or when a later one comes.
+    /// Applies a change whose version may have more: it updates store, ring and lanes in one critical section, then
+    /// wakes the readers. The version is published when it is settled, or when a later one arrives.
     pub fn take(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
         let now = Instant::now();
         let mut wakes = Wakes::default();
@@ -136,25 +136,26 @@ impl CacheWriter {
         Ok(Applied::Fresh)
     }
 
-    /// How long upstream has to be silent until the newest version is taken to be whole. `None`: it is whole already,
-    /// or only upstream can tell.
+    /// Returns how long upstream must be silent until the newest version counts as complete. `None` if it is already
+    /// complete, or if only upstream can confirm it.
     pub fn settles_after(&self) -> Option<Duration> {
         self.shared.timeline.read().open.as_ref().and_then(Transaction::settles_after)
     }
 
-    /// Whether the newest version is to be taken to be whole as soon as it may be: somebody waits for it, or there is a
-    /// bookmark to be announced.
+    /// Returns whether the newest version must be completed as soon as possible: it has waiters, or a bookmark must be
+    /// published.
     pub fn is_whole_awaited(&self) -> bool {
         let is_vouched = || self.shared.timeline.read().open.as_ref().is_some_and(Transaction::is_vouched);
         self.shared.wholeness.is_awaited() || is_vouched()
     }
 
-    /// Completes when somebody has begun to wait for the newest version to be whole.
+    /// Completes when a waiter for the newest version has been registered.
     pub async fn whole_is_awaited(&self) {
         self.shared.wholeness.awaited().await;
     }
 
-    /// Notes that no more events of the newest version will come. A bookmark at it is announced now.
+    /// Records that no more events of the newest version will come. If a bookmark at that version has arrived, it is
+    /// published now.
     pub fn settle(&mut self) {
         let (gone, whole) = {
             let mut timeline = self.shared.timeline.write();
@@ -167,8 +168,8 @@ impl CacheWriter {
         }
     }
 
-    /// Notes upstream's bookmark at `rv`. If it is at the newest version, that is settled by [`Self::settle`] after a
-    /// silence, unless it is whole already.
+    /// Records upstream's bookmark at `rv`. If that is the newest version and it is incomplete, [`Self::settle`]
+    /// completes it after a silence.
     pub fn bookmark(&mut self, rv: ResourceVersion) {
         if let Some(open) = self.shared.timeline.write().open.as_mut().filter(|open| open.rv() == rv) {
             return open.vouch();
@@ -176,8 +177,8 @@ impl CacheWriter {
         self.advance(rv, true);
     }
 
-    /// Notes that everything up to `rv` has been applied. With `announce` the readers are told, so that bookmarks cross
-    /// a tier at once (W10).
+    /// Records that everything up to `rv` has been applied. If `announce` is set, readers are woken, so that bookmarks
+    /// cross a tier without delay (W10).
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
         let now = Instant::now();
         let (whole, gone) = {
@@ -194,8 +195,8 @@ impl CacheWriter {
         self.enforce_budget();
     }
 
-    /// Publishes how far the feed is. Readers are woken by a bookmark, and if they wait for the version that has become
-    /// whole.
+    /// Publishes the feed's progress. It wakes readers for a bookmark, and if they wait for the version that has become
+    /// complete.
     fn announce(&self, whole: ResourceVersion, is_bookmark: bool, has_become_whole: bool) {
         let is_waited_for = has_become_whole && self.shared.wholeness.take_wake();
         self.shared.publish(|progress| {
@@ -205,25 +206,25 @@ impl CacheWriter {
             }
         });
         if is_bookmark || is_waited_for {
-            // The wakers are taken only now: whoever parks from here on has seen the bookmark, and everybody else is
-            // woken.
+            // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
+            // are woken.
             let mut wakes = Wakes::default();
             self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
             wakes.wake();
         }
     }
 
-    /// Whether the feed has outgrown the memory and must end.
+    /// Returns whether the feed has outgrown the memory limit and must end.
     pub fn is_outgrown(&self) -> bool {
         self.shared.share.outgrown.is_cancelled()
     }
 
-    /// Called after every critical section: room may be made in other feeds as well.
+    /// Enforces the memory limit. Called after every critical section, because it may free memory in other feeds.
     fn enforce_budget(&self) {
         self.shared.share.budget.enforce(&self.shared.share);
     }
 
-    /// Remembers how upstream lays out a bookmark of this resource.
+    /// Stores upstream's layout of a bookmark of this resource.
     pub fn set_bookmark(&mut self, template: BookmarkTemplate) {
         *self.shared.bookmark.write() = template;
     }
@@ -242,8 +243,8 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// Ends the feed, whatever the reason: its readers are told that no more will come. What it held is dropped,
-    /// however long they stay.
+    /// Ends the feed, regardless of the reason: its readers learn that no more events will come. The contents are
+    /// dropped even if readers remain.
     fn drop(&mut self) {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {
             self.set_state(FeedState::Ended(FeedEnd::Shutdown));

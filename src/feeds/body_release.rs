@@ -6,42 +6,42 @@ use crate::upstream::Build;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// Whether the bodies that a feed holds are as the server that it follows writes them.
+/// States whether the bodies that a feed holds match those of the server that it follows. Clones share it.
 ///
-/// An apiserver of another release writes other bytes of the same objects at the same versions: it has other fields,
-/// other defaults, another order. Events are what they were when they happened. A state is of the present, so no state
-/// is shown whose bodies another server wrote, or may have written (F10). Cloning shares.
+/// An apiserver of another release writes other bytes of the same objects at the same versions: fields, defaults and
+/// their order differ. Events keep the bytes of their time. A state must match the current server, so the proxy serves
+/// no state whose bodies another server wrote or may have written (F10).
 #[derive(Debug, Clone)]
 pub struct BodyRelease {
     is_present: watch::Sender<bool>,
-    /// How many readers wait.
+    /// Number of waiting readers.
     waiting: watch::Sender<usize>,
     writers: Arc<Mutex<Writers>>,
 }
 
-/// The builds that have written what a feed tells, for proxies that take it over.
+/// The server builds that wrote the feed's content, for proxies that take over the feed.
 #[derive(Debug, Default)]
 struct Writers {
-    /// The last that was known.
+    /// The last known build.
     now: Option<Arc<Build>>,
-    /// Whether it still is.
+    /// Whether it is still current.
     is_known: bool,
     before: Option<Arc<Build>>,
-    /// The version from which on everything is as `now` writes it. What was told of before may be by `before`.
+    /// Version from which on all content is by `now`. Earlier content may be by `before`.
     since: ResourceVersion,
     changes: u32,
 }
 
-/// Who has written what somebody is told.
+/// The server build that wrote the content sent to a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// `None` if that is not known.
+    /// `None` if it is unknown.
     pub by: Option<Arc<Build>>,
-    /// How many times it had been another one before.
+    /// Number of build changes before it.
     pub changes: u32,
 }
 
-/// Counts a reader that waits, for as long as it waits.
+/// Counts a waiting reader until it is dropped.
 struct Waiting<'a>(&'a watch::Sender<usize>);
 
 impl Drop for Waiting<'_> {
@@ -57,12 +57,13 @@ impl Default for BodyRelease {
 }
 
 impl BodyRelease {
-    /// Whether a state may be shown.
+    /// Returns whether a state may be served.
     pub fn is_present(&self) -> bool {
         *self.is_present.borrow()
     }
 
-    /// Completes when a state may be shown, and asks for that. It may never complete: the caller has a deadline.
+    /// Completes when a state may be served, and requests the check if needed. It may never complete, so callers need a
+    /// deadline.
     pub async fn present(&self) {
         if self.is_present() {
             return;
@@ -72,23 +73,23 @@ impl BodyRelease {
         self.becomes_present().await;
     }
 
-    /// Completes when a state may be shown, without asking for it.
+    /// Completes when a state may be served, without requesting the check.
     pub async fn becomes_present(&self) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.is_present.subscribe().wait_for(|is_present| *is_present).await;
     }
 
-    /// Completes when somebody waits.
+    /// Completes when a reader waits.
     pub async fn wanted(&self) {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
-    /// Who writes what the feed tells now.
+    /// Returns the build that writes the feed's current content.
     pub fn written(&self) -> Written {
         self.writers.lock().now()
     }
 
-    /// Who has written what the feed tells from this version on; of some of it perhaps somebody else.
+    /// Returns the build that wrote the feed's content from this version on. Later parts may be by another build.
     pub fn written_from(&self, rv: ResourceVersion) -> Written {
         let writers = self.writers.lock();
         match writers.changes.checked_sub(1) {
@@ -97,13 +98,13 @@ impl BodyRelease {
         }
     }
 
-    /// How many times another build has come to write what the feed tells.
+    /// Returns how many times the build of the feed's content has changed.
     pub fn changes(&self) -> u32 {
         self.writers.lock().changes
     }
 
-    /// Says which build writes what the feed tells from a version on, as far as it is known. Returns whether it was
-    /// another one. Only the task that fills the feed calls this.
+    /// Sets the build that writes the feed's content from a version on, if it is known. Returns whether it replaces
+    /// another known build. Only the task that fills the feed calls this.
     pub fn set_written(&self, by: Option<Arc<Build>>, since: ResourceVersion) -> bool {
         let mut writers = self.writers.lock();
         writers.is_known = by.is_some();
@@ -117,7 +118,7 @@ impl BodyRelease {
         true
     }
 
-    /// Says whether a state may be shown. Only the task that fills the feed calls this.
+    /// Sets whether a state may be served. Only the task that fills the feed calls this.
     pub fn set_present(&self, is_present: bool) {
         self.is_present.send_if_modified(|before| std::mem::replace(before, is_present) != is_present);
     }

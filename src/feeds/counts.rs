@@ -1,4 +1,5 @@
-//! The counts of feeds. Their names follow what callers ask for, so their numbers end with them.
+//! Counters of feeds. Callers' requests determine their labels, so the counters are dropped some time after the feed
+//! ends.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{FEEDS_MAX, FeedKey};
 
-/// What happened to a feed upstream, in numbers. A feed that starts again soon goes on from where it was.
+/// Counters of a feed's upstream traffic. If a feed restarts soon, they continue.
 #[derive(Debug, Default)]
 pub struct FeedCounts {
     pub events: AtomicU64,
@@ -19,13 +20,13 @@ pub struct FeedCounts {
     pub duplicates: AtomicU64,
     /// Watches that are open now.
     pub watches: AtomicU64,
-    /// In the order in which it is told; what is counted so is rare.
+    /// Rare events by metric, in output order.
     told: Mutex<BTreeMap<CountedMetric, u64>>,
-    /// Why the last attempt to list or watch failed.
+    /// Reason why the last attempt to list or watch failed.
     trouble: Mutex<Option<String>>,
 }
 
-/// A metric and its one label besides the feed's. All of them are known beforehand.
+/// A metric and its one label besides those of the feed. The set of values is fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CountedMetric {
     pub metric: &'static str,
@@ -33,7 +34,7 @@ pub struct CountedMetric {
     pub value: &'static str,
 }
 
-/// The counts of all feeds that run, and for a while of those that have ended.
+/// The counters of all running feeds, and for a while of ended ones.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     accounts: HashMap<FeedKey, Account>,
@@ -42,21 +43,21 @@ pub(super) struct Ledger {
 #[derive(Debug, Default)]
 struct Account {
     counts: Arc<FeedCounts>,
-    /// How many feeds of this name run: one that was retired may end after the next has begun.
+    /// Number of running feeds with this key: a retired feed may end after its successor has started.
     running: usize,
     ended: Option<Instant>,
 }
 
-/// How many feeds that have ended keep their counts.
+/// Maximum number of ended feeds whose counters are kept.
 const ENDED_MAX: usize = FEEDS_MAX;
 
 impl FeedCounts {
-    /// Notes why an attempt to list or watch failed, without addresses, users or names of objects.
+    /// Records why an attempt to list or watch failed. `why` must not contain addresses, users or object names.
     pub fn note_trouble(&self, why: String) {
         *self.trouble.lock() = Some(why);
     }
 
-    /// Why the last attempt failed, if one did.
+    /// Returns the reason why the last attempt failed, if any.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().clone()
     }
@@ -69,14 +70,14 @@ impl FeedCounts {
         *self.told.lock().entry(word).or_default() += 1;
     }
 
-    /// All metrics with their counts, in the order of their names.
+    /// Returns all metrics with their counts, sorted by name.
     pub fn said(&self) -> Vec<(CountedMetric, u64)> {
         self.told.lock().iter().map(|(word, count)| (*word, *count)).collect()
     }
 }
 
 impl Ledger {
-    /// Notes that a feed begins. Returns its counts.
+    /// Records the start of a feed. Returns its counters.
     pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedCounts> {
         self.forget(kept);
         let account = self.accounts.entry(key.clone()).or_default();
@@ -85,7 +86,7 @@ impl Ledger {
         account.counts.clone()
     }
 
-    /// Notes that a feed is over.
+    /// Records the end of a feed.
     pub(super) fn close(&mut self, key: &FeedKey, kept: Duration) {
         if let Some(account) = self.accounts.get_mut(key) {
             account.running = account.running.saturating_sub(1);
@@ -96,7 +97,7 @@ impl Ledger {
         self.forget(kept);
     }
 
-    /// All counts, in the order of their keys.
+    /// Returns all counters, sorted by key.
     pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.forget(kept);
         let mut all: Vec<_> =
@@ -105,7 +106,7 @@ impl Ledger {
         all
     }
 
-    /// Forgets feeds that ended too long ago, and the oldest where there are too many.
+    /// Drops the counters of feeds that ended too long ago, and the oldest above the limit.
     fn forget(&mut self, kept: Duration) {
         self.accounts.retain(|_, account| account.ended.is_none_or(|ended| ended.elapsed() < kept));
         let mut ended: Vec<_> = self.accounts.values().filter_map(|account| account.ended).collect();
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!(ledger.open(&key(1), KEPT).events.load(Ordering::Relaxed), 7, "it does not jump back");
         tokio::time::advance(KEPT * 2).await;
         assert_eq!(ledger.all(KEPT).len(), 1, "it runs");
-        // The next begins before the last has ended.
+        // The successor starts before its predecessor has ended.
         ledger.open(&key(1), KEPT);
         ledger.close(&key(1), KEPT);
         tokio::time::advance(KEPT * 2).await;

@@ -13,7 +13,7 @@ use crate::wire::{Columns, Representation};
 use base::Cut;
 use kubeapi::ResourceVersion;
 
-/// A running feed, as its readers hold it.
+/// A running feed as its readers see it.
 #[derive(Debug)]
 pub struct Feed {
     pub spec: FeedSpec,
@@ -22,31 +22,31 @@ pub struct Feed {
     pub renderings: Renderings,
     pub vintage: BodyRelease,
     pub returners: ResumeBackfills,
-    /// The columns of a feed of Tables.
+    /// Columns, for a feed of Tables.
     pub columns: Columns,
-    /// What happened to the feed upstream.
+    /// Counters of the feed's upstream traffic.
     pub counts: Arc<FeedCounts>,
     pins: Pins,
     leases: AtomicUsize,
-    /// How many of the leases only keep the feed running.
+    /// Number of leases that only keep the feed running.
     keepers: AtomicUsize,
-    /// How many watches are of other proxies.
+    /// Number of watches by other proxies.
     proxies: AtomicUsize,
     last_used: Mutex<Instant>,
     last_read: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
-    /// Until this time upstream may still answer by the definition for which the feed before this one was retired.
+    /// Until this time upstream may still use the definition for which the previous feed was retired.
     settled: Option<Instant>,
-    /// The oldest version behind which somebody wants to go on, while the feed starts.
+    /// The oldest version that a client wants to resume from, while the feed starts.
     resume: Mutex<Option<ResourceVersion>>,
-    /// The version that another feed of the resource had reached when this one began. Its clients must not see it older
-    /// again.
+    /// Version that another feed of the resource had reached when this one began. Its clients must not see an older
+    /// one.
     pub(super) shown: AtomicU64,
-    /// When the feed began with a state that upstream had left already, if it did.
+    /// Start time of the feed, if its first state may already have been outdated.
     began_behind: OnceLock<Instant>,
 }
 
-/// Keeps a feed from being idle.
+/// A lease that keeps a feed from becoming idle.
 #[derive(Debug, Clone)]
 pub struct FeedHandle {
     inner: Arc<HandleInner>,
@@ -104,18 +104,18 @@ impl Feed {
         )
     }
 
-    /// Keeps a state of this feed for somebody who is being told it. `cut` ends that somebody.
+    /// Pins a state of this feed that is being sent. `cut` ends the sender.
     pub fn pin(&self, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
         self.reader.pin(&self.pins, snapshot, cut, terms)
     }
 
-    /// Completes when the feed must end because what it reads no longer fits the resource.
+    /// Completes when the feed must end because its objects no longer match the resource's definition.
     pub async fn retired(&self) {
         self.retired.cancelled().await;
     }
 
-    /// Stops deriving a representation: it is not exact, or cannot be made of one of the objects. Nobody gets it from
-    /// here any more, and its watches are woken, to end.
+    /// Stops deriving a representation that is not exact, or that cannot express an object. Readers no longer get it
+    /// from this feed, and its watches are woken so that they end.
     pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
         if self.renderings.refuse(representation, reason) {
             let (feed, reason) = (&self.spec.key, reason.as_str());
@@ -124,34 +124,35 @@ impl Feed {
         }
     }
 
-    /// Whether it took the place of a retired feed a moment ago. An apiserver that ends its stream now may have filled
-    /// it by the old definition.
+    /// Returns whether it replaced a retired feed moments ago. If an apiserver ends the watch now, it may have used the
+    /// old definition.
     pub fn is_settling(&self) -> bool {
         self.settled.is_some_and(|settled| Instant::now() < settled)
     }
 
-    /// The oldest version behind which somebody who waits for this feed wants to go on.
+    /// Returns the oldest version that a client waiting for this feed wants to resume from.
     pub fn oldest_resume(&self) -> Option<ResourceVersion> {
         *self.resume.lock()
     }
 
-    /// The version that another feed of the resource had reached when this one began: nothing older may be shown.
+    /// Returns the version that another feed of the resource had reached when this one began. No older version may be
+    /// served.
     pub fn shown_before(&self) -> ResourceVersion {
         ResourceVersion(self.shown.load(Ordering::Relaxed))
     }
 
-    /// Forgets that version, for it does not come: upstream may have been restored from a backup.
+    /// Forgets that version if upstream does not reach it, because upstream may have been restored from a backup.
     pub fn forget_shown(&self) {
         self.shown.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that the feed begins, now, with a state behind which somebody wants to go on. It is shown to nobody else
-    /// before it is proven that everything which happened until now has come.
+    /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not see it
+    /// before the feed has provably caught up to this time.
     pub fn begins_behind(&self, now: Instant) {
         let _ = self.began_behind.set(now);
     }
 
-    /// Completes when a state of the feed may be shown: at once, unless it began with one of the past.
+    /// Completes when a state of the feed may be served: immediately, unless it began with an old state.
     pub async fn caught_up(&self) {
         if let Some(began) = self.began_behind.get() {
             self.freshness.reached(*began).await;
@@ -165,32 +166,34 @@ impl Feed {
         }
     }
 
-    /// How long nobody has read the feed; zero while somebody does.
+    /// Returns how long the feed has had no leases; zero while it has any.
     pub fn idle_for(&self) -> Duration {
         if self.leases.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { self.last_used.lock().elapsed() }
     }
 
-    /// How many readers the feed has at this moment.
+    /// Returns the number of current readers.
     pub fn readers(&self) -> usize {
         self.leases.load(Ordering::Relaxed).saturating_sub(self.keepers.load(Ordering::Relaxed))
     }
 
-    /// Notes that a watch of another proxy begins.
+    /// Records the start of a watch by another proxy.
     pub fn proxy_begins(&self) {
         self.proxies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that such a watch has ended.
+    /// Records the end of such a watch.
     pub fn proxy_ends(&self) {
         self.proxies.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether another proxy follows the feed: it is told at once how far that is, or it would have to ask.
+    /// Returns whether another proxy follows the feed. Its progress is then published without delay, so that the proxy
+    /// need not ask for it.
     pub fn is_followed_by_proxies(&self) -> bool {
         self.proxies.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether somebody reads the feed, or did within this time, whoever keeps it running.
+    /// Returns whether the feed has readers, or had some within this time. Leases that only keep it running do not
+    /// count.
     pub fn was_read_within(&self, time: Duration) -> bool {
         self.readers() > 0 || self.last_read.lock().is_some_and(|last| last.elapsed() < time)
     }
@@ -202,7 +205,7 @@ impl FeedHandle {
         Self { inner: Arc::new(HandleInner { feed, only_keeps: AtomicBool::new(false) }) }
     }
 
-    /// Says that whoever holds this keeps the feed running and does not read it.
+    /// Marks the lease as one that only keeps the feed running.
     #[must_use]
     pub fn only_keeping(self) -> Self {
         if !self.inner.only_keeps.swap(true, Ordering::Relaxed) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use crate::wire::Encoding;
 use kubeapi::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
 
-/// What one feed fetches: a resource, a scope and an encoding.
+/// Identity of a feed: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedKey {
     pub gvr: Gvr,
@@ -12,35 +12,35 @@ pub struct FeedKey {
     pub encoding: Encoding,
 }
 
-/// How much of a resource a feed covers.
+/// Part of a resource that a feed covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All objects.
     Cluster,
     /// The objects in one namespace.
     Namespace(Arc<str>),
-    /// The objects whose `field` is `value`, wherever they are: what a fixed field selector finds.
+    /// The objects whose `field` is `value`, in all namespaces: the result of a fixed field selector.
     Selected { field: Arc<str>, value: Arc<str> },
 }
 
-/// A name that no object can have: names are lower case.
+/// A name that no object can have, because names are lower case.
 const NOBODY: &str = "NOBODY";
 
 impl FeedKey {
-    /// The URL of the feed's collection, with `query` added.
+    /// Returns the URL of the feed's collection, with `query` added.
     pub fn url(&self, query: &str) -> String {
         let selected = self.scope.term().map(|term| term.to_string()).unwrap_or_default();
         url(&self.path(), &selected, query)
     }
 
-    /// The URL of one of its objects, with `query` added.
+    /// Returns the URL of one of its objects, with `query` added.
     pub fn url_of(&self, object: &ObjectKey, query: &str) -> String {
         let path = match object.namespace() {
             "" => self.gvr.path(),
             namespace => self.gvr.namespaced_path(namespace),
         };
         let named = FieldTerm::is(NAME_KEY, object.name());
-        // The feed's selector stays: a right to read the feed is no right to read any named object.
+        // The feed's selector stays, because permission to read the feed does not include every named object.
         let selected = match self.scope.term() {
             Some(term) if term != named => format!("{term},{named}"),
             _ => named.to_string(),
@@ -48,12 +48,12 @@ impl FeedKey {
         url(&path, &selected, query)
     }
 
-    /// A URL of the feed's collection that finds nothing. It costs upstream no objects, and is allowed to whoever may
-    /// read the feed.
+    /// Returns a URL of the feed's collection that matches no objects. It needs the same permissions as the feed, and
+    /// upstream returns no objects.
     pub fn url_of_nothing(&self, query: &str) -> String {
         let nothing = match &self.scope {
             Scope::Cluster | Scope::Namespace(_) => FieldTerm::is(NAME_KEY, NOBODY).to_string(),
-            // Upstream's authorizers look for the term that the selector requires, so a name alone would not do.
+            // Upstream's authorizers require the selector's term, so a name alone would be denied.
             Scope::Selected { field, value } => {
                 format!("{},{}", FieldTerm::is(field, value), FieldTerm::is_not(field, value))
             }
@@ -61,7 +61,7 @@ impl FeedKey {
         url(&self.path(), &nothing, query)
     }
 
-    /// The labels that metrics give the feed.
+    /// Returns the metric labels of the feed.
     pub fn labels(&self) -> [(&'static str, String); 4] {
         [
             ("resource", self.gvr.to_string()),
@@ -80,7 +80,7 @@ impl FeedKey {
 }
 
 impl Scope {
-    /// The namespace that is covered, if it is only one.
+    /// Returns the namespace that is covered, if it is only one.
     pub fn namespace(&self) -> Option<&str> {
         match self {
             Self::Namespace(namespace) => Some(namespace),
@@ -88,7 +88,7 @@ impl Scope {
         }
     }
 
-    /// The fixed field selector, as people write it.
+    /// Returns the fixed field selector in its usual notation.
     pub fn selector(&self) -> Option<String> {
         match self {
             Self::Selected { field, value } => Some(format!("{field}={value}")),

@@ -4,24 +4,24 @@ use super::FeedKey;
 use crate::wire::{Envelope, JsonLayout};
 use kubeapi::FieldTable;
 
-/// A feed's key, and what is needed to read its objects.
+/// A feed's key, and the schema needed to decode its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedSpec {
     pub key: FeedKey,
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
-    /// The edition of the resource's definition, if it has one. Objects that were read under another one may read
+    /// Edition of the resource's definition, if it has one. Objects decoded under another edition may decode
     /// differently now.
     pub edition: Option<Arc<str>>,
     pub shape: JsonLayout,
     pub namespaced: bool,
     pub fields: Arc<FieldTable>,
-    /// The key of the selectable field by which upstream finds what it lists, if it has such an index.
+    /// Key of the selectable field that upstream has an index for, if any.
     pub index_field: Option<Arc<str>>,
 }
 
 impl FeedSpec {
-    /// The feed of a resource whose objects are written as Pods are.
+    /// Returns the feed of a resource whose objects are encoded like Pods.
     #[cfg(test)]
     pub(crate) fn like_pods(key: FeedKey) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl FeedSpec {
         }
     }
 
-    /// The envelope that the feed's objects are framed with.
+    /// Returns the envelope that frames the feed's objects.
     pub fn envelope(&self) -> Envelope {
         Envelope::new(self.key.encoding, &self.key.gvr.api_version(), &self.kind, self.shape)
             .with_list_kind(&self.list_kind)

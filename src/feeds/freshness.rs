@@ -8,22 +8,22 @@ use super::wanted_versions::WantedVersions;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// Since when a feed is known to be current, and since when somebody needs it to be.
+/// The time as of which a feed is proven to be current, and the time that readers need.
 ///
-/// One rule makes one upstream question serve many (L5): a proof whose question was *sent* at `t` covers every request
-/// *received* at or before `t`, and no other.
+/// One upstream request serves many readers by one rule (L5). A proof whose request was *sent* at `t` covers every
+/// client request *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
 pub struct Freshness {
-    /// The feed holds every write that was complete at this instant.
+    /// The feed contains every write that was complete at this instant.
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant that a waiting reader needs covered.
     wanted: watch::Sender<Option<Instant>>,
     wanted_versions: watch::Sender<WantedVersions>,
-    /// How many readers wait for a proof.
+    /// Number of readers that wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
 
-/// Counts a reader that waits for a proof, for as long as it waits.
+/// Counts a reader that waits for a proof until it is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -44,16 +44,16 @@ impl Default for Freshness {
 }
 
 impl Freshness {
-    /// The longest that anybody waits for a proof. It is as long as the longest back-off of a feed that has lost its
-    /// stream, and half of the time that load balancers in front of us leave a connection silent.
+    /// Longest wait for a proof. It equals the longest back-off of a feed that has lost its watch. It is half of the
+    /// usual idle timeout of load balancers in front of the proxy.
     pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
-    /// Whether somebody waits for a proof.
+    /// Returns whether a reader waits for a proof.
     pub fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// The instant as of which the feed is proven to contain everything.
+    /// Returns the instant as of which the feed is proven to be complete.
     pub fn proven(&self) -> Option<Instant> {
         *self.as_of.borrow()
     }
@@ -62,10 +62,10 @@ impl Freshness {
         self.as_of.borrow().is_some_and(|as_of| as_of >= received)
     }
 
-    /// Completes when the feed is proven to hold every write that was complete at `received`. Asks for the proof if
-    /// needed.
+    /// Completes when the feed is proven to contain every write that was complete at `received`. It requests the proof
+    /// if needed.
     ///
-    /// It may never complete: the caller has a deadline.
+    /// It may never complete, so callers need a deadline.
     pub async fn reached(&self, received: Instant) {
         if self.covers(received) {
             return;
@@ -73,7 +73,8 @@ impl Freshness {
         let mut as_of = self.as_of.subscribe();
         let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
         let _waiting = Waiting(&self.waiting);
-        // Nothing is asked while nobody waits. So a reader wakes the prover even if one that came later has gone.
+        // Proofs are requested only while a reader waits. So the first reader wakes the prover even if an earlier
+        // reader, which has left, wanted a later instant.
         self.wanted.send_if_modified(|wanted| {
             let raises = *wanted < Some(received);
             *wanted = (*wanted).max(Some(received));
@@ -84,7 +85,7 @@ impl Freshness {
         }
     }
 
-    /// Registers a reader that waits until upstream's stream reaches `rv`.
+    /// Registers a reader that waits until upstream's watch reaches `rv`.
     pub fn want_version(&self, rv: ResourceVersion) {
         self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, true, Instant::now()));
     }
@@ -94,24 +95,24 @@ impl Freshness {
         self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, false, Instant::now()));
     }
 
-    /// Forgets versions that the stream (`told`) or the served state (`shown`) has reached, and versions without a
+    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions without a
     /// waiting reader.
     pub fn settle_versions(&self, told: ResourceVersion, shown: ResourceVersion) {
         self.change_versions(|wanted| wanted.settle(told, shown, Instant::now()));
     }
 
-    /// Whether a reader waits for upstream's stream, and not only for a state.
+    /// Returns whether a reader waits for upstream's watch, and not only for a state.
     pub fn awaits_stream(&self) -> bool {
         self.wanted_versions.borrow().follows()
     }
 
-    /// Forgets a version that upstream did not have when it was asked, and all later ones that were wanted then.
+    /// Forgets a version that upstream did not have at `asked`, and all later ones that were already wanted then.
     pub fn give_up_version(&self, rv: ResourceVersion, asked: Instant) {
         self.change_versions(|wanted| wanted.give_up(rv, asked));
     }
 
-    /// Whether the feed should catch up now with upstream, which has come to a version. Then it does. What upstream is
-    /// not known to have is tried one time, if at all.
+    /// Returns whether the feed should catch up now with upstream, which has reached a version. If so, all wanted
+    /// versions count as tried. With `at_once`, versions beyond upstream's are tried once as well.
     pub fn begins_to_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
         let mut begins = false;
         self.change_versions(|wanted| {
@@ -123,17 +124,17 @@ impl Freshness {
         begins
     }
 
-    /// The least version that somebody waits for above another one.
+    /// Returns the smallest wanted version above another one.
     pub fn next_version(&self, above: ResourceVersion) -> Option<ResourceVersion> {
         self.wanted_versions.borrow().least_above(above)
     }
 
-    /// The versions that readers wait for. Whoever watches hears of those that are new.
+    /// Subscribes to the versions that readers wait for. Subscribers are notified of new ones.
     pub fn watch_versions(&self) -> watch::Receiver<WantedVersions> {
         self.wanted_versions.subscribe()
     }
 
-    /// Changes what is wanted, which is no news to those who go after it.
+    /// Changes the wanted versions without notifying subscribers.
     fn change_versions(&self, change: impl FnOnce(&mut WantedVersions)) {
         self.wanted_versions.send_if_modified(|wanted| {
             change(wanted);
@@ -141,17 +142,17 @@ impl Freshness {
         });
     }
 
-    /// Notes that the feed was current at `asked`, the instant before the proving question was sent.
+    /// Records that the feed was current at `asked`, the instant before the proving request was sent.
     pub fn prove(&self, asked: Instant) {
         raise(&self.as_of, asked);
     }
 
-    /// Forgets every proof, because the feed starts over.
+    /// Forgets every proof, because the feed restarts.
     pub fn forget(&self) {
         self.as_of.send_replace(None);
     }
 
-    /// The instant that readers wait for.
+    /// Subscribes to the instant that readers wait for.
     pub fn wanted(&self) -> watch::Receiver<Option<Instant>> {
         self.wanted.subscribe()
     }

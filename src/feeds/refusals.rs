@@ -8,40 +8,41 @@ use super::refused_for::{REFUSED_MAX, refused_for};
 use crate::cache::FeedEnd;
 use base::Waits;
 
-/// Feeds that ended for a reason that lasts, and when each may be tried again.
+/// Feeds that ended for a lasting reason, with the time of their next attempt.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<FeedKey, Refusal>);
 
-/// Why and when a feed ended.
+/// Reason and time of a feed's end.
 #[derive(Debug)]
 struct Refusal {
     end: FeedEnd,
     at: Instant,
-    /// How many times in a row it ended for this reason.
+    /// Number of consecutive ends for this reason.
     times: u32,
-    /// How long it is not tried again.
+    /// Delay before the next attempt.
     wait: Duration,
-    /// What it held when it did not fit.
+    /// Bytes that the feed needed when it did not fit.
     weighed: usize,
 }
 
-/// How many refused feeds are remembered.
+/// Maximum number of refused feeds that are remembered.
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
-/// How long a feed is not tried again that upstream does not have: it may have it soon.
+/// Delay before a feed is retried that upstream does not have yet.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 
 impl Refusals {
-    /// Why there is no feed for `key` now, with `free` bytes of memory.
+    /// Returns the reason why no feed may be started for `key` now, with `free` bytes of memory.
     pub(super) fn find(&mut self, key: &FeedKey, free: usize) -> Option<FeedEnd> {
         self.0.retain(|_, refusal| !refusal.is_forgotten());
         self.0.get(key).filter(|refusal| refusal.stands(free)).map(|refusal| refusal.end)
     }
 
-    /// Notes that a feed has ended. If our identity may not read it (by `waits`), or if it does not fit, is not offered
-    /// or cannot be read, it is tried again ever more rarely, unless it has been served since the last time.
+    /// Records that a feed has ended. If the feed does not fit, is not offered or cannot be read, the delay grows with
+    /// each consecutive end. If the proxy's identity may not read it, `waits` determines the delay. The count starts
+    /// over if the feed has been served since, except for a feed that does not fit.
     pub(super) fn put(&mut self, key: &FeedKey, end: FeedEnd, (weighed, served): (usize, bool), waits: Waits) {
         let before = self.0.remove(key).filter(|before| before.end == end).map_or(0, |before| before.times);
-        // The one that has waited the longest may be tried again too early.
+        // Above the limit the oldest refusal is dropped, so its feed may be retried too early.
         if self.0.len() >= REFUSALS_MAX
             && let Some(oldest) = self.0.iter().min_by_key(|(_, refusal)| refusal.at).map(|(key, _)| key.clone())
         {
@@ -57,19 +58,19 @@ impl Refusals {
         self.0.insert(key.clone(), Refusal { end, at: Instant::now(), times, wait, weighed });
     }
 
-    /// Forgets refusals, because upstream serves other resources now. It keeps those of feeds that do not fit into the
-    /// memory or that our identity may not read: they are not concerned.
+    /// Forgets refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
+    /// stay, because they are not affected.
     pub(super) fn forget(&mut self) {
         self.0.retain(|_, refusal| matches!(refusal.end, FeedEnd::OverBudget | FeedEnd::Forbidden));
     }
 
-    /// Forgets which resources upstream did not know, because it may have learned of them.
+    /// Forgets which resources upstream did not know, because it may know them now.
     pub(super) fn forget_gone(&mut self) {
         self.0.retain(|_, refusal| refusal.end != FeedEnd::Gone);
     }
 
-    /// Notes that our identity may have other rights now. Feeds that it could not read are asked for again as if they
-    /// had been refused once. However often this is called, nothing is asked more often than after the first wait.
+    /// Records that the permissions of the proxy's identity may have changed. Forbidden feeds are retried with the
+    /// delay of a first refusal. Frequent calls do not cause more frequent retries.
     pub(super) fn rights_changed(&mut self, waits: Waits) {
         for refusal in self.0.values_mut().filter(|refusal| refusal.end == FeedEnd::Forbidden) {
             (refusal.times, refusal.wait) = (0, waits.first);
@@ -78,14 +79,14 @@ impl Refusals {
 }
 
 impl Refusal {
-    /// Whether it is too early to try again. A feed that did not fit also waits until there is room for what it held;
-    /// but not for ever, for it may need less by now.
+    /// Returns whether it is too early to retry. A feed that did not fit also waits until the memory that it needed is
+    /// free. That wait is bounded, because the feed may need less by then.
     fn stands(&self, free: usize) -> bool {
         let elapsed = self.at.elapsed();
         elapsed < self.wait || (self.end == FeedEnd::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
     }
 
-    /// Whether it is too old to say anything about the next attempt.
+    /// Returns whether it is too old to affect the next attempt.
     fn is_forgotten(&self) -> bool {
         let kept = match self.end {
             FeedEnd::OverBudget | FeedEnd::Unreadable | FeedEnd::NotOffered => 2 * REFUSED_MAX,

@@ -1,14 +1,14 @@
-//! How long a resource is not tried again that did not fit into the memory, or that could not be read.
+//! Retry delays of a resource that did not fit into the memory limit or could not be read.
 
 use std::time::Duration;
 
-/// The first wait.
+/// First delay.
 const REFUSED_FIRST: Duration = Duration::from_secs(30);
 
-/// The longest wait: upstream is asked once an hour for what does not fit, or cannot be read.
+/// Longest delay: upstream is asked once an hour for a resource that does not fit or cannot be read.
 pub(super) const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// How long a resource is not tried again that ended so `times` times in a row.
+/// Returns the delay after `times` consecutive ends of this kind.
 pub(super) fn refused_for(times: u32) -> Duration {
     let doublings = times.saturating_sub(1).min(16);
     REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)

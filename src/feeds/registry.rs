@@ -16,14 +16,14 @@ use crate::wire::{Encoding, Representation};
 use base::Reloadable;
 use kubeapi::ResourceVersion;
 
-/// A request for a feed that does not run: its writer, for whoever runs reflectors.
+/// A request to start a feed: the feed and its writer, for the supervisor of reflectors.
 #[derive(Debug)]
 pub struct Demand {
     pub feed: Arc<Feed>,
     pub writer: CacheWriter,
 }
 
-/// The registry of feeds. Cloning shares.
+/// The registry of feeds. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Feeds {
     shared: Arc<Shared>,
@@ -33,35 +33,35 @@ pub struct Feeds {
 struct Shared {
     config: Reloadable<CacheConfig>,
     budget: Arc<Budget>,
-    /// With one lock: what becomes of one feed is decided by how many there are, and by the others of its resource. In
-    /// parts it would be found no sooner, for most look for the same: one, two and four threads took 50, 104 and 206 ns
-    /// with one lock, and 47, 97 and 206 ns in parts (benches/README.md).
+    /// One lock covers all feeds, because the number of feeds and the others of a resource affect each feed. A sharded
+    /// lock would not be faster, because most look-ups are for the same feed. One, two and four threads took 50, 104
+    /// and 206 ns with one lock, and 47, 97 and 206 ns with shards (benches/README.md).
     feeds: Mutex<BTreeMap<FeedKey, Arc<Feed>>>,
-    /// Feeds that ended for a reason that lasts.
+    /// Feeds that ended for a lasting reason.
     refused: Mutex<Refusals>,
-    /// How other representations are obtained, for each feed: refusals outlive the feed that found them. This and what
-    /// follows changes where feeds begin and end, under their lock.
+    /// How other representations of each feed are obtained. Refusals outlive the feed that found them. This field and
+    /// the following ones change when feeds start and end, under the lock of `feeds`.
     renderings: Mutex<BTreeMap<FeedKey, Renderings>>,
-    /// When feeds were retired, for as long as the feeds in their place have not settled.
+    /// Retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
 }
 
-/// Why there is no such feed.
+/// Reason why a feed is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unavailable {
-    /// It was tried a short while ago and ended for this reason.
+    /// It was tried recently and ended for this reason.
     Ended(FeedEnd),
-    /// There are [`FEEDS_MAX`] feeds already.
+    /// [`FEEDS_MAX`] feeds are running.
     TooMany,
 }
 
-/// How long an apiserver may still answer by an older definition than the one that we have read from another server.
+/// Time for which an apiserver may still use an older definition than another server has already served.
 const SETTLING: Duration = Duration::from_secs(10);
 
 impl Feeds {
-    /// Makes the registry, and the channel of demands that a supervisor serves.
+    /// Creates the registry, and the channel of demands for a supervisor.
     pub fn new(config: CacheConfig) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
         let budget = Budget::new(config.memory_bytes_max, Pins::default());
@@ -78,8 +78,7 @@ impl Feeds {
         (Self { shared: Arc::new(shared) }, demands)
     }
 
-    /// Keeps as much history as that from now on, in feeds that run and in those that come. Only readers who are
-    /// further behind than that lose their place.
+    /// Applies new history limits to running and future feeds. Only readers that lag further lose their position.
     pub fn tune(&self, to: &CacheConfig) {
         let running: Vec<_> = {
             let feeds = self.shared.feeds.lock();
@@ -90,8 +89,8 @@ impl Feeds {
         running.iter().for_each(|feed| feed.reader.tune((*config).clone()));
     }
 
-    /// The feed for `spec`. It is started if it does not run. `resume` is the version behind which the caller wants to
-    /// go on: a feed that is only starting may take it into account.
+    /// Returns the feed for `spec`, and starts it if it does not run. `resume` is the version that the caller wants to
+    /// resume after; a feed that is still starting may take it into account.
     pub fn handle(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, Unavailable> {
         let mut feeds = self.shared.feeds.lock();
         if let Some(feed) = feeds.get(&spec.key)
@@ -101,7 +100,7 @@ impl Feeds {
                 feed.note_resume(resume);
                 return Ok(FeedHandle::new(feed.clone()));
             }
-            // The resource's definition has changed: the objects that were read no longer fit it.
+            // The resource's definition has changed, so the objects of the old feed no longer match it.
             self.outdate(feed);
             feeds.remove(&spec.key);
         }
@@ -129,14 +128,14 @@ impl Feeds {
         Ok(FeedHandle::new(feed))
     }
 
-    /// The feed for `key` if it runs, and reads objects under this edition of their definition.
+    /// Returns the feed for `key` if it runs with this edition of the resource's definition.
     pub fn find(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<FeedHandle> {
         let feed = self.shared.feeds.lock().get(key).cloned()?;
         let is_over = matches!(feed.reader.state(), FeedState::Ended(_));
         (!is_over && feed.spec.edition.as_ref() == edition).then(|| FeedHandle::new(feed))
     }
 
-    /// Why a representation of this feed's objects is not derived, whether or not the feed runs.
+    /// Returns the reason why a representation of this feed's objects is not derived, whether or not the feed runs.
     pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<RenderingRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             RenderingMode::Refused(reason) => Some(reason),
@@ -144,41 +143,41 @@ impl Feeds {
         }
     }
 
-    /// The renderings for a feed that begins.
+    /// Returns the renderings for a feed that starts.
     fn renderings_of(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) -> Renderings {
         let mut all = self.shared.renderings.lock();
         if all.len() >= FEEDS_MAX {
             all.retain(|key, _| running.contains_key(key));
         }
-        // Clients that read JSON need it in an outage, too, when upstream can no longer be asked to qualify it.
+        // Clients that read JSON also need it in an outage, when it can no longer be compared with upstream's.
         let expected = (key.encoding == Encoding::Protobuf).then_some(Representation::Object(Encoding::Json));
         let renderings = all.entry(key.clone()).or_insert_with(|| Renderings::expecting(expected)).clone();
         renderings.begin();
         renderings
     }
 
-    /// The pins on states of all feeds.
+    /// Returns the pins on states of all feeds.
     pub fn pins(&self) -> &Pins {
         self.shared.budget.pins()
     }
 
-    /// Every feed, in the order of their keys.
+    /// Returns every feed, sorted by key.
     pub fn all(&self) -> Vec<Arc<Feed>> {
         let mut all: Vec<_> = self.shared.feeds.lock().values().cloned().collect();
         all.sort_by(|a, b| a.spec.key.cmp(&b.spec.key));
         all
     }
 
-    /// The memory that all feeds hold, and may hold.
+    /// Returns the memory use and limit of all feeds.
     pub fn memory(&self) -> MemoryUse {
         self.shared.budget.memory()
     }
 
-    /// Removes a feed that has ended. If it was refused, it is not tried again for a while.
+    /// Removes a feed that has ended. If it was refused, it is not retried for a while.
     pub fn ended(&self, feed: &Arc<Feed>, end: FeedEnd) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
-        // Another feed may have taken its place.
+        // Another feed may have replaced it.
         if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
             feeds.remove(key);
         }
@@ -190,7 +189,7 @@ impl Feeds {
         self.close(key, &feeds);
     }
 
-    /// Forgets what belongs to a feed that is over, except refusals, and its counts for a while.
+    /// Drops the data of an ended feed, except refusals, and except its counters for a while.
     fn close(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) {
         self.shared.counts.lock().close(key, self.shared.config.get().counts_age_max);
         if !running.contains_key(key) {
@@ -198,13 +197,13 @@ impl Feeds {
         }
     }
 
-    /// The counts of every feed, and of feeds that ended lately, in the order of their keys.
+    /// Returns the counters of every running or recently ended feed, sorted by key.
     pub fn counts(&self) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.shared.counts.lock().all(self.shared.config.get().counts_age_max)
     }
 
-    /// Removes a feed if nobody has read it for `idle_max`. Returns whether it did. Nobody can get a handle between the
-    /// look and the removal.
+    /// Removes a feed if it has had no readers for `idle_max`. Returns whether it was idle. No caller can get a handle
+    /// between the check and the removal.
     pub fn end_if_idle(&self, feed: &Arc<Feed>, idle_max: Duration) -> bool {
         let mut feeds = self.shared.feeds.lock();
         let idle = feed.idle_for() >= idle_max;
@@ -214,7 +213,7 @@ impl Feeds {
         idle
     }
 
-    /// Ends a feed that no longer fits its resource. Its watches end with it, and whoever asks next starts another one.
+    /// Ends a feed that no longer matches its resource. Its watches end, and the next request starts a new feed.
     pub fn retire(&self, feed: &Arc<Feed>) {
         let mut feeds = self.shared.feeds.lock();
         self.outdate(feed);
@@ -223,18 +222,18 @@ impl Feeds {
         }
     }
 
-    /// Forgets refusals, because upstream serves other resources now. Those of feeds that do not fit into the memory,
-    /// or that may not be read, stay.
+    /// Forgets refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
+    /// stay.
     pub fn forget_refusals(&self) {
         self.shared.refused.lock().forget();
     }
 
-    /// Forgets which resources upstream did not know, because it may have learned of them.
+    /// Forgets which resources upstream did not know, because it may know them now.
     pub fn forget_gone(&self) {
         self.shared.refused.lock().forget_gone();
     }
 
-    /// Notes that our rights may have changed: feeds that may not be read are tried again soon.
+    /// Records that the proxy's permissions may have changed: forbidden feeds are retried soon.
     pub fn rights_changed(&self) {
         self.shared.refused.lock().rights_changed(self.shared.config.get().refused);
     }
@@ -247,7 +246,7 @@ impl Feeds {
     }
 }
 
-/// The latest version that a live feed of the resource has reached.
+/// Returns the latest version that a live feed of the resource has reached.
 fn shown(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.newest().max(feed.reader.shown_at())).max().unwrap_or_default()

@@ -7,11 +7,11 @@ use parking_lot::RwLock;
 use crate::wire::{Renderer, Representation};
 use tokio::sync::watch;
 
-/// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
+/// The representations that a feed's objects are derived in, and whether each is proven to be exact. Clones share them.
 ///
-/// Readers ask for a representation. The qualifier, which has a connection upstream, compares it with upstream's own
-/// (R-DERIVE-11). Whoever finds an object that cannot be derived refuses the representation for good, and for the whole
-/// resource, so that no reader sees some objects and not others. Cloning shares.
+/// Readers request a representation. The qualifier, which has an upstream connection, compares it with upstream's own
+/// (R-DERIVE-11). If an object cannot be derived, the representation is refused permanently for the whole resource, so
+/// that no reader gets only some of the objects.
 #[derive(Debug, Clone)]
 pub struct Renderings {
     shared: Arc<Shared>,
@@ -19,13 +19,13 @@ pub struct Renderings {
 
 #[derive(Debug)]
 struct Shared {
-    /// A feed has a handful, which begin and end together. Readers share the lock.
+    /// A feed has a handful, which start and end together. Readers share the lock.
     modes: RwLock<BTreeMap<Representation, RenderingMode>>,
-    /// The representation that is qualified before anybody asks for it.
+    /// The representation that is qualified before a reader requests it.
     expected: Option<Representation>,
-    /// Whether a reader has asked for that one.
+    /// Whether a reader has requested that one.
     is_asked_for: AtomicBool,
-    /// The minor of the release for which the modes were found; 0 while there is none.
+    /// Minor of the release for which the modes were determined; 0 if there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
 }
@@ -33,24 +33,24 @@ struct Shared {
 /// How one representation of a feed's objects is obtained.
 #[derive(Debug, Clone)]
 pub enum RenderingMode {
-    /// Somebody wants it, and it has not been compared with upstream's own yet.
+    /// A reader has requested it, and it has not been compared with upstream's yet.
     Wanted,
-    /// It is derived here.
+    /// It is derived by the proxy.
     Derived(Renderer),
     /// It is not derived, for this reason.
     Refused(RenderingRefusal),
 }
 
-/// Why a representation is not derived. Every variant is a metric label.
+/// Reason why a representation is not derived. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RenderingRefusal {
-    /// The kind, or the server's release, is not in the table.
+    /// The table does not contain the kind or the server's release.
     NotInTable,
-    /// An object has something that the table does not know, or that the encoding cannot carry.
+    /// An object contains something that the table does not know, or that the encoding cannot express.
     Unrenderable,
-    /// Upstream writes an object differently.
+    /// Upstream encodes an object differently.
     Mismatch,
-    /// Upstream does not write it either, or not at the version that was asked for.
+    /// Upstream does not serve it either, or not at the requested version.
     NotComparable,
 }
 
@@ -61,8 +61,8 @@ impl Default for Renderings {
 }
 
 impl Renderings {
-    /// Renderings of which one is qualified as soon as there is a state, so that it can be served in an outage even if
-    /// nobody has asked for it before.
+    /// Creates renderings of which one is qualified once there is a state. It can then be served in an outage even if
+    /// no reader has requested it before.
     pub fn expecting(expected: Option<Representation>) -> Self {
         let shared = Shared {
             modes: RwLock::default(),
@@ -74,12 +74,12 @@ impl Renderings {
         Self { shared: Arc::new(shared) }
     }
 
-    /// How a representation is obtained now; `None` if nobody has asked for it yet.
+    /// Returns how a representation is obtained now; `None` if no reader has requested it yet.
     pub fn mode(&self, representation: Representation) -> Option<RenderingMode> {
         self.shared.modes.read().get(&representation).cloned()
     }
 
-    /// Asks for a representation.
+    /// Requests a representation.
     pub fn want(&self, representation: Representation) {
         if self.shared.expected == Some(representation) && !self.shared.is_asked_for.swap(true, Ordering::Relaxed) {
             self.shared.changes.send_modify(|changes| *changes += 1);
@@ -90,7 +90,7 @@ impl Renderings {
         });
     }
 
-    /// Asks for a representation and waits for the verdict. It may never complete: the caller has a deadline.
+    /// Requests a representation and waits for the result. It may never complete, so callers need a deadline.
     pub async fn settled(&self, representation: Representation) -> Result<Renderer, RenderingRefusal> {
         let mut changes = self.changes();
         loop {
@@ -106,37 +106,37 @@ impl Renderings {
         }
     }
 
-    /// Follows changes of all modes.
+    /// Subscribes to changes of all modes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
-    /// The representations that readers wait for.
+    /// Returns the representations that readers wait for.
     pub fn wanted(&self) -> Vec<Representation> {
         let modes = self.shared.modes.read();
         modes.iter().filter(|(_, mode)| matches!(mode, RenderingMode::Wanted)).map(|(&wanted, _)| wanted).collect()
     }
 
-    /// The representations that have no verdict: those that readers wait for, and the expected one.
+    /// Returns the representations without a result: those that readers wait for, and the expected one.
     pub fn unqualified(&self) -> Vec<Representation> {
         let mut all = self.wanted();
         all.extend(self.shared.expected.filter(|expected| self.mode(*expected).is_none()));
         all
     }
 
-    /// The renderers of the representations that readers have asked for and that are derived.
+    /// Returns the renderers of representations that readers have requested and that are derived.
     pub fn in_use(&self) -> Vec<Renderer> {
         let unused = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
         self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
     }
 
-    /// Whether a reader has asked for any representation.
+    /// Returns whether a reader has requested any representation.
     pub fn is_used(&self) -> bool {
         let expected = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
         self.shared.modes.read().keys().any(|of| Some(*of) != expected)
     }
 
-    /// The renderers of the representations that are derived.
+    /// Returns the renderers of the representations that are derived.
     pub fn derived(&self) -> Vec<Renderer> {
         let derived = |mode: &RenderingMode| {
             if let RenderingMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }
@@ -144,12 +144,12 @@ impl Renderings {
         self.shared.modes.read().values().filter_map(derived).collect()
     }
 
-    /// Every representation that was asked for.
+    /// Returns every requested representation with its mode.
     pub fn all(&self) -> Vec<(Representation, RenderingMode)> {
         self.shared.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
     }
 
-    /// Notes that a representation was compared. It is derived from now on, unless it was refused meanwhile.
+    /// Records a successful comparison. The representation is derived from now on, unless it has been refused.
     pub fn qualify(&self, renderer: Renderer) {
         let mut modes = self.shared.modes.write();
         let mode = modes.entry(renderer.representation()).or_insert(RenderingMode::Wanted);
@@ -173,17 +173,17 @@ impl Renderings {
         !matches!(before, Some(RenderingMode::Refused(_)))
     }
 
-    /// The minor of upstream's release for which the verdicts were found.
+    /// Returns the minor of upstream's release for which the modes were determined.
     pub fn release(&self) -> Option<u32> {
         Some(self.shared.release.load(Ordering::Relaxed)).filter(|release| *release != 0)
     }
 
-    /// Sets the release for which verdicts are found from now on.
+    /// Sets the release for which modes are determined from now on.
     pub fn set_release(&self, minor: u32) {
         self.shared.release.store(minor, Ordering::Relaxed);
     }
 
-    /// Forgets all verdicts, because upstream is of another release.
+    /// Forgets all modes, because upstream runs another release.
     pub fn start_over(&self) {
         let before = std::mem::take(&mut *self.shared.modes.write());
         for (_, mode) in before {
@@ -194,12 +194,12 @@ impl Renderings {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Whether there is a refusal to remember when the feed is over.
+    /// Returns whether there is a refusal to keep after the feed has ended.
     pub(super) fn has_refused(&self) -> bool {
         self.shared.modes.read().values().any(|mode| matches!(mode, RenderingMode::Refused(_)))
     }
 
-    /// Notes that a feed begins: what was proven of another feed's objects must be proven again. Refusals stay.
+    /// Records the start of a feed: proofs for another feed's objects must be repeated. Refusals stay.
     pub(super) fn begin(&self) {
         self.shared.is_asked_for.store(false, Ordering::Relaxed);
         self.shared.modes.write().retain(|_, mode| match mode {

@@ -1,9 +1,9 @@
-//! Clients may resume from a version that is older than the history of a feed. They wait here while upstream is asked
-//! for the events before it, and its answers are remembered.
+//! Clients that resume from a version older than the history of a feed. They wait while upstream is asked for the
+//! earlier events, and its responses are remembered.
 //!
-//! Upstream is asked for the oldest version that somebody waits for, one question at a time, and at most
-//! `QUESTIONS_MAX` times. When five thousand clients come back one by one in random order, about nine of them are older
-//! than all before them. A refusal is kept for good: upstream does not remember later what it has forgotten.
+//! Upstream is asked for the oldest version that a client waits for, one request at a time, and at most `QUESTIONS_MAX`
+//! times. If five thousand clients reconnect in random order, about nine of them are older than all before them. A
+//! refusal is permanent, because upstream's history only gets shorter at its start.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,23 +17,23 @@ use crate::cache::{CacheReader, View};
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// The clients that come from before a feed's history. Only the first history of a feed can be made to begin earlier,
-/// so nothing here is reset.
+/// The clients that resume from before a feed's history. Only the first history of a feed can be extended backwards, so
+/// this state is never reset.
 #[derive(Debug, Default)]
 pub struct ResumeBackfills {
     ledger: Mutex<Ledger>,
-    /// Notified when a client begins to wait.
+    /// Notified when a client starts to wait.
     came: Notify,
-    /// The number of questions that upstream did not answer. It is sent after every answer, changed or not.
+    /// Number of requests that upstream did not answer. It is sent after every response, changed or not.
     failures: watch::Sender<u64>,
 }
 
-/// A question to upstream about earlier history.
+/// A request to upstream for earlier history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackfillRequest {
-    /// Which events followed this version?
+    /// The events after this version.
     Events(ResourceVersion),
-    /// The events after this version are known. What were their objects before the first of them?
+    /// The states of objects before their first event. The events after this version are already known.
     Before(ResourceVersion),
 }
 
@@ -42,24 +42,24 @@ pub enum BackfillRequest {
 pub enum BackfillOutcome {
     /// The events were put in front of the history.
     Joined,
-    /// Upstream has forgotten what followed versions below `before`.
+    /// Upstream no longer has the events after versions below `before`.
     Gone { before: ResourceVersion },
-    /// The events after `from` cannot be had, because they are too many or because upstream has forgotten them. It is
-    /// unknown from which version on they could.
+    /// The events after `from` are not available, because they are too many or because upstream no longer has them. The
+    /// oldest available version is unknown.
     TooEarly { from: ResourceVersion },
-    /// The events do not lead to the state that was listed, so no earlier ones will either.
+    /// The events do not lead to the listed state, so earlier ones will not either.
     OtherHistory,
-    /// What the objects were before is known now.
+    /// The previous states of the objects are known now.
     Explained,
-    /// What objects were before their events up to `upto` cannot be found out.
+    /// The states of objects before their events up to `upto` cannot be determined.
     Inexplicable { upto: ResourceVersion },
-    /// The answer broke off, which says nothing of what upstream remembers.
+    /// The response broke off, which says nothing about upstream's history.
     BrokeOff,
-    /// Upstream did not answer, or not in time.
+    /// Upstream did not respond, or not in time.
     Failed,
 }
 
-/// Whether a client that comes from before the history has something to wait for.
+/// Whether a client that resumes from before the history has a reason to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prospect {
     Waits,
@@ -69,65 +69,65 @@ enum Prospect {
 #[derive(Debug, Default)]
 struct Ledger {
     waiting: Crowd,
-    /// The waiting clients whose view also needs what each object was before a change.
+    /// The waiting clients whose view also needs the previous state of each change.
     inquiring: Crowd,
     memory: Memory,
 }
 
-/// The number of clients by the version that they come from.
+/// Number of clients by the version that they resume from.
 type Crowd = BTreeMap<ResourceVersion, usize>;
 
-/// What upstream's answers so far have taught.
+/// Facts learned from upstream's responses so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Memory {
-    /// Events that followed versions below this one cannot be had.
+    /// Events after versions below this one are not available.
     gone_before: ResourceVersion,
-    /// What objects were before events up to this version cannot be found out.
+    /// The states of objects before events up to this version cannot be determined.
     inexplicable_upto: ResourceVersion,
     questions: u32,
-    /// The question that upstream has not answered yet.
+    /// The request that upstream has not answered yet.
     under_way: Option<BackfillRequest>,
-    /// Upstream has refused without saying where its history begins, so the oldest version is as likely to be refused
-    /// as any other.
+    /// Whether upstream has refused without stating where its history begins. The oldest version is then as likely to
+    /// be refused as any other.
     is_blind: bool,
     is_over: bool,
     rests_until: Option<Instant>,
-    /// The number of answers in a row that broke off.
+    /// Number of consecutive responses that broke off.
     broken: u32,
 }
 
-/// A client that waits; dropping it takes it off the ledger.
+/// A waiting client; dropping it removes it from the ledger.
 struct Waiting<'a> {
     returners: &'a ResumeBackfills,
     who: ResumingClient,
 }
 
-/// The version that a client comes from, and whether its view also needs what each object was before a change.
+/// The version that a client resumes from, and whether its view also needs the previous state of each change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ResumingClient {
     from: ResourceVersion,
     inquires: bool,
 }
 
-/// The history that a feed holds.
+/// Bounds of a feed's history.
 #[derive(Debug, Clone, Copy)]
 struct Held {
-    /// The version that its first event follows.
+    /// Version that its first event follows.
     floor: ResourceVersion,
-    /// The version from which on it is known of every event what its object was before.
+    /// Version after which the previous state of every event's object is known.
     known: ResourceVersion,
 }
 
-/// How many times upstream is asked in the life of a feed.
+/// Maximum number of requests to upstream per feed.
 const QUESTIONS_MAX: u32 = 16;
-/// The number of answers in a row that may break off before that counts as no answer.
+/// Number of consecutive broken responses that counts as no response.
 const BROKEN_MAX: u32 = 3;
-/// How long nobody is waited for after a question that was not answered.
+/// Time for which no client waits after a request without a response.
 const REST: Duration = Duration::from_secs(5);
 
 impl ResumeBackfills {
-    /// Waits until a watch with this view can start after `from`, or it is known that it cannot. This may never
-    /// complete, so callers set a deadline.
+    /// Waits until a watch with this view can start after `from`, or until it is known that it cannot. It may never
+    /// complete, so callers need a deadline.
     pub async fn wait(&self, from: ResourceVersion, view: &View, reader: &CacheReader) {
         let who = ResumingClient { from, inquires: !view.goes_by_key() };
         let mut failures = self.failures.subscribe();
@@ -153,13 +153,13 @@ impl ResumeBackfills {
         Some(Waiting { returners: self, who })
     }
 
-    /// Completes when a client has begun to wait since the last call.
+    /// Completes when a client has started to wait since the last call.
     pub async fn came(&self) {
         self.came.notified().await;
     }
 
-    /// Returns the next question for upstream, if a waiting client comes from before what `reader` has. The question is
-    /// counted as asked.
+    /// Returns the next request for upstream, if a waiting client resumes from before the history of `reader`. It
+    /// counts the request.
     pub fn next(&self, reader: &CacheReader) -> Option<BackfillRequest> {
         let held = Held { floor: reader.floor(), known: reader.known() };
         let mut ledger = self.ledger.lock();
@@ -168,7 +168,7 @@ impl ResumeBackfills {
         Some(next)
     }
 
-    /// Remembers an answer and wakes the clients that wait.
+    /// Records a response and wakes the waiting clients.
     pub fn answered(&self, answer: BackfillOutcome) {
         let has_failed = self.ledger.lock().memory.note(answer, Instant::now());
         self.failures.send_modify(|failures| *failures += u64::from(has_failed));
@@ -180,12 +180,11 @@ impl Ledger {
         std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| who.inquires))
     }
 
-    /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If it
-    /// is unknown how far upstream's history reaches, it chooses the one in the middle, so that each refusal halves the
-    /// rest.
+    /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If the
+    /// start of upstream's history is unknown, it chooses the middle one, so that each refusal halves the rest.
     fn next(&self, held: Held, now: Instant) -> Option<BackfillRequest> {
         let memory = &self.memory;
-        // Clients that were turned away may still be counted here.
+        // Rejected clients may still be counted here.
         if memory.is_over || memory.rests(now) || memory.questions >= QUESTIONS_MAX {
             return None;
         }
@@ -222,7 +221,7 @@ impl Memory {
         self.under_way = Some(question);
     }
 
-    /// Returns whether those who wait have nothing more to wait for, because upstream does not answer.
+    /// Records a response. Returns whether waiting is pointless, because upstream does not respond.
     fn note(&mut self, answer: BackfillOutcome, now: Instant) -> bool {
         self.under_way = None;
         self.broken = if answer == BackfillOutcome::BrokeOff { self.broken + 1 } else { 0 };
@@ -249,7 +248,7 @@ impl Memory {
 }
 
 impl BackfillRequest {
-    /// Whether the answer can be all that this client waits for.
+    /// Returns whether the response may fulfil everything that this client waits for.
     fn serves(self, who: ResumingClient) -> bool {
         match self {
             Self::Events(from) => from <= who.from,

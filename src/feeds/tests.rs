@@ -1,4 +1,4 @@
-//! The registry, what it remembers of feeds that are over, and the memory that all of them share.
+//! The registry, its records of ended feeds, and the memory that all feeds share.
 
 mod budget;
 mod feed_key;

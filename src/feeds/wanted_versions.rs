@@ -1,4 +1,4 @@
-//! The versions that readers wait for.
+//! Versions that readers wait for.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,29 +7,30 @@ use tokio::time::Instant;
 
 use kubeapi::ResourceVersion;
 
-/// Versions that readers have seen elsewhere and wait for: the next to ask upstream for is always the least, so that
-/// one which never comes hides no other.
+/// Versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so that a
+/// version that never arrives does not block others.
 #[derive(Debug, Default)]
 pub struct WantedVersions(BTreeMap<ResourceVersion, Want>);
 
 #[derive(Debug, Clone, Copy)]
 struct Want {
-    /// When somebody came for it for the last time.
+    /// Time of the last request for it.
     since: Instant,
     /// Whether the feed has tried to catch up with upstream for it.
     is_tried: bool,
-    /// Whether upstream's stream has to reach it. Otherwise a state at that version is enough.
+    /// Whether upstream's watch has to reach it. Otherwise a state at that version is sufficient.
     follows: bool,
 }
 
 impl WantedVersions {
-    /// As long as the apiserver waits for a version, and so do those who ask for one.
+    /// Longest wait for a version; the apiserver uses the same bound.
     pub const WAIT_MAX: Duration = Duration::from_secs(3);
-    /// How many are wanted at a time. Beyond that the greatest is left out, or stands for a greater one.
+    /// Maximum number of wanted versions. Above it, a new greatest version replaces the previous greatest; any other
+    /// version evicts the greatest.
     const MAX: usize = 1_024;
 
-    /// Registers a reader that waits for a version: for the stream if it `follows` that, else for a state. Returns
-    /// whether it is the first one.
+    /// Registers a reader that waits for a version: for the watch if `follows` is set, else for a state. Returns
+    /// whether the version, or the need for the watch, is new.
     pub(super) fn want(&mut self, rv: ResourceVersion, follows: bool, now: Instant) -> bool {
         if let Some(wanted) = self.0.get_mut(&rv) {
             wanted.since = now;
@@ -45,37 +46,37 @@ impl WantedVersions {
         true
     }
 
-    /// Forgets versions that the stream (`told`) or the served state (`shown`) has reached, and versions without a
+    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions without a
     /// waiting reader.
     pub(super) fn settle(&mut self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
         let reached = |want: &Want| if want.follows { told } else { told.max(shown) };
         self.0.retain(|rv, want| *rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
     }
 
-    /// Whether any reader waits for upstream's stream.
+    /// Returns whether any reader waits for upstream's watch.
     pub(super) fn follows(&self) -> bool {
         self.0.values().any(|want| want.follows)
     }
 
-    /// The least version that is wanted above another one.
+    /// Returns the smallest wanted version above another one.
     pub(super) fn least_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
         let above = (std::ops::Bound::Excluded(rv), std::ops::Bound::Unbounded);
         self.0.range(above).next().map(|(rv, _)| *rv)
     }
 
-    /// Whether the feed should catch up with upstream, which is known to have come to a version. Whoever has seen a
-    /// later one may be right: so if it is to be tried at once, that is done one time for each.
+    /// Returns whether the feed should catch up with upstream, which is known to have reached a version. A client that
+    /// has seen a later version may be right, so with `at_once` each such version is tried once.
     pub(super) fn is_behind(&self, upstream: ResourceVersion, at_once: bool) -> bool {
         self.0.iter().any(|(rv, want)| *rv <= upstream || at_once && !want.is_tried)
     }
 
-    /// Notes that the feed tries to catch up with upstream.
+    /// Records that the feed tries to catch up with upstream.
     pub(super) fn try_all(&mut self) {
         self.0.values_mut().for_each(|want| want.is_tried = true);
     }
 
-    /// Forgets a version that upstream does not have, by its answer to a question, and all later ones that were wanted
-    /// when that was asked.
+    /// Forgets a version that upstream does not have, and all later ones that were wanted at the time of the request
+    /// `asked`.
     pub(super) fn give_up(&mut self, rv: ResourceVersion, asked: Instant) {
         self.0.retain(|wanted, want| *wanted < rv || want.since > asked);
     }

@@ -10,20 +10,20 @@ use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
 use base::Account;
 use kubeapi::EventType;
 
-/// Writes the chunks of a page. The bytes of chunks that all lists share are made once for everybody.
+/// Encodes the chunks of a page. Chunks that all lists share are encoded once for all clients.
 #[derive(Debug)]
 pub(crate) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
     what: What,
-    /// Whether it has derived or compressed something, which takes about a millisecond.
+    /// Whether it has derived or compressed a chunk, which takes about a millisecond.
     worked: AtomicBool,
 }
 
-/// What objects are written as.
+/// Output format of the objects.
 #[derive(Debug)]
 enum What {
-    /// Items of a list, each with the separator from the one before.
+    /// Items of a list, each with the separator that precedes it.
     Items(ListFrame),
     /// Frames of ADDED events.
     Added,
@@ -33,13 +33,13 @@ enum What {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) batch: &'a Batch,
-    /// The batch that is sent before this one.
+    /// The preceding batch.
     pub(crate) behind: Option<&'a Batch>,
     pub(crate) index: usize,
 }
 
 impl Piece<'_> {
-    /// Whether all lists have this piece. Lists that begin at the batch do not refer to the one before.
+    /// Returns whether all lists have this piece. Lists that begin with the batch do not refer to the preceding one.
     pub(crate) fn is_shared(self) -> bool {
         self.batch.is_shared && self.behind.is_none_or(|behind| behind.is_shared)
     }
@@ -47,14 +47,14 @@ impl Piece<'_> {
 
 /// The bytes of a chunk while they are written.
 struct Pieces {
-    /// The account for what is copied, whoever still sends it.
+    /// Account for copied bytes until their last holder releases them.
     account: Arc<Account>,
     done: Vec<Bytes>,
     open: Vec<u8>,
     copied: usize,
 }
 
-/// From this length on a body is a piece of its own, which costs less than a copy.
+/// Length from which a body becomes a piece of its own, because that costs less than a copy.
 const SHARED_BYTES: usize = 32 << 10;
 
 impl ChunkWriter {
@@ -66,7 +66,7 @@ impl ChunkWriter {
         Self { reader, renderer, what: What::Added, worked: AtomicBool::new(false) }
     }
 
-    /// The bytes of a chunk. Whoever comes first writes them; others wait for that.
+    /// Returns the bytes of a chunk. The first caller encodes them; others wait.
     pub(crate) fn poll_plain(
         &self,
         chunks: &PageChunks,
@@ -81,13 +81,12 @@ impl ChunkWriter {
         self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
     }
 
-    /// A compressed piece, if somebody has made it.
+    /// Returns a compressed piece, if it is cached.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.reader.chunks().deflated(self.format_of_piece(at))
     }
 
-    /// A compressed piece, made by whoever comes first. It may refer to the `window` bytes that are sent before its
-    /// batch.
+    /// Returns a compressed piece; the first caller compresses it. It may refer to the `window` bytes before its batch.
     pub(crate) fn poll_deflated(
         &self,
         chunks: &PageChunks,
@@ -104,7 +103,7 @@ impl ChunkWriter {
         self.reader.chunks().poll_deflated(self.format_of_piece(at), cx, make)
     }
 
-    /// The end of a batch: so many bytes, or the whole batch if it is shorter.
+    /// Returns the last `bytes` bytes of a batch, or the whole batch if it is shorter.
     fn tail(&self, chunks: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
         let objects = batch.chunks.clone().rev().flat_map(|index| chunks.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
@@ -120,16 +119,16 @@ impl ChunkWriter {
         }
         written.reverse();
         let written = written.concat();
-        // The first item of a list has no separator, and nothing may refer to bytes that are not there.
+        // The first item of a list has no separator, so a match must not refer to it.
         Ok(written[self.separator().max(len.saturating_sub(bytes)).min(len)..].to_vec())
     }
 
-    /// Whether it has done more than a copy since this was last called.
+    /// Returns whether it has derived or compressed anything since the last call.
     pub(crate) fn has_worked(&self) -> bool {
         self.worked.swap(false, Ordering::Relaxed)
     }
 
-    /// The length of the separator that a chunk begins with and a list does not.
+    /// Returns the length of the separator that a chunk begins with and a list does not.
     pub(crate) fn separator(&self) -> usize {
         match &self.what {
             What::Items(_) if self.renderer.representation().encoding() == Encoding::Json => 1,
@@ -137,7 +136,8 @@ impl ChunkWriter {
         }
     }
 
-    /// Whether every object of a chunk was written in this representation before: then it can be written again.
+    /// Returns whether every object of a chunk was written in this representation before, so that writing it cannot
+    /// fail.
     pub(crate) fn was_written(&self, chunks: &PageChunks, index: usize) -> bool {
         let (chunk, representation) = (chunks.chunk(index), self.renderer.representation());
         if self.renderer.is_verbatim() || chunk.was_written(representation) {
@@ -171,7 +171,7 @@ impl ChunkWriter {
         }
     }
 
-    /// The pieces of a chunk, and how many of their bytes are not the store's own.
+    /// Returns the pieces of a chunk, and how many of their bytes are not the store's own.
     fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
         let lengths = chunks.chunk(index).lengths();
         let mut pieces = Pieces::new(self.reader.chunks().account().clone());
@@ -186,11 +186,11 @@ impl ChunkWriter {
         Ok(pieces.end())
     }
 
-    /// Writes an object. Bytes that are not kept with the chunk are kept with the object, if they cost more than a
-    /// copy.
+    /// Writes an object. If its bytes are not cached with the chunk and cost more than a copy, they are cached with the
+    /// object.
     fn put(&self, object: &Arc<Object>, with_chunk: bool, pieces: &mut Pieces) -> Result<(), Refused> {
         if with_chunk && self.renderer.representation().encoding() == Encoding::Json && !self.renderer.is_verbatim() {
-            // The length is not known yet, and not needed.
+            // The length is not known yet, and JSON does not need it.
             self.put_head(0, &mut pieces.open);
             self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
         } else {
@@ -211,7 +211,7 @@ impl ChunkWriter {
         }
     }
 
-    /// About how many bytes the chunk takes.
+    /// Estimates the bytes of the chunk.
     fn estimate(&self, objects: usize, bytes: usize) -> usize {
         let around = match &self.what {
             What::Items(frame) => frame.item_len(0) + 4,

@@ -1,37 +1,37 @@
-//! What selections cost, how much of that is done at once, and what passes through because it costs too much.
+//! The cost of selections, the amount of work done at once, and the limits above which requests pass through to
+//! upstream.
 //!
-//! A cost is a number of texts that are compared, some ten nanoseconds each. benches/README.md has 23 ns for one label
-//! of a pod and 50 ns for three. To reach an object of a large collection takes 0.4 µs, which counts as forty.
+//! The unit of cost is one text comparison, some ten nanoseconds. One label of a pod takes 23 ns, and three take 50 ns
+//! (benches/README.md). Accessing an object of a large collection takes 0.4 µs and counts as forty.
 
 use crate::cache::{Snapshot, View};
 use kubeapi::Selector;
 
-/// The work that is done between two yields to other tasks: about a millisecond.
+/// Work between two yields to other tasks: about a millisecond.
 pub(crate) const SLICE: usize = 100_000;
-/// The work that a watch may do without waiting for a slice.
+/// Work that a watch may do without a slice.
 pub(crate) const GLANCE: usize = SLICE / 4;
-/// The cost of writing one object in another encoding for one client alone: ten microseconds and more, if nobody has
-/// done it before.
+/// Cost of deriving one object for a single client: ten microseconds or more, if it is not cached.
 pub(crate) const DERIVED: usize = 1_000;
 /// Work up to this cost needs no turn.
 pub(crate) const SMALL: usize = SLICE;
-/// The selectors of a LIST may cost this much beyond looking at the objects: a sixth of a second in all. Ten
-/// requirements on 100,000 pods are 6 million, one on a million as much, and the worst of 16 KiB is about 14 million on
-/// 10,000 objects. A dearer LIST passes through.
+/// Limit of a LIST's selector cost, in addition to accessing the objects: a sixth of a second in all. Ten requirements
+/// on 100,000 pods cost 6 million, one on a million pods as much, and the worst 16 KiB about 14 million on 10,000
+/// objects. A more expensive LIST passes through.
 pub(crate) const LIST_COMPARISONS_MAX: usize = 16_000_000;
-/// The selectors of a watch may cost this much for one object, however many labels it has: they are evaluated twice for
-/// every event. Ten requirements are 50; 130 different keys are the most. A dearer watch passes through.
+/// Limit of a watch's selector cost per object, for any number of labels. A selector is evaluated twice per event. Ten
+/// requirements cost 50; the limit allows 130 different keys. A more expensive watch passes through.
 pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 
-/// Objects of a namespace are counted up to here; a larger namespace is taken for the whole collection.
+/// Objects of a namespace are counted up to this number; a larger namespace counts as the whole collection.
 const COUNTED_MAX: usize = 1_000;
 
-/// The cost of finding what `view` sees, at most.
+/// Returns an upper bound of the cost of finding the objects that `view` sees.
 pub(crate) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
 
-/// The cost for a LIST; `None` if it is more than a LIST may cost.
+/// Returns the cost of a LIST; `None` if it exceeds the limit.
 pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Option<usize> {
     if view.selector().is_everything() {
         return Some(0);
@@ -40,7 +40,7 @@ pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Opt
     is_for_objects(view, objects).then(|| of_objects(view, objects))
 }
 
-/// How many objects have to be looked at, at most.
+/// Returns an upper bound of the objects to scan.
 fn objects(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_impossible() {
         return 0;
@@ -61,7 +61,7 @@ fn of_objects(view: &View, objects: usize) -> usize {
     objects.saturating_mul(view.usual_cost())
 }
 
-/// Whether a watch with this selector is served here.
+/// Returns whether a watch with this selector is served from the cache.
 pub(crate) fn is_for_watch(selector: &Selector) -> bool {
     selector.comparisons_at_most() <= WATCH_COMPARISONS_MAX
 }
@@ -81,7 +81,8 @@ mod tests {
         (0..).map(each).take(1_300).collect::<Vec<_>>().join(separator)
     }
 
-    /// The attack was on three thousand objects, the promise is about ten thousand, and ordinary use is a hundred.
+    /// The attack used three thousand objects, the documented limit is about ten thousand, and ordinary use is a
+    /// hundred.
     #[test]
     fn what_is_usual_stays_here_and_what_is_dear_passes_through() {
         let ten = "a=1,b=2,c in (x,y,z),d!=4,e notin (p,q),f,!g,h>5,i,j=0";

@@ -1,4 +1,4 @@
-//! Slices of time for work that is done in a poll.
+//! CPU time slices for work that is done in a poll.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use tokio::time::Instant;
 use super::scan_queue::Whose;
 use base::random;
 
-/// Slices for work that polls do for one client alone. Watches look through histories that they catch up with and
-/// states that they begin with; dear selectors are evaluated; selections are derived and compressed.
+/// Slices for work that polls do for a single client: scans of a watch's history or initial state, expensive selectors,
+/// and the encoding and compression of selections.
 ///
-/// A poll cannot wait for others, and a client that does not read must not keep what others wait for. So a slice is
-/// never handed to somebody who waits. A poll that finds no slice tries again later, the sooner the fewer of its
-/// caller's polls try. As much time as slices take is left to everything else.
+/// A poll cannot block, and a client that does not read must not hold a resource that others wait for. So slices are
+/// never handed to a waiter. A poll that finds no slice retries later; the fewer polls of its caller retry, the sooner.
+/// Slices use at most half of the time, so the rest is left for other work.
 ///
-/// Callers get slices in rounds: one each, however many of a caller's watches want some. The next round begins when all
-/// who want a slice have had theirs, or have not come for it.
+/// Callers get slices in rounds: one each, regardless of the number of their watches. The next round begins when every
+/// waiting caller has had its slice, or has not retried in time.
 #[derive(Debug, Clone)]
 pub(crate) struct CpuSlices(Arc<Mutex<Queue>>);
 
-/// Leave to work, in one poll.
+/// Permission to work in one poll.
 #[derive(Debug)]
 pub(crate) struct Slice {
     slices: CpuSlices,
@@ -30,7 +30,7 @@ pub(crate) struct Slice {
     taken: Instant,
 }
 
-/// Counts for its caller as one that found no slice.
+/// Counts one waiting poll of its caller until it is dropped.
 #[derive(Debug)]
 pub(crate) struct WaitingForSlice {
     slices: CpuSlices,
@@ -39,35 +39,35 @@ pub(crate) struct WaitingForSlice {
 
 #[derive(Debug)]
 struct Queue {
-    /// When each slice that nobody has can be had.
+    /// Times from which the unused slices are available.
     free: Vec<Instant>,
     round: u64,
-    /// Since when a slice is kept for callers that have not had theirs in this round.
+    /// Time since when a slice is reserved for callers that have not had theirs in this round.
     kept_since: Option<Instant>,
-    /// The callers that wait, or have had their slice in this round.
+    /// The callers that wait, or that have had their slice in this round.
     callers: HashMap<Whose, Caller>,
-    /// How many callers wanted a slice, when this was last counted.
+    /// Number of callers that wanted a slice at the last count.
     wanted_by: u32,
 }
 
 #[derive(Debug)]
 struct Caller {
     waiting: u32,
-    /// When the caller last wanted a slice.
+    /// Time at which the caller last wanted a slice.
     tried: Instant,
     /// The round of its next slice.
     round: u64,
 }
 
-/// The least time from one slice to the next in the same place. A slice takes about half of that.
+/// Minimum time between the starts of two uses of the same slice. A use takes about half of it.
 const PERIOD: Duration = Duration::from_millis(2);
-/// How long a slice is kept for callers that have not had theirs.
+/// Time for which a slice is reserved for callers that have not had theirs.
 const KEPT_FOR: Duration = Duration::from_millis(4);
-/// The longest wait, in milliseconds, of a poll that found no slice before it tries again.
+/// Longest retry delay of a poll that found no slice, in milliseconds.
 const TRY_AGAIN_MAX: u32 = 64;
-/// How many times per millisecond all polls together try, as long as that is not too rare.
+/// Target number of retries per millisecond of all polls together, subject to `TRY_AGAIN_MAX`.
 const TRIES: u32 = 16;
-/// A poll that has not tried again for so long is not read by its client, and is not waited for.
+/// A poll that has not retried for this long counts as abandoned by its client.
 const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
 
 impl CpuSlices {
@@ -76,7 +76,7 @@ impl CpuSlices {
         Self(Arc::new(Mutex::new(Queue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
     }
 
-    /// Takes a slice, or says how long to wait before trying again.
+    /// Takes a slice, or returns the delay before the next attempt.
     pub(crate) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
@@ -98,7 +98,7 @@ impl CpuSlices {
         }
     }
 
-    /// Counts one more of this caller's waiting polls.
+    /// Counts one more waiting poll of this caller.
     pub(crate) fn wait(&self, whose: &Whose) -> WaitingForSlice {
         let now = Instant::now();
         let mut queue = self.0.lock();
@@ -109,7 +109,7 @@ impl CpuSlices {
 }
 
 impl Queue {
-    /// Whether a caller may have a free slice.
+    /// Returns whether a caller may take a free slice.
     fn is_due(&mut self, whose: &Whose, now: Instant) -> bool {
         let Some(caller) = self.callers.get(whose) else { return true };
         if caller.round <= self.round {
@@ -118,7 +118,7 @@ impl Queue {
         let round = caller.round;
         match self.kept_since {
             Some(since) if now < since + KEPT_FOR => return false,
-            // They have not come. They are not waited for again before they do.
+            // They did not retry in time, so slices are not reserved for them until they do.
             Some(_) => self.kept_for().for_each(|(_, caller)| caller.tried = now - GONE),
             None => {}
         }
@@ -130,13 +130,13 @@ impl Queue {
         true
     }
 
-    /// The callers that wait and have not had their slice in this round.
+    /// Iterates over the callers that wait and have not had their slice in this round.
     fn kept_for(&mut self) -> impl Iterator<Item = (&Whose, &mut Caller)> {
         let round = self.round;
         self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
     }
 
-    /// Gives a slice back that was had for so long.
+    /// Returns a slice after use of the duration `took`.
     fn used(&mut self, whose: &Whose, taken: Instant, took: Duration) {
         self.free.push(taken + PERIOD.max(2 * took));
         let now = taken + took;
@@ -187,7 +187,7 @@ mod tests {
         FlowDistinguisher::of(&User { name: n.to_string(), ..User::default() })
     }
 
-    /// How many slices each of these callers uses, who look at more than there is with so many watches at a time.
+    /// Counts the slices that each caller uses if its watches always want more.
     async fn used(slices: &CpuSlices, watches: &[(Whose, usize)], time: Duration) -> Vec<usize> {
         let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
         let mut tasks = tokio::task::JoinSet::new();
@@ -245,7 +245,7 @@ mod tests {
         assert!(slices.0.lock().callers.is_empty());
     }
 
-    /// What a period takes leaves at least half of the time to others.
+    /// A period leaves at least half of the time for other work.
     #[tokio::test(start_paused = true)]
     async fn as_much_time_as_a_slice_takes_is_left_to_others() {
         let slices = CpuSlices::new(1);

@@ -1,9 +1,9 @@
-//! Compressed answers, as the apiserver compresses: GET and LIST above 128 KiB, for clients that name `gzip`
+//! Compressed responses under the apiserver's conditions: GET and LIST above 128 KiB, for clients that accept `gzip`
 //! (R-GZIP-1; `APIResponseCompression`).
 //!
-//! Each chunk of a list is compressed on its own and kept by the feed. So a thousand clients cost one compression, and
-//! a changed object costs that of its chunk. The chunks of one answer are one gzip member (RFC 1952), for some clients
-//! stop reading behind the first.
+//! Each chunk of a list is compressed separately and cached by the feed. So a thousand clients cost one compression,
+//! and a changed object costs the compression of its chunk. The chunks of one response form one gzip member (RFC 1952),
+//! because some clients stop reading after the first.
 
 mod deflate;
 mod list;
@@ -21,15 +21,16 @@ use self::deflate::{deflated, piece, pieces};
 use self::member::Member;
 use self::text::Text;
 
-/// Longer answers are compressed; the bound is the apiserver's own.
+/// Length above which responses are compressed; the apiserver's own bound.
 pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
 
-/// Whether the value of `Accept-Encoding` names gzip as the apiserver reads it: by that word alone, without a quality.
+/// Returns whether the value of `Accept-Encoding` names gzip as the apiserver parses it: the bare token, without a
+/// quality.
 pub(crate) fn is_asked_for(accept_encoding: &str) -> bool {
     accept_encoding.split(',').any(|token| token.trim() == "gzip")
 }
 
-/// Compresses a whole answer. It yields to other tasks about every millisecond.
+/// Compresses a whole response. It yields to other tasks about every millisecond.
 pub(crate) async fn whole(plain: Bytes) -> Bytes {
     let mut member = Member::begin();
     for index in 0..pieces(plain.len()) {

@@ -5,15 +5,15 @@ use bytes::{Bytes, BytesMut};
 /// Joins small slices, so that they are sent together. Large ones are not copied.
 #[derive(Debug, Default)]
 pub(crate) struct Joined {
-    /// A slice that did not fit with those before it.
+    /// A slice that did not fit with the previous ones.
     next: Option<Bytes>,
 }
 
-/// Slices are joined up to this length: that of a TLS record, and by default of a frame of HTTP/2.
+/// Maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
 const BYTES_MAX: usize = 16 << 10;
 
 impl Joined {
-    /// The next chunk of the slices that `poll_slice` gives.
+    /// Returns the next chunk, assembled from the slices that `poll_slice` returns.
     pub(crate) fn poll<E>(
         &mut self,
         mut poll_slice: impl FnMut() -> Poll<Option<Result<Bytes, E>>>,
@@ -40,7 +40,7 @@ impl Joined {
         }
     }
 
-    /// Whether nothing is left but what `poll_slice` gives.
+    /// Returns whether no slice is left over.
     pub(crate) fn is_empty(&self) -> bool {
         self.next.is_none()
     }

@@ -11,7 +11,7 @@ use super::scan_pace::{Rest, ScanBudget};
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
 
-/// A LIST that is being sent. It holds only the piece that it is at, and that piece is shared.
+/// A LIST response that is being sent. It holds only the current piece, which is shared.
 #[derive(Debug)]
 pub(crate) struct ListBody {
     writer: ChunkWriter,
@@ -22,13 +22,13 @@ pub(crate) struct ListBody {
     worth: bool,
     at: At,
     joined: Joined,
-    /// A pause after each shared chunk that took more than a copy.
+    /// A pause after each shared chunk that was derived or compressed.
     rest: Rest,
-    /// The looks for chunks that belong to this client alone.
+    /// Scan budget for chunks that belong to this client alone.
     looks: ScanBudget,
 }
 
-/// What is sent next.
+/// The part that is sent next.
 #[derive(Debug)]
 enum At {
     Head,
@@ -40,8 +40,8 @@ enum At {
 }
 
 impl ListBody {
-    /// `items_len` is the length of all items; if the head does not tell it, more than [`PLAIN_BYTES_MAX`] says that
-    /// they are longer.
+    /// Creates a list response. `items_len` is the length of all items. If the head does not contain it, any value
+    /// above [`PLAIN_BYTES_MAX`] states that they are longer than that.
     pub(crate) fn new(
         writer: ChunkWriter,
         chunks: PageChunks,
@@ -56,7 +56,7 @@ impl ListBody {
         Self { writer, chunks, head, tail, worth, at, joined, rest, looks }
     }
 
-    /// The next bytes; `None` after the last.
+    /// Returns the next bytes; `None` after the last.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_piece(cx));
@@ -96,7 +96,7 @@ impl ListBody {
         }
     }
 
-    /// The bytes of a chunk, each item with the separator from the one before.
+    /// Returns the bytes of a chunk, each item with the separator that precedes it.
     pub(crate) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<PlainChunk, Refused>> {
         let is_whole = self.chunks.is_whole(index);
         let _slice = ready!(self.poll_begin(is_whole, cx));
@@ -105,18 +105,19 @@ impl ListBody {
         Poll::Ready(plain)
     }
 
-    /// How many bytes of a chunk this list leaves out: its first item has no separator.
+    /// Returns how many bytes of a chunk this list omits: its first item has no separator.
     pub(crate) fn skipped(&self, index: usize) -> usize {
         if index == 0 { self.writer.separator() } else { 0 }
     }
 
-    /// Ready when something may be made, as long as what is returned is held.
+    /// Is ready when encoding may begin. The caller holds the returned slice while it works.
     fn poll_begin(&mut self, is_shared: bool, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         ready!(self.rest.poll(cx));
         if is_shared { Poll::Ready(None) } else { self.looks.poll(cx) }
     }
 
-    /// Pauses after work. Shared bytes are made at once by whoever comes first; a client's own bytes wait for a slice.
+    /// Pauses after work. The first caller encodes shared bytes without waiting; bytes for a single client wait for a
+    /// slice.
     fn pause_behind(&mut self, is_shared: bool) {
         match (self.writer.has_worked(), is_shared) {
             (false, _) => {}
@@ -125,12 +126,12 @@ impl ListBody {
         }
     }
 
-    /// Whether everything has been given out.
+    /// Returns whether everything has been returned.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.at, At::Over) && self.joined.is_empty()
     }
 
-    /// Whether it is so long that the apiserver would compress it.
+    /// Returns whether it is long enough for the apiserver to compress it.
     pub(crate) fn is_worth_compressing(&self) -> bool {
         self.worth
     }
@@ -143,18 +144,17 @@ impl ListBody {
         &self.tail
     }
 
-    /// The batches of chunks that are compressed together.
+    /// Returns the batches of chunks that are compressed together.
     pub(crate) fn batches(&self) -> Vec<Batch> {
         self.chunks.batches()
     }
 
-    /// A piece of a batch that is sent after another one, if somebody has compressed it already.
+    /// Returns a piece of a batch that is sent after another one, if it is cached in compressed form.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.writer.deflated(at)
     }
 
-    /// A compressed piece, made by whoever comes first. `deflate` gets the `window` bytes that are sent before the
-    /// batch.
+    /// Returns a compressed piece; the first caller compresses it. `deflate` gets the `window` bytes before the batch.
     pub(crate) fn poll_deflated(
         &mut self,
         at: Piece<'_>,

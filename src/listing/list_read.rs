@@ -2,14 +2,14 @@ use crate::cache::View;
 use crate::wire::Representation;
 use kubeapi::{ListPlan, PageStore};
 
-/// One page of a collection.
+/// A request for one page of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ListRead {
     pub(crate) representation: Representation,
     pub(crate) view: View,
     pub(crate) plan: ListPlan,
-    /// Whether the path names a namespace: then keys in continue tokens are relative to it.
+    /// Whether the path names a namespace. If so, keys in continue tokens are relative to it.
     pub(crate) in_namespace: bool,
-    /// How continue tokens are spelled.
+    /// Encoding of continue tokens.
     pub(crate) pages: PageStore,
 }

@@ -1,4 +1,4 @@
-//! Looks at objects one by one for what a selector means, with pauses.
+//! Scans of objects one by one for a selector, with pauses.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::auth::Permit;
 use crate::cache::{Snapshot, View};
 use crate::wire::Object;
 
-/// Says whose objects may be shown. It asks once for neighbours of one namespace.
+/// Decides which objects the caller may see. It caches the result for adjacent objects of one namespace.
 struct NamespaceCheck<'a> {
     permit: &'a Permit,
     last: Option<(&'a str, bool)>,
@@ -29,8 +29,8 @@ impl<'a> NamespaceCheck<'a> {
     }
 }
 
-/// Appends the objects that may be shown and that `view` sees, up to `limit`. Rights come first: an object that may not
-/// be shown is compared with nothing.
+/// Appends the objects that the caller may see and that `view` matches, up to `limit`. Permissions are checked first:
+/// the selector is never evaluated on an object that the caller may not see.
 pub(crate) async fn pick<'a>(
     chunks: &mut PageChunks,
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
@@ -54,7 +54,7 @@ pub(crate) async fn pick<'a>(
     chunks.end_picking(picking);
 }
 
-/// The first object that may be shown and that `view` sees.
+/// Returns the first object that the caller may see and that `view` matches.
 pub(crate) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
@@ -72,8 +72,8 @@ pub(crate) async fn first<'a>(
     None
 }
 
-/// The namespaces that have something in `view`, in key order, from the first key that is not before `start`, up to
-/// `limit` of them. In each it looks at objects up to the first that is seen.
+/// Returns up to `limit` namespaces that have an object in `view`, in key order, from the first key that is not before
+/// `start`. It skips the rest of a namespace after its first match.
 pub(crate) async fn namespaces(
     snapshot: &Snapshot,
     view: &View,

@@ -1,4 +1,4 @@
-/// No place is left under the limit of this name.
+/// The limit of this name is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many {0} are under way")]
 pub(crate) struct OverLimit(pub(crate) &'static str);

@@ -14,7 +14,7 @@ use crate::feeds::FeedHandle;
 use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
 use kubeapi::{ContinueAt, ContinueToken, Selector, VersionMatch};
 
-/// One page of a collection, before it is written.
+/// One page of a collection, before it is encoded.
 #[derive(Debug)]
 pub(crate) struct Page {
     reader: CacheReader,
@@ -22,7 +22,7 @@ pub(crate) struct Page {
     chunks: PageChunks,
 }
 
-/// Chooses the objects of a page of `snapshot`. If the page is not the last, the snapshot is kept for the next ones.
+/// Selects the objects of a page of `snapshot`. If the page is not the last, it keeps the snapshot for the next ones.
 pub(crate) async fn page(
     permit: &Permit,
     feed: &FeedHandle,
@@ -56,8 +56,8 @@ pub(crate) async fn page(
         if more > 0 {
             meta.continue_token =
                 ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode(read.pages);
-            // With a selector the apiserver does not count (R-CONTINUE-5). A caller that sees a part must not learn how
-            // much it does not see.
+            // With a selector the apiserver does not count (R-CONTINUE-5). A caller with partial access must not learn
+            // how many objects it cannot see.
             let counts = read.view.selector().is_everything() && permit.part().is_none();
             meta.remaining = counts.then(|| i64::try_from(more).unwrap_or(i64::MAX));
             reader.hold(snapshot);
@@ -67,13 +67,13 @@ pub(crate) async fn page(
 }
 
 impl Page {
-    /// The length of all objects as they came.
+    /// Returns the length of all objects in upstream's encoding.
     pub(crate) fn bytes(&self) -> usize {
         self.chunks.lengths().bytes
     }
 
-    /// Writes the page in a representation. Before the first byte is sent it is known that every object can be written
-    /// in it.
+    /// Encodes the page in a representation. It verifies that every object can be written in it before the first byte
+    /// is sent.
     pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
         let Self { reader, meta, chunks } = self;
         let items = chunks.lengths().items;
@@ -81,7 +81,7 @@ impl Page {
         let writer = ChunkWriter::items(reader, renderer.clone(), frame.clone());
         let mut items_len = frame.items_len(chunks.lengths());
         if !renderer.is_verbatim() {
-            // A JSON head tells no lengths: all that matters then is whether the list is long enough to be compressed.
+            // A JSON head contains no lengths, so it only matters whether the list is long enough to be compressed.
             let measures = renderer.representation().encoding() == Encoding::Protobuf;
             items_len = 0;
             for index in 0..chunks.len() {
@@ -96,9 +96,9 @@ impl Page {
     }
 }
 
-/// Whether the apiserver would have objects left to look at after `last`, with which a page of a selection is full. It
-/// applies the selector to what it scans, one by one, and offers to go on as long as there is something to scan. So the
-/// last page may be empty.
+/// Returns whether the apiserver would have more objects to scan after `last`, which fills a page of a selection. The
+/// apiserver applies the selector during its scan, and returns a continue token while objects remain to be scanned. So
+/// the last page may be empty.
 async fn is_left_behind(
     permit: &Permit,
     feed: &FeedHandle,
@@ -113,7 +113,7 @@ async fn is_left_behind(
     }
     let start = format!("{}\0", last.key.as_str());
     if permit.part().is_some() {
-        // A caller that sees a part must not learn how much it does not see.
+        // A caller with partial access must not learn how many objects it cannot see.
         let looked_at = snapshot.looked_at(&read.view, namespaced, Some(&start));
         return look::first(looked_at, (permit, &read.view), pace).await.is_some();
     }
@@ -132,8 +132,8 @@ async fn is_left_behind(
     false
 }
 
-/// The field by which the apiserver finds what it scans, and its value. It uses its index except for lists of an exact
-/// version.
+/// Returns the field that the apiserver's scan uses as an index, and its value. It uses its index except for lists of
+/// an exact version.
 fn index<'a>(feed: &'a FeedHandle, read: &'a ListRead) -> Option<(usize, &'a str)> {
     let key = feed.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
     let value = read.view.selector().fields.required_field(key)?;

@@ -5,8 +5,7 @@ use crate::auth::Permit;
 use crate::cache::{Chunk, Chunker, Snapshot, View};
 use crate::wire::{Lengths, Object};
 
-/// The objects of a page in the order of their keys: chunks that all lists share, and chunks of objects that were
-/// picked for this page alone.
+/// The objects of a page in key order: chunks that all lists share, and chunks of objects selected for this page alone.
 #[derive(Debug)]
 pub(crate) struct PageChunks {
     snapshot: Snapshot,
@@ -21,7 +20,7 @@ enum PageChunk {
     Picked(Chunk, Vec<Arc<Object>>),
 }
 
-/// Objects that follow each other and are not in a chunk yet.
+/// Consecutive objects that are not in a chunk yet.
 #[derive(Debug)]
 pub(crate) struct Picking {
     chunker: Chunker,
@@ -34,23 +33,23 @@ pub(crate) struct Batch {
     pub(crate) chunks: Range<usize>,
     /// A number that identifies the content.
     pub(crate) name: u128,
-    /// Whether all of them are chunks that all lists share.
+    /// Whether all of its chunks are shared by all lists.
     pub(crate) is_shared: bool,
 }
 
 impl PageChunks {
-    /// Makes an empty page. `shared` are the chunks of the snapshot; it is empty where objects are chosen one by one.
+    /// Creates an empty page. `shared` are the chunks of the snapshot, or empty if objects are selected one by one.
     pub(crate) fn new(snapshot: Snapshot, shared: Arc<[Chunk]>) -> Self {
         Self { snapshot, shared, parts: Vec::new(), lengths: Lengths::default() }
     }
 
-    /// Whether a view is made of whole chunks except at its edges.
+    /// Returns whether a view consists of whole chunks except at its edges.
     pub(crate) fn suit(view: &View) -> bool {
         view.selector().is_everything()
     }
 
-    /// Appends the objects of a view for which chunks [`suit`](Self::suit), from `start` on, up to `limit` objects in
-    /// all. Returns how many more there are.
+    /// Appends the objects of a view that [`suit`](Self::suit) accepts, from `start` on, up to `limit` objects in all.
+    /// Returns how many more there are.
     pub(crate) fn put_chunks(
         &mut self,
         permit: &Permit,
@@ -88,7 +87,7 @@ impl PageChunks {
         more
     }
 
-    /// Begins to append objects one by one.
+    /// Starts to append objects one by one.
     pub(crate) fn picking(&self) -> Picking {
         Picking { chunker: self.snapshot.chunker(), picked: Vec::new() }
     }
@@ -121,17 +120,17 @@ impl PageChunks {
         self.parts.push(PageChunk::Picked(chunk, objects));
     }
 
-    /// How many objects there are, and how long they are as they came.
+    /// Returns the number of objects and their length in upstream's encoding.
     pub(crate) fn lengths(&self) -> Lengths {
         self.lengths
     }
 
-    /// How many chunks there are.
+    /// Returns the number of chunks.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// The chunk at `index`.
+    /// Returns the chunk at `index`.
     pub(crate) fn chunk(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             PageChunk::Shared(chunk) => &self.shared[*chunk],
@@ -139,13 +138,13 @@ impl PageChunks {
         }
     }
 
-    /// Whether a chunk is one that all lists share.
+    /// Returns whether a chunk is shared by all lists.
     pub(crate) fn is_whole(&self, index: usize) -> bool {
         matches!(self.parts[index], PageChunk::Shared(_))
     }
 
-    /// Groups chunks, so that those that namespaces cut short are compressed together, about [`Chunk::BYTES`] at a
-    /// time. Where a batch ends depends on its content alone, as with chunks.
+    /// Groups chunks, so that short chunks at the ends of namespaces are compressed together, about [`Chunk::BYTES`] at
+    /// a time. As for chunks, the boundaries of a batch depend only on its content.
     pub(crate) fn batches(&self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);

@@ -1,4 +1,4 @@
-//! How much one task does before it lets others run.
+//! Limits of the work that one task does before it yields to others.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use super::cost;
 use super::cpu_slices::{CpuSlices, Slice, WaitingForSlice};
 use super::scan_queue::{ScanQueue, ScanTurn, Whose};
 
-/// Counts the work that was done since other tasks last ran.
+/// Counts the work since the last yield.
 #[derive(Debug)]
 pub(crate) struct ScanPace {
     turn: Option<ScanTurn>,
@@ -22,18 +22,18 @@ pub(crate) struct ScanPace {
 }
 
 impl ScanPace {
-    /// `turn` is given for work that will probably cost more than a slice.
+    /// Creates a pace. `turn` must be given for work that will probably cost more than a slice.
     pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (ScanQueue, CpuSlices), whose: Whose) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
-    /// Counts `cost`, and says whether it is time to yield.
+    /// Adds `cost`, and returns whether it is time to yield.
     pub(crate) fn spend(&mut self, cost: usize) -> bool {
         self.spent += cost;
         self.spent >= cost::SLICE
     }
 
-    /// Yields, after work that everybody shares or that is over soon.
+    /// Yields after work that is shared by all clients or short.
     pub(crate) async fn rest(&mut self) {
         self.spent = 0;
         self.rests += 1;
@@ -43,8 +43,8 @@ impl ScanPace {
         }
     }
 
-    /// Yields, after objects that were looked at one by one. If work without a turn turns out to be dear, because there
-    /// are more objects than there were or they are larger than most, it waits for a turn from then on.
+    /// Yields after a scan of objects one by one. If work without a turn becomes expensive, because there are more or
+    /// larger objects than expected, it waits for a turn from then on.
     pub(crate) async fn rest_from_looking(&mut self) {
         self.rest().await;
         if self.turn.is_none() {
@@ -52,29 +52,29 @@ impl ScanPace {
         }
     }
 
-    /// The looks for work that is done later, in polls.
+    /// Returns the scan budget for work that is done later, in polls.
     pub(crate) fn looks(&self) -> ScanBudget {
         ScanBudget::new(self.slices.clone(), self.whose.clone(), false)
     }
 
-    /// How many times it has yielded.
+    /// Returns the number of yields.
     #[cfg(test)]
     pub(crate) fn rests(&self) -> usize {
         self.rests
     }
 }
 
-/// A pause of something that is polled: other tasks run before it goes on.
+/// A pause of a polled task, during which other tasks run.
 #[derive(Default)]
 pub(crate) struct Rest(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl Rest {
     pub(crate) fn begin(&mut self) {
-        // Waking oneself would not do: a task of several parts would poll this part again at once.
+        // Waking itself is not sufficient: a task of several parts would poll this part again immediately.
         self.0 = Some(Box::pin(tokio::task::yield_now()));
     }
 
-    /// Ready once the pause is over.
+    /// Is ready once the pause is over.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(rest) = &mut self.0 {
             ready!(rest.as_mut().poll(cx));
@@ -90,7 +90,7 @@ impl fmt::Debug for Rest {
     }
 }
 
-/// The work that one client's polls may do: a glance at once, and beyond that a slice when one is free.
+/// The work that one client's polls may do: a small amount immediately, and more if a slice is free.
 #[derive(Debug)]
 pub(crate) struct ScanBudget {
     slices: CpuSlices,
@@ -107,13 +107,13 @@ struct Wait {
 }
 
 impl ScanBudget {
-    /// `is_dear` says that the client gets one glance in all, rather than one each time that it has caught up: how
-    /// often that happens depends on how much changes, which may grow.
+    /// Creates a budget. If `is_dear` is set, the client gets [`cost::GLANCE`] once, rather than each time that it has
+    /// caught up, because the number of changes is unbounded.
     pub(crate) fn new(slices: CpuSlices, whose: Whose, is_dear: bool) -> Self {
         Self { slices, whose, left: cost::GLANCE, wait: None, is_dear }
     }
 
-    /// Ready when something is [`left`](Self::left), which may be used as long as what is returned is held.
+    /// Is ready when some budget is [`left`](Self::left). The caller holds the returned slice while it uses the budget.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         if self.left > 0 {
             return Poll::Ready(None);
@@ -136,7 +136,7 @@ impl ScanBudget {
         }
     }
 
-    /// How much work may still be done, in costs.
+    /// Returns the remaining budget, in units of [`cost`].
     pub(crate) fn left(&mut self) -> &mut usize {
         &mut self.left
     }
@@ -145,7 +145,7 @@ impl ScanBudget {
         self.left == 0
     }
 
-    /// Notes that there is nothing more to look at: what comes next is new.
+    /// Renews the budget, because the reader has caught up and further events are new.
     pub(crate) fn begin_anew(&mut self) {
         if !self.is_dear {
             self.left = cost::GLANCE;

@@ -1,4 +1,4 @@
-//! Turns for looking at objects one by one.
+//! Turns for scans of objects one by one.
 
 use std::time::Duration;
 
@@ -8,25 +8,24 @@ use tokio::time::{sleep, timeout};
 use super::OverLimit;
 use kubeapi::FlowDistinguisher;
 
-/// The queue of scans. A scan takes a whole core. So fewer of them run at a time than there are cores, one for each
-/// caller, and callers take turns, about every millisecond. Work of less than a slice needs no turn.
+/// The queue of scans. A scan uses a whole core. So fewer scans run than there are cores, one per caller, and callers
+/// alternate about every millisecond. Work of less than a slice needs no turn.
 #[derive(Debug, Clone)]
 pub(crate) struct ScanQueue(base::TurnQueue<Whose>);
 
-/// Leave to scan. The next caller may scan when this is dropped.
+/// Permission to scan. Dropping it lets the next caller scan.
 #[derive(Debug)]
 pub(crate) struct ScanTurn(base::Turn<Whose>);
 
-/// A caller; `None` where all callers are one, who then has no share.
+/// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
 pub(crate) type Whose = Option<FlowDistinguisher>;
 
-/// How many scans wait for their turn, in all and for one caller. Each holds a request, and a state that others hold
-/// too.
+/// Maximum number of waiting scans, in all and per caller. Each holds a request and a shared state.
 const WAITING_MAX: usize = 1_024;
 const WAITING_PER_CALLER_MAX: usize = 64;
-/// About how long a slice takes.
+/// Approximate duration of a slice.
 const SLICE: Duration = Duration::from_millis(1);
-/// How long a scan waits for its first turn.
+/// Longest wait for the first turn.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl ScanQueue {
@@ -37,7 +36,7 @@ impl ScanQueue {
     /// Waits for a turn.
     ///
     /// # Errors
-    /// Too many wait, or for too long.
+    /// Too many scans wait, or the wait takes too long.
     pub(crate) async fn turn(&self, whose: Whose) -> Result<ScanTurn, OverLimit> {
         let (all, own) = self.0.waiting(&whose);
         if all >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
@@ -47,18 +46,18 @@ impl ScanQueue {
         called.map_err(|_| OverLimit("selections"))
     }
 
-    /// Waits for a turn, however long: whoever asks has begun, and is one of those who are counted elsewhere.
+    /// Waits for a turn without a limit, because the caller has already started and is counted elsewhere.
     pub(crate) async fn turn_late(&self, whose: Whose) -> ScanTurn {
         ScanTurn(self.0.wait(whose).await)
     }
 }
 
 impl ScanTurn {
-    /// Lets everything else in, and the scans of other callers, if there are some: a caller's own come one by one.
+    /// Yields to other tasks, and to scans of other callers if any wait. A caller's own scans run one by one.
     pub(crate) async fn rest(&mut self) {
         yield_now().await;
         if self.0.is_wanted() {
-            // Scans that compete leave half of their time to everything else: a slice is about as long.
+            // Competing scans leave half of their time for other work: a slice takes about as long.
             sleep(SLICE).await;
             self.0.pass_on().await;
         }
@@ -79,7 +78,7 @@ mod tests {
         FlowDistinguisher::of(&User { name: n.to_string(), ..User::default() })
     }
 
-    /// Scans so many slices, and notes each.
+    /// Scans this number of slices and records each.
     async fn scan(scans: ScanQueue, whose: Whose, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
         let mut turn = scans.turn(whose).await.expect("there is room");
         for slice in 0..slices {
@@ -133,7 +132,7 @@ mod tests {
         let mut next = Box::pin(scans.turn(Some(caller(3))));
         assert!(gone.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
         drop(turn);
-        // It was called, and does not hear of it any more.
+        // It was dropped before it could use the turn.
         drop(gone);
         let turn = next.await.expect("it is its turn");
         let waits = Box::pin(scans.turn(Some(caller(4))));

@@ -3,7 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where to listen: `ADDR:PORT` or `unix:PATH`.
+/// A listen address: `ADDR:PORT` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     Tcp(SocketAddr),

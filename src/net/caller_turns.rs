@@ -17,24 +17,27 @@ use super::owners::Owner;
 use base::PerCore;
 use line::{Entered, Lines, Place, SLICE};
 
-/// The turns of owners at the cores of a listener. An owner is a caller, or an address whose callers are not known. If
-/// an owner has had a slice of a core, on however many connections, its connections wait in line. The lines of a core
-/// have one slice after the other, and everything else that is ready goes on before each. So an owner that takes little
-/// of a core waits for one slice at most. Nothing is refused by that and no core is idle: if nothing else is ready, the
-/// next slice begins at once.
+/// Fair scheduling of connections by owner, on each core of a listener.
+///
+/// An owner is a caller, or an address whose callers are not authenticated yet. After an owner has used its slice of a
+/// core, its connections wait in line, however many it has. The lines of a core get one slice each in turn, and
+/// everything else that can run does so before each slice. So an owner that uses little of a core waits for at most one
+/// slice.
+///
+/// Scheduling refuses nothing and leaves no core idle: if nothing else can run, the next slice begins at once.
 #[derive(Debug)]
 pub(super) struct CallerTurns(PerCore<Arc<CoreTurns>>);
 
 #[derive(Debug, Default)]
 struct CoreTurns {
-    /// Whether all connections are one owner's and none of them waits: then none has to.
+    /// Whether all connections belong to one owner and none of them waits: then none has to.
     is_free: AtomicBool,
     state: Mutex<CoreState>,
 }
 
 #[derive(Debug, Default)]
 struct CoreState {
-    /// How many connections each owner has.
+    /// The number of connections of each owner.
     open: HashMap<Owner, usize>,
     lines: Lines,
 }
@@ -45,21 +48,21 @@ pub(super) struct ConnectionTurns {
     core: Arc<CoreTurns>,
     connection: Connection,
     source: ConnectionSource,
-    /// The owner that it is counted for.
+    /// The owner that the connection is counted for.
     owner: Owner,
     place: Option<Place>,
 }
 
-/// The owner of all connections where all callers are one. Its connections never wait.
+/// The owner of all connections where all callers count as one. Its connections never wait.
 const ALL: Owner = Owner::Caller(EVERYBODY);
 
-/// A connection may be polled until this is dropped.
+/// The permission to poll a connection, until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is over when it is dropped"]
 pub(super) struct CallerTurn<'a> {
     core: &'a CoreTurns,
     connection: &'a Connection,
-    /// Who has it, and since when; `None` where it is not taken down.
+    /// The owner of the turn and its start; `None` if the turn is not recorded.
     taken: Option<(Owner, Instant)>,
 }
 
@@ -68,7 +71,7 @@ impl CallerTurns {
         Arc::new(Self(PerCore::new(Arc::default)))
     }
 
-    /// The turns of a connection that is served on the core whose thread this is.
+    /// Creates the turns of a connection on the current thread's core.
     pub(super) fn of(&self, connection: &Connection, source: ConnectionSource) -> ConnectionTurns {
         let (core, connection) = (self.0.here().clone(), connection.clone());
         let owner = owner(&connection, source);
@@ -77,16 +80,16 @@ impl CallerTurns {
     }
 }
 
-/// The caller that asked last on a connection, or its source where that is unknown.
+/// The caller that was authenticated last on a connection, or the connection's source if there is none.
 fn owner(connection: &Connection, source: ConnectionSource) -> Owner {
     connection.caller().map_or(Owner::Source(source), Owner::Caller)
 }
 
 impl ConnectionTurns {
-    /// Is ready when the connection may be polled. If not, the task is woken when it may.
+    /// Ready when the connection may be polled. If not, the task is woken when it may.
     pub(super) fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<CallerTurn<'_>> {
         let owner = owner(&self.connection, self.source);
-        // In a line it stays in that.
+        // A waiting connection keeps its owner, because its place belongs to that owner's line.
         if owner != self.owner && self.place.is_none() {
             self.core.change(|state| {
                 state.count(owner);
@@ -107,7 +110,7 @@ impl ConnectionTurns {
                 Poll::Pending
             }
             Entered::LetsOthersIn(back) => {
-                // The runtime asks its driver what is ready and runs that. Then it wakes this.
+                // `yield_now` defers the wake-up until the runtime has polled its driver and run every ready task.
                 let back = Waker::from(back);
                 let _ = pin!(yield_now()).poll(&mut Context::from_waker(&back));
                 Poll::Pending
@@ -117,7 +120,7 @@ impl ConnectionTurns {
 }
 
 impl CallerTurn<'_> {
-    /// The time at which the poll has had its slice; `None` if all connections of the core have one owner.
+    /// The time at which the slice ends; `None` if all connections of the core have one owner.
     pub(super) fn ends(&self) -> Option<Instant> {
         self.taken.map(|(_, began)| began + SLICE)
     }
@@ -126,7 +129,7 @@ impl CallerTurn<'_> {
 impl Drop for CallerTurn<'_> {
     fn drop(&mut self) {
         let Some((owner, began)) = self.taken else { return };
-        // Charged to the caller as well, or it would have a slice on each new connection.
+        // The caller is charged too. Otherwise, it would get a fresh slice on each new connection.
         let found = self.connection.caller().map(Owner::Caller);
         let found = found.filter(|found| matches!(owner, Owner::Source(_)) && *found != ALL);
         let now = Instant::now();

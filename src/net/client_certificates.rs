@@ -6,24 +6,25 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme};
 
-/// A verifier like Go's `RequestClientCert`: a certificate is asked for and not required, its key must be proven, and
-/// any issuer is accepted. Only a chain that would be dear to look at is refused.
+/// A verifier like Go's `RequestClientCert`: it requests a certificate, does not require one, and accepts any issuer.
 ///
-/// Tokens may come by the same port, so a client without a certificate is welcome. Which authorities are trusted may
-/// change while a connection lives, so the handshake would be the wrong moment to decide.
+/// The client must prove that it has the key. Only a chain that would be expensive to verify is refused. A client
+/// without a certificate is accepted, because it may send a token on the same port. The trusted authorities may change
+/// while a connection lives, so each request decides about the issuer, and not the handshake.
 #[derive(Debug)]
 pub(super) struct AnyIssuer {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-/// The most certificates in a chain, the client's own included. A search for a path from the client's certificate to an
-/// authority may have to try them in every order, and its steps grow as permutations do: 64 for five certificates, 0.1
-/// ms, but 200,000 and a third of a second for nine. Clients have two or three.
+/// The most certificates in a chain, including the client's own. Clients have two or three.
+///
+/// The search for a path to an authority may have to try the certificates in every order, so its steps grow like
+/// permutations. Five certificates take 64 steps (0.1 ms), but nine take 200,000 steps (a third of a second).
 pub const CERTIFICATES_MAX: usize = 5;
-/// The most bytes of a chain, which is held for as long as its connection lives.
+/// The most bytes of a chain, which is kept as long as its connection lives.
 pub(super) const CHAIN_BYTES_MAX: usize = 32 << 10;
 
-/// The chain is longer than anybody needs, and dear to look at.
+/// The chain is longer than any client needs, and expensive to verify.
 #[derive(Debug, thiserror::Error)]
 #[error("a chain of {certificates} certificates and {bytes} bytes")]
 struct TooLong {
@@ -43,7 +44,7 @@ impl ClientCertVerifier for AnyIssuer {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // No hints are sent: a client shows whatever it has.
+        // No hints are sent, so a client sends whatever certificate it has.
         &[]
     }
 

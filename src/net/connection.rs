@@ -9,90 +9,96 @@ use tokio::time::{Instant, sleep_until};
 
 use super::metrics::ConnectionFailure;
 
-/// The connection that a request came by. Cloning shares it.
+/// The connection that a request arrived on. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Connection(Arc<Shared>);
 
 struct Shared {
     state: AtomicU8,
-    /// Only the connection's own task waits for its state.
+    /// Notifies the connection's own task, which is the only waiter.
     changed: Notify,
     born: Instant,
-    /// How many requests have an answer that the codec does not have whole yet.
+    /// The number of requests whose response the codec has not received completely.
     running: AtomicU32,
-    /// How many of these responses wait until the client reads more.
+    /// The number of these responses that wait until the client reads more.
     untaken: AtomicU32,
-    /// When the client last read something of such a response, in milliseconds after `born`.
+    /// When the client last read part of such a response, in milliseconds after `born`.
     taken_at: AtomicU64,
-    /// When something was last under way, in milliseconds after `born`.
+    /// When the last request ended, in milliseconds after `born`.
     idle_since: AtomicU64,
     has_asked: AtomicBool,
-    /// Whether it is known to be an HTTP/2 connection.
+    /// Whether an HTTP/2 request has arrived on the connection.
     is_multiplexed: AtomicBool,
-    /// Somebody who has asked on it is known to those above.
+    /// Whether a caller has been authenticated on the connection.
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
-    /// Its place in the listener's limit.
+    /// The connection's place in the listener's limit.
     place: OnceLock<Box<dyn PlaceGuard>>,
-    /// The listener is full, and the caller's share of it is used up.
+    /// Whether the listener is full and the caller's share of it is used up.
     is_refused: AtomicBool,
-    /// How many requests came when no more were taken.
+    /// The number of requests that arrived after the connection stopped taking requests.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A connection's place in a listener's limit.
 pub(super) trait PlaceGuard: Send + Sync {
-    /// Counts the connection for this caller; `None` if all callers are one. Returns whether the connection may stay.
+    /// Counts the connection for this caller; `None` if all callers count as one. Returns whether the connection may
+    /// stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
 }
 
 /// If a client reads nothing of a response for this long, its connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
-/// The number instead of a caller's where it is unknown.
+/// The number used while the caller is unknown.
 const NO_CALLER: u64 = 0;
-/// The number of all callers where they are one.
+/// The number used where all callers count as one.
 pub(super) const EVERYBODY: u64 = u64::MAX;
 
-/// How far a connection is on its way to the end. It only advances.
+/// The stages of closing a connection. The state only advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ConnectionState {
     Open,
-    /// It ends after what runs on it, because of its age, idleness or a drain. Requests that were sent before its
-    /// client knew are answered.
+    /// The connection ends after its running requests, because of its age, idleness or a drain. Requests that the
+    /// client sent before it learned this are served.
     Leaving,
-    /// It ends after what runs on it, and no further request is taken.
+    /// The connection ends after its running requests and takes no further ones.
     Closing,
-    /// It ends now.
+    /// The connection ends now.
     Cut,
 }
 
-/// Counts a request that is under way, until it is dropped.
+/// Counts a running request until it is dropped.
 #[derive(Debug)]
 pub(super) struct RequestUnderWay {
     connection: Connection,
-    /// Whether its response waits until the client reads more.
+    /// Whether the response waits until the client reads more.
     is_untaken: bool,
 }
 
 impl Connection {
-    /// Ends the connection after what runs on it: with GOAWAY, or `Connection: close` on the answer that is on its way.
-    /// Other requests on it are refused as not looked at, so that they may be sent again on another connection.
+    /// Closes the connection after its running requests, with GOAWAY or with `Connection: close` on the pending
+    /// response.
+    ///
+    /// Other requests on it are refused as not processed, so that the client may send them again on another connection.
     pub fn close(&self) {
         self.advance(ConnectionState::Closing);
     }
 
-    /// Closes the connection, because nobody knows who has asked on it; but not where others may share it: one of
-    /// HTTP/2 that somebody known has asked on.
+    /// Closes the connection because a caller is not authenticated.
+    ///
+    /// An HTTP/2 connection on which a caller has been authenticated stays open, because other callers may share it.
     pub fn turn_away(&self) {
         if !(self.is_multiplexed() && self.0.is_of_somebody.load(Ordering::Relaxed)) {
             self.close();
         }
     }
 
-    /// Somebody who is known has asked on it. `caller` is a number that hardly anybody else has; `None` where all
-    /// callers are one. What is done on the connection from now on is done in turns with what others have asked for.
+    /// Records that a caller was authenticated on the connection.
+    ///
+    /// `caller` is a number, almost certainly unique to the caller; `None` if all callers count as one. From now on,
+    /// the connection's CPU time is scheduled fairly with that of other callers.
     ///
     /// Returns whether to serve the request. If not, the listener is full, no caller has more connections than this
     /// one, and the connection closes after the refusal.
@@ -101,7 +107,7 @@ impl Connection {
         if self.caller() != Some(number) {
             self.0.caller.store(number, Ordering::Relaxed);
         }
-        // The first known caller owns the place.
+        // The first authenticated caller owns the place.
         if !self.0.is_of_somebody.load(Ordering::Relaxed) {
             self.0.is_of_somebody.store(true, Ordering::Relaxed);
             if self.0.place.get().is_some_and(|place| !place.settle(self, caller)) {
@@ -112,24 +118,25 @@ impl Connection {
         !self.0.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets its place. Later calls have no effect.
+    /// Sets the connection's place. Later calls have no effect.
     pub(super) fn put_place(&self, place: Box<dyn PlaceGuard>) {
         let _ = self.0.place.set(place);
     }
 
-    /// Whether requests on it are taken one at a time: nobody is known to have asked on it yet, and it still takes
-    /// requests. One that is closing refuses them, which costs nothing.
+    /// Whether requests are taken one at a time: no caller has been authenticated yet, and the connection still takes
+    /// requests. A closing connection refuses them, which costs nothing.
     pub(super) fn is_of_stranger(&self) -> bool {
         !self.0.is_of_somebody.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
     }
 
-    /// The caller that was found last; `None` if there was none yet.
+    /// The caller that was authenticated last; `None` if there was none yet.
     pub(super) fn caller(&self) -> Option<u64> {
         Some(self.0.caller.load(Ordering::Relaxed)).filter(|caller| *caller != NO_CALLER)
     }
 
-    /// Keeps a value for the layers above: one value of one type, made when it is first asked for. A value of a second
-    /// type is not kept, but made each time.
+    /// Returns a value stored with the connection for the layers above.
+    ///
+    /// The first call creates it. Only one type can be stored; a value of a second type is created on each call.
     pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
         let kept = self.0.kept.get_or_init(|| Arc::new(make())).clone();
         kept.downcast().unwrap_or_else(|_| Arc::new(make()))
@@ -144,14 +151,15 @@ impl Connection {
         self.0.state.load(Ordering::SeqCst) >= state as u8
     }
 
-    /// Completes when the connection has reached that state. It is for one waiter at a time.
+    /// Completes when the connection has reached that state. Only one task may wait at a time.
     pub(super) async fn reached(&self, state: ConnectionState) {
         while !self.is(state) {
             self.0.changed.notified().await;
         }
     }
 
-    /// Notes that a request has come; `None` if no more are taken. More than `late_max` of those end the connection.
+    /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests arrive, the
+    /// connection is cut.
     pub(super) fn request(&self, late_max: u32) -> Option<RequestUnderWay> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
@@ -173,7 +181,7 @@ impl Connection {
         self.0.born
     }
 
-    /// Notes that a request of HTTP/2 has come on it.
+    /// Records that an HTTP/2 request has arrived.
     pub(super) fn found_multiplexed(&self) {
         self.0.is_multiplexed.store(true, Ordering::Relaxed);
     }
@@ -182,7 +190,7 @@ impl Connection {
         self.0.is_multiplexed.load(Ordering::Relaxed)
     }
 
-    /// Since when nothing has been under way; `None` if something is.
+    /// The time since which no request has been running; `None` if one is.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         if self.0.running.load(Ordering::SeqCst) > 0 {
             return None;
@@ -190,8 +198,8 @@ impl Connection {
         Some(self.at(&self.0.idle_since))
     }
 
-    /// Since when it makes no progress: no request is running, or the client has read nothing of any response for
-    /// [`STALLED_AFTER`].
+    /// The time since which the connection has made no progress: no request is running, or the client has read nothing
+    /// of any response for [`STALLED_AFTER`].
     pub(super) fn silent_since(&self) -> Option<Instant> {
         let stalled = || {
             let is_untaken = self.0.untaken.load(Ordering::SeqCst) >= self.0.running.load(Ordering::SeqCst);
@@ -209,7 +217,7 @@ impl Connection {
         u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Completes when no request has come for as long as `first`, or none has been under way for as long as `next`.
+    /// Completes when no first request has arrived within `first`, or no request has been running for `next`.
     pub(super) async fn silent_for(&self, first: Duration, next: Duration) {
         loop {
             let max = if self.has_asked() { next } else { first };
@@ -218,7 +226,7 @@ impl Connection {
             if due <= now {
                 return;
             }
-            // Nothing notifies when a request comes or is over, so this looks again.
+            // Requests send no notification when they start or end, so this polls.
             sleep_until(due.min(now + first.min(next))).await;
         }
     }
@@ -251,7 +259,7 @@ impl Default for Shared {
 }
 
 impl fmt::Debug for Shared {
-    /// The kept value is not shown: it may be about credentials.
+    /// Omits the stored value, because it may contain credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("state", &self.state).finish_non_exhaustive()
     }
@@ -280,7 +288,7 @@ impl Drop for RequestUnderWay {
     fn drop(&mut self) {
         self.is_waited_for();
         let Connection(shared) = &self.connection;
-        // The time is set first: whoever finds nothing running reads it.
+        // The time is set first, because a reader that finds nothing running reads it.
         shared.idle_since.fetch_max(self.connection.millis(), Ordering::SeqCst);
         shared.running.fetch_sub(1, Ordering::SeqCst);
     }
@@ -351,7 +359,7 @@ mod tests {
                 began.elapsed()
             };
             let (silence, ()) = tokio::join!(silence, asking);
-            // Not to the millisecond where it is looked for.
+            // The end of the silence is polled, so it is noticed late.
             let late = silence.checked_sub(seconds(over)).expect("not before");
             assert!(late <= seconds(first.min(next)), "{first} {next} {asked:?}: {silence:?}");
         }

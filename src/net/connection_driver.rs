@@ -6,17 +6,18 @@ use std::task::{Context, Poll};
 use super::caller_turns::ConnectionTurns;
 use super::wake_set::{WakePart, WakeSet};
 
-/// What a connection speaks, and all that is asked and answered on it, as one task.
+/// The protocol and all running requests of a connection, polled as one task.
 pub(super) trait ConnectionDriver {
-    /// Polls the parts that were woken, and is ready when the connection is over.
+    /// Polls the parts that were woken. Ready when the connection is over.
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
-    /// Says that nothing more is to be asked. What runs goes on, and so does what was asked before the client knew.
+    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
+    /// it learned this.
     fn say_goodbye(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;
 
-    /// Goes on, so that no wake-up is lost: its parts may wake each other meanwhile, and others may wake them.
+    /// Polls the connection without losing a wake-up, although its parts may wake each other during the poll.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         self.wake_set().begin_polling(cx);
         let ended = self.go_on(cx);
@@ -30,15 +31,16 @@ pub(super) trait ConnectionDriver {
 
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Which of two futures was first.
+/// The future that completed first.
 pub(super) enum First<O> {
     /// The connection ended.
     Ended(Result<(), Failure>),
     Aside(O),
 }
 
-/// Runs a connection until it is over, or until `aside` is. The connection goes on when it is its caller's turn; what
-/// is aside needs none, and is looked at when it was woken.
+/// Runs a connection until it is over or `aside` completes.
+///
+/// The connection is polled when it is its caller's turn. `aside` is polled whenever it was woken, without a turn.
 pub(super) async fn until<O>(
     conversation: &mut impl ConnectionDriver,
     turns: &mut ConnectionTurns,
@@ -46,7 +48,7 @@ pub(super) async fn until<O>(
 ) -> First<O> {
     let wake_set = conversation.wake_set().clone();
     let waker = wake_set.waker(WakePart::Aside);
-    // `aside` may not have been polled yet, so it is polled at once.
+    // `aside` may not have registered a waker yet, so it is polled at once.
     wake_set.put(WakePart::Aside);
     poll_fn(|cx| {
         match turns.poll_turn(cx) {
@@ -58,7 +60,8 @@ pub(super) async fn until<O>(
                     return Poll::Ready(First::Ended(ended));
                 }
             }
-            // A wake-up has used up what the task is woken by, and there may be one for what is aside.
+            // The wake-up consumed the registered waker, and `aside` may be woken next, so the waker is registered
+            // again.
             Poll::Pending => wake_set.wait(cx),
         }
         if !wake_set.take(WakePart::Aside) {
@@ -84,7 +87,7 @@ mod tests {
     use crate::net::caller_turns::CallerTurns;
     use crate::net::idle_connections::ConnectionSource;
 
-    /// A conversation in which nothing is said.
+    /// A connection on which no data arrives.
     struct Silence(Arc<WakeSet>);
 
     impl ConnectionDriver for Silence {

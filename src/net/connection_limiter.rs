@@ -17,29 +17,30 @@ use super::owners::{Owner, Owners};
 use super::{Connection, ConnectionLimits};
 use base::{Reloadable, descriptor_wanted, want_descriptor};
 
-/// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
-/// comes. The oldest goes, so a newcomer has as much time to ask as it takes until others have come for all that were
-/// silent before it. Where that is too short, none of them gets to ask, and places that become free stay theirs until
-/// it is long enough.
+/// The limit on open connections of one listener, as places.
 ///
-/// If none is silent, a few connections beyond the limit are accepted so that they can authenticate. When the caller of
+/// If all places are taken, each new connection closes an idle one: the oldest of the source with the most. A new
+/// connection therefore has time to send a request until as many others have arrived as were idle before it. If
+/// connections arrive too fast for that, each place that a busy connection frees adds to this time, until it suffices.
+///
+/// If none is idle, a few connections beyond the limit are accepted so that they can authenticate. When the caller of
 /// one is known, one connection closes: the youngest of the owner with the most, or the new one itself if its owner has
 /// no fewer (`Owners`). A new connection closes at most one other, and none before its caller is known. Further
 /// connections wait until those few have authenticated.
 #[derive(Debug)]
 pub(super) struct ConnectionLimiter {
     limits: Reloadable<ConnectionLimits>,
-    /// How many the process has descriptors for.
+    /// The number of connections for which the process has descriptors.
     affordable_max: usize,
     leaving_max: usize,
     taken: Mutex<Taken>,
-    /// Told to one of those who wait for a place.
+    /// Notifies one task that waits for a place.
     freed: Notify,
-    /// Told to all who wait for a descriptor.
+    /// Notifies all tasks that wait for a descriptor.
     gone: Notify,
 }
 
-/// A connection's place, until it is dropped.
+/// A connection's place, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPlace {
     places: Arc<ConnectionLimiter>,
@@ -51,14 +52,14 @@ pub(super) struct ConnectionPlace {
 struct Taken {
     here: Slab<Entry>,
     owners: Owners,
-    /// How many connections have arrived.
+    /// The number of connections that have arrived.
     came: u64,
-    /// How many were closed to make room, and are not gone yet.
+    /// The number of connections that were closed to make room and still hold a descriptor.
     leaving: usize,
-    /// The silent connections, as of the last look.
+    /// The idle connections as of the last scan.
     crowd: SilentHere,
     looked: Option<Instant>,
-    /// How many there were when others last got descriptors of them, and when that was.
+    /// The number of connections that remained when descriptors were last freed for other users, and the time of that.
     left: Option<(usize, Instant)>,
     warned: Option<Instant>,
 }
@@ -81,32 +82,32 @@ struct LimiterSlot {
 
 type SilentHere = IdleConnections<(usize, Connection)>;
 
-/// How many out of four descriptors of the process are for connections of one listener. The others are for upstream,
-/// for files and for health checks.
+/// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
+/// files and health checks.
 const DESCRIPTORS_OF_4: usize = 3;
-/// How many connections are closed at a time when there are no descriptors left: for those who connect here, and for
-/// others. Those ask again if it was not enough.
+/// The number of connections closed at a time when the process has no descriptors left: for this listener, and for
+/// other users, which ask again if it was not enough.
 const ROOM: usize = 16;
 const ROOM_FOR_OTHERS: usize = 4;
 const NEWCOMER_ASKS_WITHIN: Duration = Duration::from_millis(500);
-/// How long newcomers do not take what others were given. Whoever needs more asks again.
+/// How long new connections do not take the descriptors that were freed for others. A user that needs more asks again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
-/// How many connections there may be beyond the limit because they were told to go and have not gone yet. One in so
-/// many of the descriptors is for them.
+/// The most connections beyond the limit that were closed and still hold a descriptor. One in so many of the
+/// descriptors is reserved for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
 /// How many connections may be accepted beyond the limit so that they can authenticate: one for this many places, and
 /// no more than may be closing at a time.
 const PLACES_PER_UNKNOWN: usize = 16;
 const WARN_EVERY: Duration = Duration::from_secs(1);
-/// The time between two looks at all connections of a full listener while none is known to be silent: a look at 20,000
+/// The time between two scans of a full listener while no connection is known to be idle. A scan of 20,000 connections
 /// takes a millisecond or two.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// How long a look is good for where some are silent.
+/// How long a scan stays valid if it found idle connections.
 const LOOK_GOOD_FOR: Duration = Duration::from_secs(1);
 
 impl ConnectionLimiter {
-    /// Makes as many places as that, but no more than the process has descriptors for.
+    /// Creates as many places as the limit allows, but no more than the process has descriptors for.
     pub(super) fn within_descriptors(limits: Reloadable<ConnectionLimits>) -> Arc<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));
@@ -125,7 +126,7 @@ impl ConnectionLimiter {
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
 
-    /// Takes a place for a connection, as soon as there is one.
+    /// Takes a place for a connection, and waits until there is one.
     pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionPlace {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
@@ -134,14 +135,14 @@ impl ConnectionLimiter {
             tokio::select! {
                 biased;
                 () = self.freed.notified() => {}
-                // Nothing notifies when the last request of a connection is over, so this looks again.
+                // The end of a connection's last request sends no notification, so this polls.
                 () = sleep(LOOK_EVERY) => {}
             }
         }
     }
 
-    /// Takes a place for a connection that came before the listener ended, if there is one now. Nobody comes after it,
-    /// so it may have what others were left.
+    /// Takes a place for a connection that was queued when the listener ended; `None` if all are taken. No connection
+    /// follows it, so it may use the descriptors that were freed for others.
     pub(super) fn enter_last(
         self: &Arc<Self>,
         connection: &Connection,
@@ -151,15 +152,16 @@ impl ConnectionLimiter {
         self.enter(connection, source).now_or_never()
     }
 
-    /// Closes some silent connections because the process has no descriptors left, and waits a little until one is
-    /// gone. Returns whether one is. Connections that are about to go anyway are waited for first. So however often
-    /// this is called meanwhile, a new connection that has not been looked at is not closed.
+    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one is gone.
+    /// Returns whether one is.
+    ///
+    /// It counts connections that are already closing first. So frequent calls do not close new connections.
     async fn make_room(&self) -> bool {
         self.close_silent(ROOM, false).await
     }
 
-    /// Makes room for a connection that could not be accepted. Returns true if none here is silent: then others have
-    /// been asked to give one up.
+    /// Makes room for a connection that could not be accepted. If no connection here is idle, asks the other users of
+    /// descriptors to close one, and returns true.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
         let asks = !self.make_room().await;
         if asks {
@@ -171,8 +173,10 @@ impl ConnectionLimiter {
         asks
     }
 
-    /// Makes room whenever somebody else in the process has no descriptor: upstream, or a listener of another kind. For
-    /// a while no more connections are let in than have stayed, or whoever connects most often would have it instead.
+    /// Makes room whenever another user of descriptors has none: upstream, or a listener of another kind.
+    ///
+    /// For a while, the listener then accepts no more connections than remained. Otherwise, clients that connect often
+    /// would take the freed descriptors.
     pub(super) async fn make_room_for_others(&self) -> Infallible {
         loop {
             descriptor_wanted().await;
@@ -182,7 +186,8 @@ impl ConnectionLimiter {
 
     async fn close_silent(&self, room: usize, is_for_others: bool) -> bool {
         let gone = self.gone.notified();
-        // Who has just come has a moment to ask. Without a descriptor accepting fails also while nobody waits for it.
+        // A new connection gets a moment to send a request. If the process has no descriptors, `accept` fails even
+        // while no client waits, so this may run for no client at all.
         let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         let leaving = {
             let mut taken = self.taken.lock();
@@ -207,7 +212,8 @@ impl ConnectionLimiter {
             taken.make_way(places, unknown_max)?;
         }
         let at = taken.enter(connection, source);
-        // As long as a look is good, new connections are added to it, or the newest would go first.
+        // New connections are added to a scan that is still valid. Otherwise, newer connections would be closed before
+        // them.
         if let Some(since) = connection.idle_since().filter(|_| is_full || taken.has_looked(LOOK_GOOD_FOR)) {
             taken.crowd.add(IdleConnection { connection: (at, connection.clone()), source, since });
         }
@@ -231,13 +237,13 @@ impl PlaceGuard for LimiterSlot {
     }
 }
 
-/// How many connections there may be with so many descriptors, and how many beyond that which have not gone yet.
+/// The number of places for so many descriptors, and the number of closing connections beyond it.
 fn within(descriptors: usize) -> (usize, usize) {
     let leaving_max = (descriptors / DESCRIPTORS_PER_LEAVING).clamp(1, LEAVING_MAX);
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
-/// What to do if the source with the most silent connections has none that was silent by a given time.
+/// What to do if the source with the most idle connections has none that was idle by a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passing {
     /// Close one of another source.
@@ -268,8 +274,8 @@ impl Taken {
         self.leaving += 1;
     }
 
-    /// Makes room for a new connection when all places are taken, if it can. If few are silent, most of these have just
-    /// been accepted, and get time to authenticate.
+    /// Makes room for a new connection while all places are taken, if it can. If few connections are idle, most of
+    /// these have just been accepted and get time to authenticate.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, Passing::No).is_some() {
@@ -279,7 +285,7 @@ impl Taken {
         if has_room && self.crowd.len() < unknown_max {
             return Some(());
         }
-        // Some of the silent ones may have sent a request since.
+        // Some connections in the list may have sent a request since the scan.
         self.displace(None, Passing::No).or_else(|| has_room.then_some(()))
     }
 
@@ -294,7 +300,7 @@ impl Taken {
         Some(entry.owner)
     }
 
-    /// Makes room for a connection of this owner beyond the limit. Returns false if that connection has to close.
+    /// Makes room for a connection of this owner beyond the limit. Returns false if that connection must close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, Passing::No).is_some() {
@@ -310,10 +316,11 @@ impl Taken {
         true
     }
 
-    /// Closes a silent connection, if there is one: one that was silent at that moment, if it matters.
+    /// Closes an idle connection, if there is one that was idle at `latest`.
     fn displace(&mut self, latest: Option<Instant>, passing: Passing) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
-        // Who has come since that look may be all that is known of any more, while others have fallen silent before.
+        // Connections that arrived after the last scan may be the only ones left in the list, although others became
+        // idle before them. So only connections that were idle at the scan count here.
         let known = self.looked.min(latest.or(self.looked));
         let gone = self.next(|crowd| crowd.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
@@ -326,7 +333,7 @@ impl Taken {
         Some(())
     }
 
-    /// The next silent connection to close.
+    /// The next idle connection to close.
     fn next(&mut self, next: impl Fn(&mut SilentHere) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
         while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.crowd) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
@@ -337,12 +344,12 @@ impl Taken {
         None
     }
 
-    /// How many there may be while others need descriptors. A few are never too many.
+    /// The most connections while other users need descriptors. It is never below [`ROOM`].
     fn left_max(&self) -> usize {
         self.left.filter(|(_, since)| since.elapsed() < LEFT_FOR).map_or(usize::MAX, |(left, _)| left.max(ROOM))
     }
 
-    /// Whether it is time to say again that nobody can be accepted.
+    /// Whether to log again that no connection can be accepted.
     fn warns(&mut self) -> bool {
         let warns = self.warned.is_none_or(|last| last.elapsed() >= WARN_EVERY);
         if warns {
@@ -355,7 +362,7 @@ impl Taken {
         self.looked.is_some_and(|looked| looked.elapsed() < lately)
     }
 
-    /// Looks for silent connections, unless that was done lately.
+    /// Scans for idle connections, unless the last scan is younger than `every`.
     fn look(&mut self, every: Duration) {
         if self.has_looked(every) {
             return;

@@ -5,20 +5,23 @@ use std::time::Duration;
 pub struct ConnectionLimits {
     pub connections_max: usize,
     pub handshake_max: Duration,
-    /// The time until the first request has come: apiservers close idle connections after as long.
+    /// The time until the first request has arrived. Apiservers close idle connections after the same time.
     pub first_request_max: Duration,
-    /// The time from an answer to the next request, if nothing else is under way, as apiservers have it. HTTP/1 has
-    /// less: there the next head must be complete within `header_max`.
+    /// The time from a response to the next request if no other is running, as in apiservers. HTTP/1 has less: there
+    /// the next head must be complete within `header_max`.
     pub idle_max: Duration,
     /// The time until a request head is complete.
     pub header_max: Duration,
     pub header_bytes_max: u32,
-    /// How many streams one HTTP/2 connection may have.
+    /// The most streams of one HTTP/2 connection.
     pub streams_max: u32,
-    /// The age at which a connection is ended gracefully, give or take a tenth, so that its client comes back with
-    /// today's certificates, and perhaps to another replica. What runs on it is not cut. Zero means never.
+    /// The age at which a connection is closed gracefully, with a jitter of 10%. Zero means never.
+    ///
+    /// The client then reconnects with current certificates, and perhaps to another replica. Running requests are not
+    /// cut.
     pub connection_age_max: Duration,
-    /// How long an HTTP/2 client may be silent before it is pinged. It is gone if it does not answer for as long again.
+    /// How long an HTTP/2 client may be silent before it is pinged. The connection ends if no reply arrives within the
+    /// same time.
     pub ping_after: Duration,
 }
 

@@ -6,32 +6,35 @@ use tokio::time::{Instant, sleep};
 
 use super::idle_connections::ConnectionSource;
 
-/// Handshakes that failed lately, by source. Each costs a signature, and whoever sends what is refused can do so again
-/// at once. So a source with many failures waits a moment before its next handshake.
+/// Recent failed handshakes, by source.
+///
+/// Each failure costs a signature, and a client can cause the next one at once. So a source with many failures waits a
+/// moment before its next handshake.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// With one lock: a look is 0.1 µs beside a handshake of 1,000 µs, and how many there are is decided with it.
+    /// One lock for all sources: a look-up takes 0.1 µs and a handshake 1,000 µs, and the lock also bounds the number
+    /// of sources.
     of: Mutex<HashMap<ConnectionSource, Level>>,
 }
 
-/// A leaky bucket: its level, and as of when.
+/// A leaky bucket: its level at a time.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     failures: f64,
     at: Instant,
 }
 
-/// How many failures have no effect: a fleet whose certificates have all expired at once is no attack.
+/// The failures without effect. A fleet whose certificates have all expired at once is not an attack.
 const FREE_MAX: f64 = 50.0;
-/// How many failures are forgotten in a second.
+/// The failures forgotten per second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
 /// How long a source with too many failures waits.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How many sources are remembered. Beyond that all are forgotten, which does not help a sender with one address.
+/// The most sources remembered. Beyond that, all are forgotten, which does not help an attacker with one address.
 const SOURCES_MAX: usize = 4_096;
 
 impl Failures {
-    /// Notes that a handshake has failed.
+    /// Records a failed handshake.
     pub(super) fn note(&self, source: ConnectionSource) {
         let now = Instant::now();
         let mut of = self.of.lock();
@@ -42,7 +45,7 @@ impl Failures {
         *level = Level { failures: level.now(now) + 1.0, at: now };
     }
 
-    /// Completes when a handshake may begin: at once, unless many from there have failed.
+    /// Completes when a handshake of that source may begin: at once, unless many have failed.
     pub(super) async fn wait(&self, source: ConnectionSource) {
         let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
         if pauses {

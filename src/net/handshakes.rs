@@ -13,17 +13,21 @@ use super::idle_connections::ConnectionSource;
 use super::metrics::ConnectionFailure;
 use base::{PerCore, TurnQueue};
 
-/// The TLS handshakes of a listener. What is done of one in a poll, mostly a signature, takes a processor for up to a
-/// millisecond, and anybody may have it done without end. So it is done in turns: sources have them one after the
-/// other, however many connections one of them has opened, and half of each core is left to everything else. Nothing
-/// is held while a client is waited for, and nobody is refused: a fleet behind one address is let in as fast as that
-/// goes.
+/// The queue of TLS handshakes of a listener.
+///
+/// One poll of a handshake, mostly a signature, takes a core for up to a millisecond, and any client can cause them
+/// without limit. So handshakes run in turns: sources alternate, however many connections each has opened, and half of
+/// each core is left to everything else.
+///
+/// A handshake that waits for its client holds no turn, and none is refused. A fleet behind one address is accepted as
+/// fast as the cores allow.
 #[derive(Debug)]
 pub(super) struct Handshakes {
-    /// A core that is busy holds up no other.
+    /// The turns of each core. A busy core does not delay the others.
     turns: PerCore<HandshakeTurns>,
     failures: Failures,
-    /// With the time that one waits for its turns. Who has waited for so long has given up, and costs nothing more.
+    /// The limit on a handshake, including the wait for its turns. A client that has waited longer has given up, so no
+    /// more work is done for it.
     longest: Duration,
 }
 
@@ -31,15 +35,16 @@ pub(super) struct Handshakes {
 #[derive(Debug)]
 struct HandshakeTurns {
     steps: TurnQueue<ConnectionSource>,
-    /// When everything else is let in again.
+    /// The time at which everything else runs again.
     rests: Mutex<Instant>,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Steps are done for so long, or for as long as everything else has taken before, until that is let in again.
+/// The time that handshakes run before everything else does, at least. It is longer if everything else took longer
+/// before.
 const STEPS_FOR: Duration = Duration::from_millis(1);
-/// A round in which something was ready hardly takes less.
+/// The shortest round of the runtime in which another task was ready.
 const NOBODY_IN: Duration = Duration::from_micros(10);
 
 impl Handshakes {
@@ -48,7 +53,10 @@ impl Handshakes {
         Self { turns: PerCore::new(turns), failures: Failures::default(), longest }
     }
 
-    /// What a handshake with somebody there comes to.
+    /// Runs a handshake with a client of that source.
+    ///
+    /// # Errors
+    /// The handshake failed, or took longer than the limit.
     pub(super) async fn shake<T>(
         &self,
         source: ConnectionSource,
@@ -66,7 +74,7 @@ impl Handshakes {
 }
 
 impl HandshakeTurns {
-    /// Polls a handshake when it is its source's turn, and not whenever it could go on.
+    /// Polls a handshake only when it is its source's turn.
     async fn shake<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
         loop {
             let turn = self.steps.wait(source).await;
@@ -80,8 +88,8 @@ impl HandshakeTurns {
         }
     }
 
-    /// Lets everything else that is ready go on, if that was not done just now. So those who can go on with a handshake
-    /// come to wait for their turns, and do not just have one after the other as a runtime wakes them.
+    /// Lets everything else that can run do so, unless it just did. The other ready handshakes then join the queue, so
+    /// that turns follow the queue and not the order in which the runtime wakes tasks.
     async fn let_others_in(&self) {
         let began = Instant::now();
         if began < *self.rests.lock() {
@@ -92,7 +100,7 @@ impl HandshakeTurns {
             let last = now;
             yield_now().await;
             now = Instant::now();
-            // Callers who keep a core busy have a slice of it each time, and not all that they want.
+            // Callers that keep a core busy get one slice each time, not all that they ask for.
             if now - began >= STEPS_FOR || now - last < NOBODY_IN {
                 break;
             }
@@ -101,7 +109,7 @@ impl HandshakeTurns {
     }
 }
 
-/// Completes when the task is woken that has just polled something.
+/// Completes when the current task is woken by the future that it has just polled.
 async fn woken() {
     let mut is_woken = false;
     poll_fn(|_| if std::mem::replace(&mut is_woken, true) { Poll::Ready(()) } else { Poll::Pending }).await;
@@ -124,7 +132,7 @@ mod tests {
         ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, last))
     }
 
-    /// Somebody's handshake, which notes each of its steps.
+    /// A handshake that notes each of its steps.
     async fn shake(handshakes: Arc<Handshakes>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
         let mut steps = 0;
         let step = poll_fn(move |cx| {
@@ -174,7 +182,7 @@ mod tests {
         assert!(handshakes.turns.here().steps.is_empty());
     }
 
-    /// It is counted with the time that is waited, so that nothing is done for those who have gone.
+    /// The limit includes the time of waiting, so that no work is done for clients that have gone.
     #[tokio::test(start_paused = true)]
     async fn who_has_waited_for_too_long_costs_nothing_more() {
         let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());

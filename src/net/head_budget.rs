@@ -1,11 +1,13 @@
-//! The memory of request heads of all connections of a listener: heads of HTTP/2 requests without a response, and
-//! unfinished heads.
+//! The memory limit for the request heads of all connections of a listener: heads of HTTP/2 requests without a
+//! response, and unfinished heads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes of request heads that are in memory on one listener. A head counts as HTTP/2 counts it: the bytes of its
-/// names and values, and 32 for each field (RFC 9113 §6.5.2). Values that several heads share count for each of them.
+/// The bytes of request heads that are in memory on one listener.
+///
+/// A head counts as in HTTP/2: the bytes of its names and values, and 32 for each field (RFC 9113 §6.5.2). Values that
+/// several heads share count for each of them.
 #[derive(Debug, Default)]
 pub(super) struct HeadBudget {
     charged: AtomicUsize,
@@ -21,27 +23,27 @@ pub(super) struct ConnectionHeads {
     unfinished: AtomicUsize,
 }
 
-/// A head in the budget, until it is dropped.
+/// The charge of one head, until it is dropped.
 #[derive(Debug)]
 pub(super) struct HeadCharge {
     heads: Arc<ConnectionHeads>,
     bytes: usize,
 }
 
-/// The bytes of all heads of a listener.
+/// The most bytes of all heads of a listener.
 const HEADS_BYTES_MAX: usize = 64 << 20;
-/// The bytes of all heads of a connection: 250 requests with 4 KiB each.
+/// The most bytes of all heads of a connection: 250 requests with 4 KiB each.
 const CONNECTION_HEADS_BYTES_MAX: usize = 1 << 20;
-/// A connection may hold one part in so many of what is left of the budget. This keeps room for new connections,
-/// however many others hold all that they may.
+/// The divisor of the free budget: a connection may hold one part in so many of it. This keeps room for new
+/// connections, however many others hold all that they may.
 const PARTS_OF_FREE: usize = 64;
-/// The guaranteed size: a head of this size is always admitted if its connection has no other, finished or not.
+/// The guaranteed size: a head of this size is always accepted if its connection has no other, finished or not.
 const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
-/// The bytes of all unfinished heads of a listener beyond the guaranteed size of each.
+/// The most bytes of all unfinished heads of a listener, beyond the guaranteed size of each.
 const UNFINISHED_BYTES_MAX: usize = 16 << 20;
 
 impl HeadBudget {
-    /// The part of a new connection.
+    /// Creates the part of a new connection.
     pub(super) fn connection(self: &Arc<Self>) -> Arc<ConnectionHeads> {
         Arc::new(ConnectionHeads { all: self.clone(), charged: AtomicUsize::new(0), unfinished: AtomicUsize::new(0) })
     }
@@ -65,8 +67,10 @@ impl ConnectionHeads {
         Some(HeadCharge { heads: self.clone(), bytes })
     }
 
-    /// Records how many bytes of an unfinished head the connection holds; 0 when the head is finished. Returns whether
-    /// they fit; if not, the connection must end. Heads up to the guaranteed size touch no shared counter.
+    /// Records how many bytes of an unfinished head the connection holds; 0 when the head is finished.
+    ///
+    /// Returns whether they fit; if not, the connection must end. Heads up to the guaranteed size touch no shared
+    /// counter.
     pub(super) fn hold_unfinished(&self, bytes: usize) -> bool {
         let excess = bytes.saturating_sub(ONLY_HEAD_BYTES_MAX);
         if excess == self.unfinished.load(Ordering::Relaxed) {
@@ -112,7 +116,7 @@ mod tests {
         let budget = Arc::<HeadBudget>::default();
         let heads = budget.connection();
         let mut charges = fill(&heads, LARGE);
-        // It holds a part of the budget itself, which makes its maximum a little smaller.
+        // Its own heads reduce the free budget, which makes its maximum a little smaller.
         let room = CONNECTION_HEADS_BYTES_MAX - charges.len() * LARGE;
         assert!(room <= LARGE, "{room}");
         charges.pop();

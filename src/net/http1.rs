@@ -23,11 +23,11 @@ use super::running_body::RunningBody;
 use super::wake_set::{WakePart, WakeSet};
 use super::{ConnectionLimits, Peer};
 
-/// The bytes that a field counts at least, as over HTTP/2 (RFC 9113 §6.5.2). The limit of a head in bytes is also its
-/// limit in fields (R-HTTP-5), because a field takes memory besides its bytes.
+/// The least bytes that a field counts, as in HTTP/2 (RFC 9113 §6.5.2). The limit of a head in bytes is also its limit
+/// in fields (R-HTTP-5), because a field takes memory besides its bytes.
 const FIELD_BYTES_MIN: usize = 32;
 
-/// The server's end of a connection of HTTP/1, which is hyper's.
+/// The server's end of an HTTP/1 connection, implemented by hyper.
 pub(super) struct Http1<I, S, F, B>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
@@ -39,16 +39,16 @@ where
     codec: Waker,
 }
 
-/// hyper's end of the connection.
+/// hyper's connection.
 type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, Asked<S>>;
 
-/// Requests, as hyper asks for them.
+/// The service that hyper calls for each request.
 struct Asked<S> {
     requests: Requests<S>,
     check: HeadCheck,
 }
 
-/// The connection ends after what runs on it, and no further request is taken.
+/// The connection is closing and takes no further requests.
 #[derive(Debug, thiserror::Error)]
 #[error("no more requests are taken")]
 struct NotTaken;
@@ -68,7 +68,7 @@ where
             .header_read_timeout(limits.header_max)
             .max_buf_size(limits.header_bytes_max as usize)
             .max_headers(limits.header_bytes_max as usize / FIELD_BYTES_MIN)
-            // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
+            // A client that closes its sending side is treated as gone, as in Go's server (R-DOWNSTREAM-9).
             .half_close(false);
         let check = HeadCheck::new(heads);
         let wake_set = WakeSet::shared();
@@ -100,7 +100,7 @@ where
         let is_early = self.check.taken(ahead);
         let answering = self.requests.http1(request.map(RequestBody::from));
         if is_early {
-            // Bytes that arrived already may belong to the other protocol, so they are not read as a request.
+            // Bytes that have already arrived may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
         }
         Box::pin(async move { Ok(answering.ok_or(NotTaken)?.await) })
@@ -152,7 +152,7 @@ mod tests {
     use crate::net::{Connection, PeerAddress};
     use base::Cut;
 
-    /// The client's end: what it sends in each write, and what it receives in each write.
+    /// The client's end: the bytes of each write by the client, and of each write to it.
     #[derive(Clone, Default)]
     struct Socket {
         sent: Arc<Mutex<VecDeque<&'static [u8]>>>,
@@ -208,7 +208,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn bytes_between_an_offer_of_h2c_and_its_answer_are_not_read_as_a_request() {
         const OFFER: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
-        // What comes before the answer, and behind it.
+        // The bytes before the response and those after it.
         for (before, behind, answers) in
             [(OFFER, None, 1), (&OFFER[..5], Some(&OFFER[5..]), 1), (&OFFER[..0], Some(OFFER), 2)]
         {
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// hyper takes 16 pieces at a time.
+    /// hyper writes at most 16 buffers at a time.
     const PIECES_OF_A_WRITE: usize = 16;
 
     #[tokio::test]

@@ -1,15 +1,15 @@
-//! The server's end of HTTP/2 (RFC 9113), written for connections that are mostly watches: one that is idle keeps no
-//! buffer, and an event goes from where it is kept into a TLS record by one copy at most.
+//! The server's end of HTTP/2 (RFC 9113), designed for connections that mostly carry watches. An idle connection keeps
+//! no buffer, and an event is copied at most once between the cache and a TLS record.
 //!
 //! ```text
 //! bytes ─► input ─► receive ─► streams ─► send ─► output ─► bytes
 //!          frames   requests   answers    frames  one write a turn
 //! ```
 //!
-//! What a client sends is read by pure functions ([`frame`], [`hpack`], [`request_head`]), and whatever breaks a rule
-//! ends its stream or the connection, with the reason that the rule names. What it may make us keep has a limit: bytes
-//! of a header block, streams, windows of what it uploads, what waits for it to read, and what brings nothing
-//! ([`patience`]).
+//! Pure functions parse the client's bytes ([`frame`], [`hpack`], [`request_head`]). A protocol error ends its stream
+//! or the connection, with the error code that the RFC names. Everything that a client can make the server keep has a
+//! limit: header blocks, streams, upload windows, responses that wait for it to read, and useless frames
+//! ([`abuse_budget`]).
 
 mod abuse_budget;
 mod answer;
@@ -33,5 +33,5 @@ pub(super) use connection::Http2;
 #[cfg(test)]
 pub(super) use connection::Http2Limits;
 
-/// What a client begins with (RFC 9113 §3.4).
+/// The client connection preface (RFC 9113 §3.4).
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

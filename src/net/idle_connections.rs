@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::PeerAddress;
 
-/// The source of a connection, of which one sender may have many: an IPv4 address, the /64 of an IPv6 address, which is
-/// what one machine is given, or this machine's unix sockets.
+/// The source of a connection, of which one sender may have many: an IPv4 address, the /64 of an IPv6 address (the
+/// usual assignment to one machine), or the unix sockets of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum ConnectionSource {
     V4(Ipv4Addr),
@@ -15,7 +15,7 @@ pub(super) enum ConnectionSource {
     Unix,
 }
 
-/// A connection with nothing under way: it has had no request yet, or its last answer is complete.
+/// A connection without a running request: none has arrived yet, or the last response is complete.
 #[derive(Debug)]
 pub(super) struct IdleConnection<C> {
     pub(super) connection: C,
@@ -23,14 +23,14 @@ pub(super) struct IdleConnection<C> {
     pub(super) since: Instant,
 }
 
-/// The order in which silent connections make room: from the source that has most of them, the one that has been silent
-/// for longest. So no source keeps more places by silence than the others do, and a source with few connections keeps
-/// them.
+/// The order in which idle connections are closed: the oldest of the source that has the most.
+///
+/// So no source keeps more idle connections than the others do, and a source with few connections keeps them.
 #[derive(Debug)]
 pub(super) struct IdleConnections<C> {
     queues: HashMap<ConnectionSource, VecDeque<IdleConnection<C>>>,
-    /// Sources, the one with most connections first, and of equals the one that has the oldest. An entry that does not
-    /// fit its queue any more has a newer one beside it.
+    /// The sources, the one with the most connections first, and among equals the one with the oldest. An entry that no
+    /// longer fits its queue has a newer entry beside it.
     order: BinaryHeap<Rank>,
     /// The number of connections.
     len: usize,
@@ -66,7 +66,7 @@ impl<C> IdleConnections<C> {
         Self { queues, order, len }
     }
 
-    /// Adds one that has been silent for less long than the others.
+    /// Adds a connection that has been idle for less time than the others.
     pub(super) fn add(&mut self, silent: IdleConnection<C>) {
         let source = silent.source;
         let queue = self.queues.entry(source).or_default();
@@ -79,14 +79,14 @@ impl<C> IdleConnections<C> {
         self.len
     }
 
-    /// Who is to go next, if there is anybody left, and it has not fallen silent later than that.
+    /// Removes the next connection to close; `None` if none is left, or if it became idle after `latest`.
     pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
         let best = self.best()?;
         let is_later = latest.is_some_and(|latest| silent_since(&best) > latest);
         if is_later { None } else { self.take(&best) }
     }
 
-    /// Who is to go next of all who had fallen silent by then. A source where nobody had is passed over.
+    /// Removes the next connection to close among those that were idle by `latest`. Skips sources without one.
     pub(super) fn next_by(&mut self, latest: Instant) -> Option<IdleConnection<C>> {
         let mut later = Vec::new();
         let next = loop {
@@ -100,7 +100,7 @@ impl<C> IdleConnections<C> {
         next
     }
 
-    /// The source that is to go first, which is where it stood last.
+    /// The source to take from next. Drops outdated entries.
     fn best(&mut self) -> Option<Rank> {
         loop {
             let best = *self.order.peek()?;
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(unix(Some(1)), unix(Some(2)));
     }
 
-    /// Who goes in which order, of connections that are named by their source and the second since when.
+    /// The order in which connections are closed, by source and the second since which they are idle.
     fn order(silent: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
         let began = Instant::now();
         let silent = silent.iter().map(|(text, second)| IdleConnection {
@@ -183,7 +183,7 @@ mod tests {
             (vec![], vec![]),
             (vec![(A, 3), (A, 1), (A, 2)], vec![(A, 1), (A, 2), (A, 3)]),
             (vec![(A, 9), (B, 5)], vec![(B, 5), (A, 9)]),
-            // The only one of its source is older than the others, and stays for longest.
+            // The only one of its source is older than the others, and stays longest.
             (vec![(B, 0), (A, 7), (A, 8), (A, 9)], vec![(A, 7), (A, 8), (B, 0), (A, 9)]),
         ] {
             assert_eq!(order(&silent), gone, "{silent:?}");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever opens how many: a source is asked for a place only while none has more.
+        /// A source gives up a place only while no other source has more.
         #[test]
         fn nobody_gives_while_another_has_more(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
             let began = Instant::now();
@@ -204,7 +204,7 @@ mod tests {
             for (host, second) in &opened {
                 left.entry(ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host))).or_default().push(*second);
             }
-            // Some come after the others were looked at.
+            // Some are added after the first scan.
             let mut silent: Vec<_> = silent.collect();
             silent.sort_by_key(|silent| silent.since);
             let late = silent.split_off(silent.len() / 2);

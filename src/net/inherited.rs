@@ -9,8 +9,9 @@ use tokio::net::TcpListener;
 use super::listener::Beside;
 use super::{Address, Listener, system};
 
-/// Sockets that our parent listens on and has given us (`sd_listen_fds(3)`). Whoever connects while no process of ours
-/// runs waits in their queues. What stands for a socket within this process is given likewise.
+/// Listening sockets that the parent process has passed on (`sd_listen_fds(3)`), or their in-memory replacements.
+///
+/// Connections that arrive while no process of this service runs wait in the queues of these sockets.
 #[derive(Debug, Default)]
 pub struct Inherited {
     sockets: Vec<(Address, Socket)>,
@@ -24,18 +25,19 @@ enum Socket {
 }
 
 impl Inherited {
-    /// Takes the sockets that `LISTEN_FDS` and `LISTEN_PID` describe. Both are removed, so that our children do not
-    /// take them for theirs; no other thread may run yet.
+    /// Takes the sockets that `LISTEN_FDS` and `LISTEN_PID` describe.
+    ///
+    /// Removes both variables, so that child processes do not use them. No other thread may run yet.
     ///
     /// # Errors
-    /// One of them is no listening socket.
+    /// One of them is not a listening socket.
     pub fn from_environment() -> io::Result<Self> {
         let (mut given, mut inherited) = (ListenFd::from_env(), Self::default());
         for number in 0..given.len() {
             match given.take_unix_listener(number) {
                 Ok(Some(listener)) => inherited.add_unix(listener)?,
                 Ok(None) => {}
-                // It is no unix socket, then.
+                // It is not a unix socket.
                 Err(_) => given.take_tcp_listener(number)?.map_or(Ok(()), |listener| inherited.add_tcp(listener))?,
             }
         }
@@ -59,7 +61,7 @@ impl Inherited {
         Ok(())
     }
 
-    /// Adds a listener within this process in place of a TCP socket of that address.
+    /// Adds an in-memory listener in place of a TCP socket of that address.
     pub fn add_memory(&mut self, address: SocketAddr, listener: Listener) {
         self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
     }
@@ -77,7 +79,7 @@ impl Inherited {
         listener.map(Some)
     }
 
-    /// A socket that nobody has taken.
+    /// The address of a socket that has not been taken.
     pub fn left(&self) -> Option<&Address> {
         self.sockets.first().map(|(address, _)| address)
     }

@@ -1,4 +1,4 @@
-//! When a connection ends: what it waits for beside its requests.
+//! The reasons for which a connection ends: idleness, age, a drain, or an explicit close.
 
 use std::future::pending;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::metrics::ConnectionFailure;
 use super::{Connection, ConnectionLimits};
 use base::{Cut, DrainWatch, random};
 
-/// The jitter of the age at which a connection is ended, in both directions.
+/// The jitter of the connection age, as a fraction in both directions.
 const AGE_JITTER: f64 = 0.1;
 
-/// How long a connection that came in a drain may take for its first request once everything closes.
+/// How long a connection that arrived during a drain may take for its first request once everything closes.
 pub(super) const NEWCOMER_MAX: Duration = Duration::from_millis(500);
-/// The time between two looks whether the request has come.
+/// The interval at which a connection is checked for its first request.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The reason for which a connection must not go on.
+/// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionOver {
     #[error("no request came")]
@@ -27,7 +27,7 @@ pub(super) enum ConnectionOver {
     Cut,
 }
 
-/// Completes when a connection must end after what runs on it, or at once.
+/// Completes when a connection must end: gracefully, or at once on an error.
 pub(super) async fn ending(
     this: &Connection,
     cut: &Cut,
@@ -47,8 +47,10 @@ pub(super) async fn ending(
     }
 }
 
-/// Completes when a connection is to go in a drain. A connection that was there before is told at a moment of its own:
-/// by GOAWAY, or in HTTP/1 with its next answer, for HTTP/1 has no other way that loses nothing.
+/// Completes when a connection must end because of a drain.
+///
+/// A connection from before the drain gets its notice at a random moment: as GOAWAY, or in HTTP/1 with its next
+/// response. In HTTP/1, no other way avoids losing a request.
 async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     if !is_late {
         drain.my_notice().await;
@@ -59,16 +61,16 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     }
     drain.closing().await;
     while !this.has_asked() && this.born().elapsed() < NEWCOMER_MAX {
-        // Nothing notifies when a request comes, so this looks again.
+        // Requests send no notification when they start, so this polls.
         sleep(LOOK_EVERY).await;
     }
 }
 
-/// Completes when a connection that is ending must end at once: it was told so, or nothing has run on it for long and
-/// its client does not take what is left.
+/// Completes when a closing connection must end at once: it was cut, or no request has run on it for long and its
+/// client does not read the rest.
 pub(super) async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
     let silence = async {
-        // The time counts from the goodbye: what came before it may be the reason for it.
+        // The time counts from the start of closing. An earlier idle period may be the reason for closing.
         sleep(limits.idle_max).await;
         this.silent_for(limits.idle_max, limits.idle_max).await;
     };
@@ -80,8 +82,10 @@ pub(super) async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimi
     }
 }
 
-/// Completes when a connection has been silent for too long. The codecs have limits of their own, but only once they
-/// know which protocol it is, and HTTP/2's has none while its client answers pings.
+/// Completes when a connection has been idle for too long.
+///
+/// The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while the
+/// client answers pings.
 async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), ConnectionOver> {
     this.silent_for(limits.first_request_max, limits.idle_max).await;
     if this.has_asked() {
@@ -91,7 +95,8 @@ async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), Con
     Err(ConnectionOver::Silent)
 }
 
-/// Completes at a connection's own moment, so that those that came together do not come back together.
+/// Completes at a random time around `age_max`, so that connections that were opened together do not reconnect
+/// together.
 async fn old_age(age_max: Duration) {
     if age_max.is_zero() {
         pending::<()>().await;
@@ -108,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// As they do when another replica has gone.
+    /// Many connections open at the same time when another replica has gone.
     #[tokio::test(start_paused = true)]
     async fn connections_that_came_together_are_told_to_go_over_a_fifth_of_their_age() {
         const CONNECTIONS: usize = 1_000;

@@ -5,9 +5,11 @@ use std::io;
 use socket2::{SockFilter, SockRef};
 use tokio::net::TcpListener;
 
-/// Drops packets that ask for a new connection, as if they had been lost. They come again a second later, and then to
-/// one of the peers, once this socket is closed. Without this, the kernel would give some of the port's new connections
-/// to this socket until it is closed, and then reset them.
+/// Drops packets that open a connection, as if they were lost.
+///
+/// Clients send them again a second later, and then they reach one of the peers, once this socket is closed. Without
+/// this, the kernel would give some of the port's new connections to this socket until it is closed, and then reset
+/// them.
 pub(super) fn let_nobody_begin(listener: &TcpListener) -> io::Result<()> {
     // A classic BPF program on the TCP header: `tcp[13] & (SYN | ACK) == SYN` is dropped.
     const LOAD_BYTE: u16 = 0x30;

@@ -19,7 +19,7 @@ use super::memory::{Arrival, MemoryConnector};
 use super::metrics::ConnectionFailure;
 use super::{Address, PeerAddress, system};
 
-/// A bound socket, or what stands for one within this process.
+/// A bound socket, or its in-memory replacement within this process.
 #[derive(Debug)]
 pub struct Listener {
     socket: Bound,
@@ -32,25 +32,25 @@ enum Bound {
     Unix {
         listener: UnixListener,
         path: PathBuf,
-        /// Whether we have made the socket file, and it is still there.
+        /// Whether this process made the socket file and has not removed it.
         is_made: bool,
-        /// The users that may connect. Others are turned away whatever the file's permissions have become.
+        /// The users that may connect. Other users are rejected, whatever the permissions of the file are.
         only_uids: Vec<u32>,
     },
-    /// Connections come from within this process.
+    /// Connections from within this process.
     Memory {
         arrivals: Mutex<mpsc::Receiver<Arrival>>,
         address: SocketAddr,
     },
 }
 
-/// Who else listens at our address. This decides what happens to connections in the queue when we stop.
+/// The other processes that listen at this address. They decide what happens to queued connections when this one stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beside {
     Nobody,
-    /// Processes of the same user, on sockets of their own (`SO_REUSEPORT`).
+    /// Processes of the same user, each with its own socket (`SO_REUSEPORT`).
     Peers,
-    /// Processes that have the same socket, and so the same queue: our parent, and those that it gives the socket to.
+    /// Processes with the same socket and queue: the parent, and every process that inherits the socket from it.
     Parent,
 }
 
@@ -62,26 +62,31 @@ pub(super) enum Stream {
     Memory(DuplexStream),
 }
 
-/// The time between two probes of a silent peer.
+/// The time between two TCP keepalive probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// The bytes that the kernel takes from us for a client before they can be sent. By itself it takes some 600 KiB for
-/// one that does not read, and a thousand of those exhaust the memory that a machine has for TCP: then all its
-/// connections stall. What is sent and not yet acknowledged does not count, so that distant clients are not slower.
+/// The unsent bytes that the kernel accepts for one client (`TCP_NOTSENT_LOWAT`).
+///
+/// The kernel's default is about 600 KiB for a client that does not read. A thousand such clients exhaust the machine's
+/// TCP memory, and then all its connections stall. Bytes that are sent but not acknowledged do not count, so distant
+/// clients are not slower.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
-/// Connections that wait to be accepted, as in Go's servers: who comes when there are more is heard of a second later,
-/// or three. The system may allow fewer.
+/// The length of the accept queue, as in Go's servers. The system may allow fewer.
+///
+/// If the queue is full, a client's SYN is dropped, and the client repeats it after one to three seconds.
 const BACKLOG_MAX: i32 = 4096;
-/// How many connections are still accepted from the queue of a listener that ends.
+/// The most connections accepted from the queue of a listener that ends.
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
-/// How long connections that had begun have to complete when the port is given over: some round trips.
+/// The time that started TCP handshakes get to complete before the port is released: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
 
 const ROOT: u32 = 0;
 
 impl Listener {
-    /// Binds an address. A socket file that a dead process left behind is replaced, one that answers is not. A unix
-    /// socket is for our own user and for root.
+    /// Binds an address.
+    ///
+    /// A stale socket file of a dead process is replaced; one with a listening process is not. A unix socket accepts
+    /// only this process's user and root.
     pub fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
@@ -92,8 +97,8 @@ impl Listener {
         }
     }
 
-    /// Binds an address beside other processes that do the same: each gets some of the connections. Unix sockets cannot
-    /// be shared so.
+    /// Binds an address that other processes bind in the same way; each receives some of the connections. A unix socket
+    /// cannot be shared in this way and is bound alone.
     pub fn bind_beside_peers(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(tcp) => {
@@ -104,18 +109,18 @@ impl Listener {
         }
     }
 
-    /// A listener on a socket that was bound before there was a runtime. It does not block.
+    /// Creates a listener from a socket that was bound before the runtime started. The socket must be non-blocking.
     pub fn of_bound(socket: StdTcpListener) -> io::Result<Self> {
         Ok(Self::of_tcp(TcpListener::from_std(socket)?, Beside::Nobody))
     }
 
-    /// The same on a socket file, which is for our own user and for root.
+    /// Creates a listener from a bound unix socket. It accepts only this process's user and root.
     pub fn of_bound_unix(socket: StdUnixListener, path: &Path) -> io::Result<Self> {
         Self::of_unix(socket, path, Beside::Nobody)
     }
 
-    /// A listener that has an address and no socket: only the connector leads there, by connections that hold so many
-    /// bytes in each direction.
+    /// Creates a listener with an address but without a socket. Only the returned connector can connect to it, by
+    /// connections that buffer `buffer_bytes` in each direction.
     pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, MemoryConnector) {
         let (connector, arrivals) = MemoryConnector::new(buffer_bytes);
         let socket = Bound::Memory { arrivals: Mutex::new(arrivals), address };
@@ -132,7 +137,7 @@ impl Listener {
         Ok(Self { socket: Bound::Unix { listener, path, is_made, only_uids }, beside })
     }
 
-    /// Lets these users connect instead. A TCP listener cannot know them.
+    /// Replaces the users that may connect. A TCP listener ignores this, because it cannot know the user.
     #[must_use]
     pub fn for_uids(mut self, uids: Vec<u32>) -> Self {
         if let Bound::Unix { only_uids, .. } = &mut self.socket {
@@ -141,7 +146,7 @@ impl Listener {
         self
     }
 
-    /// The address as bound, with the port the system chose.
+    /// The bound address, with the port that the system chose.
     pub fn local_address(&self) -> io::Result<Address> {
         match &self.socket {
             Bound::Tcp(listener) => listener.local_addr().map(Address::Tcp),
@@ -164,14 +169,14 @@ impl Listener {
             },
             Bound::Memory { arrivals, .. } => match arrivals.lock().await.recv().await {
                 Some((stream, peer)) => Ok((Stream::Memory(stream), peer)),
-                // Nobody is left who could connect.
+                // All connectors are dropped, so no connection can arrive.
                 None => pending().await,
             },
         }
     }
 
-    /// Ends the listener without losing connections in its queue: they are handed to `take`, or left to whoever has the
-    /// same socket.
+    /// Ends the listener without losing queued connections. They are passed to `take`, or stay for the processes that
+    /// share the socket.
     pub(super) async fn end(mut self, mut take: impl FnMut((Stream, PeerAddress))) {
         match self.beside {
             Beside::Parent => return,
@@ -219,7 +224,7 @@ impl Listener {
         }
     }
 
-    /// Removes the socket file, once: another process may listen there afterwards.
+    /// Removes the socket file, at most once, because another process may listen there afterwards.
     fn remove_path(&mut self) {
         if let Bound::Unix { path, is_made, .. } = &mut self.socket
             && std::mem::take(is_made)
@@ -237,7 +242,7 @@ impl Drop for Listener {
 
 fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<(Stream, PeerAddress)> {
     stream.set_nodelay(true)?;
-    // A peer that is gone without a word is noticed, also while nothing is sent.
+    // Keepalive detects a peer that vanished without closing, even while nothing is sent.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&keepalive)?;
@@ -256,13 +261,13 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
     None
 }
 
-/// Binds a port that other processes of the same user may have bound in the same way, or may bind later.
+/// Binds a port that other processes of the same user may bind in the same way, before or after.
 pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
     bind_tcp(address, Beside::Peers)
 }
 
 fn bind_tcp(address: SocketAddr, beside: Beside) -> io::Result<StdTcpListener> {
-    // The descriptor is not inherited by children, on every system.
+    // On every system, child processes do not inherit the descriptor.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
@@ -274,8 +279,9 @@ fn bind_tcp(address: SocketAddr, beside: Beside) -> io::Result<StdTcpListener> {
     Ok(socket.into())
 }
 
-/// Binds a socket file that nobody but our user may open: whoever opens it acts with our identity. The file never has
-/// other permissions, so it is made under another name first.
+/// Binds a socket file with mode 0600, because every process that can open it acts with the proxy's identity.
+///
+/// The file is created under a temporary name and renamed, so that it never has other permissions at `path`.
 pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     remove_stale(path)?;
     let mut fresh = path.as_os_str().to_owned();
@@ -301,7 +307,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 impl Stream {
-    /// The same stream on the current runtime, which need not be that of the listener.
+    /// Moves the stream to the current runtime, which may differ from the listener's.
     pub(super) fn settle(self) -> io::Result<Self> {
         Ok(match self {
             Self::Tcp(stream) => Self::Tcp(TcpStream::from_std(stream.into_std()?)?),
@@ -336,7 +342,7 @@ impl AsyncWrite for Stream {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if let [only] = bufs {
-            // An event is one TLS record, and the kernel takes one piece faster than a list of one.
+            // Most writes are one TLS record, and the kernel takes one buffer faster than a vector of one.
             return self.poll_write(cx, only);
         }
         match self.get_mut() {

@@ -5,8 +5,8 @@ use tokio::sync::mpsc;
 
 use super::PeerAddress;
 
-/// Connects to a [`Listener`](super::Listener) within this process, without a socket: for those who have a clock of
-/// their own, which a kernel does not follow.
+/// Connects to a [`Listener`](super::Listener) within this process, without a socket. Simulations use it, because the
+/// kernel does not follow their clock.
 #[derive(Debug, Clone)]
 pub struct MemoryConnector {
     arrivals: mpsc::Sender<Arrival>,
@@ -16,17 +16,18 @@ pub struct MemoryConnector {
 /// A connection that waits to be accepted.
 pub(super) type Arrival = (DuplexStream, PeerAddress);
 
-/// Connections that wait to be accepted at most.
+/// The most connections that wait to be accepted.
 const WAITING_MAX: usize = 1024;
 
 impl MemoryConnector {
-    /// A connector whose connections hold so many bytes in each direction, and where they arrive.
+    /// Creates a connector whose connections buffer `buffer_bytes` in each direction, and the receiver of its
+    /// connections.
     pub(super) fn new(buffer_bytes: usize) -> (Self, mpsc::Receiver<Arrival>) {
         let (arrivals, accepted) = mpsc::channel(WAITING_MAX);
         (Self { arrivals, buffer_bytes }, accepted)
     }
 
-    /// Opens a connection from an address; `None` while nobody listens, or too many wait.
+    /// Opens a connection from an address; `None` if the listener is gone, or too many connections wait.
     pub fn connect(&self, from: SocketAddr) -> Option<DuplexStream> {
         let (near, far) = tokio::io::duplex(self.buffer_bytes);
         self.arrivals.try_send((far, PeerAddress::Tcp(from))).ok()?;

@@ -14,7 +14,7 @@ pub fn describe() {
     describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
 }
 
-/// Shows when a certificate expires, as the time since 1970.
+/// Sets the expiry of a certificate, as the time since 1970.
 pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
     gauge!("kube_fanout_certificate_expiry_timestamp_seconds", "what" => what).set(expiry.as_secs_f64());
 }
@@ -22,21 +22,21 @@ pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
 /// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionFailure {
-    /// The TLS handshake failed: no version, certificate or signature that both accept.
+    /// The TLS handshake failed: client and server share no version, certificate or signature scheme.
     Handshake,
     /// The TLS handshake took too long.
     HandshakeTimeout,
-    /// No request came in time.
+    /// No request arrived in time.
     Silent,
-    /// Nothing was under way on it, and another connection needed its place.
+    /// No request was running on it, and another connection needed its place.
     Displaced,
     /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
     OverShare,
     /// The listener was full when it arrived, and no other owner had more connections than its own.
     NoShare,
-    /// Its caller was not known, and went on asking.
+    /// The connection was closing, and the client sent too many further requests.
     Insistent,
-    /// The unix socket is not for this user of the machine.
+    /// The unix socket does not accept this user of the machine.
     ForeignUid,
 }
 
@@ -59,7 +59,7 @@ impl ConnectionFailure {
     }
 }
 
-/// Counts a connection as open until dropped.
+/// Counts a connection as open until it is dropped.
 pub(super) struct OpenConnection {
     connections: Gauge,
 }

@@ -2,7 +2,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::idle_connections::ConnectionSource;
 
-/// The party that a connection counts for: its caller once that is authenticated, until then its source.
+/// The party that a connection counts for: its caller once authenticated, until then its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Owner {
     Caller(u64),
@@ -30,10 +30,10 @@ impl Owners {
         }
     }
 
-    /// The place of the connection that is closed so that this owner's newest can stay; `None` if that one must go.
+    /// The place of the connection to close so that this owner's newest can stay; `None` if the newest must close.
     ///
-    /// It is the youngest connection of the owner with the most. Older connections carry more established watches; and
-    /// if a client reconnects in a loop, the same place changes hands each time.
+    /// It is the youngest connection of the owner with the most. Older connections carry more established watches. If a
+    /// client reconnects in a loop, the same place changes hands each time.
     pub(super) fn making_room_for(&self, newcomer: Owner) -> Option<usize> {
         let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
         let giver = gives_way(counts, newcomer)?;

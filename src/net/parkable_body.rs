@@ -3,10 +3,11 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{Empty, Full};
 use hyper::body::Body;
 
-/// The body of an answer, which may know that it has nothing more to say for now.
+/// A response body that can report that it has no more data for now.
 pub trait ParkableBody: Body<Data = Bytes> {
-    /// Whether it has nothing more until it wakes the waker that it was last polled with. This may be so right after
-    /// data, too: then it need not be polled once more only to say so.
+    /// Whether the body has no more data until it wakes the waker of its last poll.
+    ///
+    /// It may be parked right after it returned data. The caller then need not poll it again only to get `Pending`.
     fn is_parked(&self) -> bool {
         false
     }

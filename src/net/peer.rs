@@ -7,15 +7,16 @@ use super::Connection;
 
 use base::Cut;
 
-/// The other end of a connection, as far as the connection tells.
+/// The other end of a connection, as far as the connection identifies it.
 #[derive(Debug, Clone)]
 pub struct Peer {
     pub address: PeerAddress,
-    /// The certificates that a TLS client has shown, its own first. The client has the key. Nobody has checked who
-    /// issued the certificate, for how long and for what.
+    /// The certificate chain that a TLS client has sent, its own certificate first.
+    ///
+    /// The client has proven that it has the key. The issuer, the validity and the usage are not verified.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: Connection,
-    /// Ends this request and its answer at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
+    /// Ends this request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
     pub cut: Cut,
 }
 
@@ -23,7 +24,7 @@ pub struct Peer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAddress {
     Tcp(SocketAddr),
-    /// A process on this machine, as the kernel says.
+    /// A process on this machine, with its user as the kernel reports it.
     Unix {
         uid: Option<u32>,
     },

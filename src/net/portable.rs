@@ -5,13 +5,13 @@ use std::io;
 use socket2::SockRef;
 use tokio::net::TcpListener;
 
-/// Does nothing: whoever connects while the port is given over may be refused.
+/// Does nothing. New connections may be refused while the port is released.
 #[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
 pub(super) fn let_nobody_begin(_: &TcpListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Says yes, for this cannot be asked: accepting will show.
+/// Returns true, because this system cannot check. If the socket does not listen, accepting fails.
 #[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
 pub(super) fn listens(_: &SockRef<'_>) -> io::Result<bool> {
     Ok(true)

@@ -6,14 +6,14 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use super::http2::PREFACE;
 
-/// A byte stream of which the beginning was read to know its protocol, and is read again.
+/// A byte stream whose beginning was read to detect the protocol, and is read again.
 #[derive(Debug)]
 pub(super) struct RewoundStream<I> {
     read: Vec<u8>,
     io: I,
 }
 
-/// What a connection speaks.
+/// The protocol of a connection.
 #[derive(Debug)]
 pub(super) enum DetectedProtocol<I> {
     Http1(RewoundStream<I>),
@@ -21,8 +21,8 @@ pub(super) enum DetectedProtocol<I> {
     Http2(I),
 }
 
-/// Finds out what a connection speaks, by what it begins with. A client may do so whatever TLS has agreed on: it knows
-/// what it wants (RFC 9113 §3.3).
+/// Detects the protocol by the first bytes. A client may use HTTP/2 whatever ALPN has selected, if it has prior
+/// knowledge (RFC 9113 §3.3).
 pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<DetectedProtocol<I>> {
     let mut read = Vec::new();
     while PREFACE.starts_with(&read) {

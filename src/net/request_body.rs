@@ -15,16 +15,16 @@ pub struct RequestBody(Kind);
 #[derive(Debug)]
 enum Kind {
     Empty,
-    /// It comes from the codec of HTTP/1.
+    /// From the HTTP/1 codec.
     Http1(Incoming),
     Http2(Http2Body),
 }
 
-/// A body whose frames arrive on a stream of HTTP/2.
+/// A body whose frames arrive on an HTTP/2 stream.
 #[derive(Debug)]
 struct Http2Body(Arc<Inbox>);
 
-/// What has arrived of a body, between its connection, which puts it, and whoever takes it.
+/// The received part of a body, shared by the connection that adds data and the reader of the body.
 #[derive(Debug)]
 pub(super) struct Inbox {
     arrived: Mutex<Arrived>,
@@ -34,15 +34,15 @@ pub(super) struct Inbox {
 
 #[derive(Debug, Default)]
 struct Arrived {
-    /// In one piece, however small the frames were.
+    /// One contiguous buffer, however small the frames were.
     data: BytesMut,
     trailers: Option<HeaderMap>,
     end: Option<End>,
-    /// Bytes that are still to come, where the client has said how many.
+    /// The bytes that are still to arrive, if the client has declared a length.
     left: Option<u64>,
-    /// Bytes that were taken, of which the client has not been told.
+    /// The bytes that were taken and not yet returned to the client's window.
     taken: usize,
-    /// Nobody takes any more.
+    /// Whether the reader was dropped.
     is_dropped: bool,
     taker: Option<Waker>,
 }
@@ -53,7 +53,7 @@ enum End {
     Broken,
 }
 
-/// A body that was not whole when its stream ended, or its connection.
+/// The stream or its connection ended before the body was complete.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestBodyError {
     #[error(transparent)]
@@ -62,19 +62,22 @@ pub enum RequestBodyError {
     Broken,
 }
 
-/// The body's length is not what was said.
+/// The body does not have the declared length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WrongLength;
 
 impl Inbox {
-    /// An inbox for a body of that length, if it is known, and the body.
+    /// Creates an inbox for a body of that length, if declared, and the body.
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, RequestBody) {
         let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
         let inbox = Arc::new(Self { arrived, stream });
         (inbox.clone(), RequestBody(Kind::Http2(Http2Body(inbox))))
     }
 
-    /// Puts what has come.
+    /// Adds received data.
+    ///
+    /// # Errors
+    /// The data exceeds the declared length.
     pub(super) fn put(&self, data: &[u8]) -> Result<(), WrongLength> {
         let mut arrived = self.arrived.lock();
         if let Some(left) = &mut arrived.left {
@@ -91,7 +94,10 @@ impl Inbox {
         Ok(())
     }
 
-    /// The body is whole.
+    /// Marks the body as complete.
+    ///
+    /// # Errors
+    /// The body is shorter than declared.
     pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), WrongLength> {
         let mut arrived = self.arrived.lock();
         if arrived.left.is_some_and(|left| left > 0) {
@@ -102,7 +108,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Nothing more comes. If the body is not whole, it never will be.
+    /// Marks the body as broken, unless it is complete.
     pub(super) fn break_off(&self) {
         let mut arrived = self.arrived.lock();
         if arrived.end.is_none() {
@@ -111,20 +117,20 @@ impl Inbox {
         wake_taker(arrived);
     }
 
-    /// How many bytes were taken since the last call, and whether the body is dropped: then nobody takes any more.
+    /// Returns the bytes that were taken since the last call, and whether the reader was dropped.
     pub(super) fn take_taken(&self) -> (usize, bool) {
         let mut arrived = self.arrived.lock();
         (take(&mut arrived.taken), arrived.is_dropped)
     }
 
-    /// How many bytes the client has sent of which it was not told that they were taken.
+    /// The bytes that the client has sent and whose window was not returned.
     pub(super) fn untold(&self) -> usize {
         let arrived = self.arrived.lock();
         arrived.taken + arrived.data.len()
     }
 }
 
-/// Wakes whoever waits for more, with nothing locked: it may take, or drop the body, at once.
+/// Wakes the reader after releasing the lock, because it may read or drop the body at once.
 fn wake_taker(mut arrived: MutexGuard<'_, Arrived>) {
     let taker = arrived.taker.take();
     drop(arrived);
@@ -136,7 +142,7 @@ fn wake_taker(mut arrived: MutexGuard<'_, Arrived>) {
 impl Http2Body {
     fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         let mut arrived = self.0.arrived.lock();
-        // A body that was broken off gives nothing more: what is there could be taken for all.
+        // A broken body returns no more data, because the reader could mistake it for the whole.
         if arrived.end == Some(End::Broken) {
             return Poll::Ready(Some(Err(RequestBodyError::Broken)));
         }
@@ -227,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// A waker that counts.
+    /// A waker that counts its wake-ups.
     struct Count(Arc<AtomicUsize>);
 
     impl Wake for Count {

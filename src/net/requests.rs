@@ -11,21 +11,23 @@ use super::request_body::RequestBody;
 use super::running_body::RunningBody;
 use base::{Cut, DrainWatch, UnderWay, mutant};
 
-/// How the requests of a connection are answered, whatever it speaks.
+/// The handling of a connection's requests, for any protocol.
 pub(super) struct Requests<S> {
     pub(super) peer: Peer,
-    /// How many may come when no more are taken.
+    /// The most requests that may arrive while the connection is closing.
     pub(super) late_max: u32,
-    /// The drain, where the connection was there before it.
+    /// The drain, if the connection existed before it.
     pub(super) leaving: Option<DrainWatch>,
     pub(super) handle: S,
 }
 
-/// A request that is being answered. It is boxed, so that what is kept for it is gone once there is an answer: a watch
-/// lasts for hours. That is some 10 KB, and twice as much in a block that awaits it, so what comes after it is mapped.
+/// The future of a response.
+///
+/// It is boxed, so that its memory is freed once there is a response, because a watch lasts for hours. It takes about
+/// 10 KB, and an `async` block that awaits it takes twice as much, so later steps use `map`.
 pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
 
-/// What counts a request as under way.
+/// The guards that count a request as running.
 type Running = (RequestUnderWay, Option<UnderWay>);
 
 impl<S, F, B> Requests<S>
@@ -34,7 +36,7 @@ where
     F: Future<Output = Response<B>> + Send + 'static,
     B: ParkableBody,
 {
-    /// Takes a request of HTTP/1; `None` if the connection ends instead.
+    /// Handles an HTTP/1 request; `None` if the connection ends instead.
     pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<Answering<B>> {
         let (this, is_last, version) = (self.peer.connection.clone(), is_last(&request), request.version());
         let running = self.running()?;
@@ -47,7 +49,7 @@ where
         })))
     }
 
-    /// Takes a request of HTTP/2, and what cuts its stream; `None` if it is refused.
+    /// Handles an HTTP/2 request. Also returns the handle that cuts its stream; `None` if the request is refused.
     pub(super) fn http2(&self, request: Request<RequestBody>) -> Option<(Answering<B>, Cut)> {
         let running = self.running()?;
         self.peer.connection.found_multiplexed();
@@ -62,22 +64,25 @@ where
     }
 }
 
-/// Whether the connection ends with the response to a request. The bytes after it may be meant as something else than
-/// the next request: as a body, by a `Content-Length` beside a `Transfer-Encoding` that the codec has dropped (RFC 9112
-/// §6.3), or as another protocol. A client of HTTP/1.0 finds the end of a response without a length by the end of the
-/// connection.
+/// Whether the connection must end after the response to a request.
+///
+/// The bytes after it may not be the next request. They may be a body, if a `Content-Length` accompanies a
+/// `Transfer-Encoding` and the codec has dropped it (RFC 9112 §6.3), or another protocol. An HTTP/1.0 client detects
+/// the end of a response without a length by the end of the connection.
 fn is_last<B>(request: &Request<B>) -> bool {
     let is_ambiguous = request.headers().contains_key(TRANSFER_ENCODING) || may_become_a_tunnel(request);
     (is_ambiguous && !mutant(24)) || request.version() < Version::HTTP_11
 }
 
-/// Whether the bytes after a request of HTTP/1 may be of another protocol (RFC 9110 §7.8 and RFC 9110 §9.3.6).
+/// Whether the bytes after an HTTP/1 request may belong to another protocol (RFC 9110 §7.8 and RFC 9110 §9.3.6).
 pub(super) fn may_become_a_tunnel<B>(request: &Request<B>) -> bool {
     request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT
 }
 
-/// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not
-/// HTTP any more. The codec adds `keep-alive` for a client of HTTP/1.0 to an answer of another version.
+/// Marks an HTTP/1 response as the last one of its connection.
+///
+/// HTTP/2 has GOAWAY for this, and an upgraded connection is no longer HTTP. The version must be the request's, because
+/// the codec adds `keep-alive` for an HTTP/1.0 client to a response of another version.
 fn say_goodbye<B>(answer: &mut Response<B>, version: Version) {
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         *answer.version_mut() = version;

@@ -8,13 +8,14 @@ use super::connection::RequestUnderWay;
 use super::parkable_body::ParkableBody;
 use base::UnderWay;
 
-/// Any object fits in: etcd takes 1.5 MiB.
+/// The largest response that counts as complete at once. Any object fits, because etcd's limit is 1.5 MiB.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
-/// The body of an answer. Its request is under way until the codec has all of it, or could have it at once because its
-/// size is known and small: a codec takes nothing where the client has no window. While the client does not read the
-/// rest, its connection is idle like any other. If the client stops reading a larger response, its connection counts as
-/// silent after a while, and can be closed to make room.
+/// A response body that keeps its request running until the codec has received all of it.
+///
+/// A body of known, small size counts as received at once, because a codec takes nothing while the client has no
+/// window. While the client does not read the rest, its connection is idle like any other. If the client stops reading
+/// a larger response, its connection counts as idle after a while, and can be closed to make room.
 #[derive(Debug)]
 pub(super) struct RunningBody<B> {
     body: B,

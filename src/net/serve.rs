@@ -26,17 +26,20 @@ use super::requests::Requests;
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
 use base::{Cut, DrainWatch, Reloadable, Tasks, lacks_descriptor};
 
-/// What makes the handshakes of TLS.
+/// The TLS configuration and the queue of handshakes.
 type Shaken = (Tls, Arc<Handshakes>);
 
-/// The pause after an accept error that is not the peer's fault.
+/// The pause after an accept error that the peer did not cause.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts connections and serves requests on them. When a drain starts, open connections are told one by one, and new
-/// ones are served as well. The listener ends last, and connections then finish what they do.
+/// Accepts connections and serves the requests on them.
 ///
-/// `handle` says when it knows the caller (`Connection::found_known`), which it must before it waits for a body. Until
-/// then it gets the requests of an HTTP/2 connection one at a time, and nothing of what follows a request that waits.
+/// When a drain starts, open connections are asked to close one by one, and new ones are still served. The listener
+/// ends last. Open connections then finish their running requests.
+///
+/// `handle` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.
+/// Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting request
+/// is processed.
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
@@ -91,7 +94,8 @@ pub async fn serve<S, F, B>(
             Ok((stream, address, this, place)) => begin(stream, address, this, place),
             Err(error) if lacks_descriptor(&error) => {
                 if places.make_room_or_ask(&error).await {
-                    // What was wanted was for those who come here.
+                    // Room was made for this listener, not for the other users of descriptors, so their pending request
+                    // is reset.
                     making_room.set(places.make_room_for_others());
                 }
             }
@@ -167,12 +171,12 @@ where
     let (this, cut) = (peer.connection.clone(), peer.cut.clone());
     let is_late = drain.has_started();
     if is_late {
-        // It is served, and asked to use another connection each time: there may be another process by then.
+        // The response asks the client to open another connection, because another process may serve by then.
         this.advance(ConnectionState::Leaving);
     }
     let leaving = (!is_late).then(|| drain.clone());
     let requests = Requests { peer, late_max: limits.streams_max, leaving, handle };
-    // Boxed, for it is looked at once.
+    // Boxed to keep this future small: it is polled rarely.
     let mut ending = Box::pin(ending(&this, &cut, drain, is_late, limits));
     let spoken = tokio::select! {
         biased;
@@ -192,8 +196,10 @@ where
     }
 }
 
-/// Runs a connection until it ends, or is ended by GOAWAY, or `Connection: close`: running streams go on then, and end
-/// at their own moment, in a drain as well.
+/// Runs a connection until it ends or must be closed.
+///
+/// To close it, GOAWAY or `Connection: close` is sent. Running streams then continue and end at their own time, also in
+/// a drain.
 async fn lead<C: Future<Output = ()>>(
     conversation: &mut impl ConnectionDriver,
     mut turns: ConnectionTurns,

@@ -13,21 +13,23 @@ use super::client_certificates::AnyIssuer;
 use super::validity::CertificateValidity;
 use base::{LoadError, WatchedFile};
 
-/// How a listener speaks TLS: 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the certificate that the files
-/// hold now; connections keep the one they began with.
+/// The TLS configuration of a listener: TLS 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the current
+/// certificate; connections keep the one they began with.
 #[derive(Clone)]
 pub struct Tls {
     config: WatchedFile<ServerConfig>,
-    /// The certificate that clients must trust, if we made it.
+    /// The self-signed certificate that clients must trust, if there is one.
     self_signed_pem: Option<String>,
 }
 
-/// Whether clients are asked for a certificate.
+/// Whether the server requests client certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientCertificates {
     Ignored,
-    /// A client may show a certificate, and must then prove that it has the key. Any issuer is accepted: each request
-    /// decides by what is trusted then (R-AUTHN-1). No session is resumed, so each connection proves it anew.
+    /// A client may send a certificate, and must prove that it has the key.
+    ///
+    /// Any issuer is accepted: each request decides with the authorities trusted at that time (R-AUTHN-1). Sessions are
+    /// not resumed, so that each connection proves possession again.
     Requested,
 }
 
@@ -44,8 +46,8 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// Reads PEM files: a certificate chain and its key. [`keep_up`](Self::keep_up) reads them again, and calls them
-    /// `what` in log and metrics.
+    /// Reads a certificate chain and its key from PEM files. [`keep_up`](Self::keep_up) reloads them. `what` names them
+    /// in logs and metrics.
     pub fn from_files(
         what: &'static str,
         certificate: &Path,
@@ -57,7 +59,7 @@ impl Tls {
             let paths = paths.clone();
             move |contents: &[Vec<u8>]| {
                 let (config, validity) = server_config(&paths, contents, clients)?;
-                // One that has expired is served all the same, because a client may ignore that.
+                // An expired certificate is served all the same, because a client may ignore the expiry.
                 validity.inspect(|validity| validity.report(what));
                 Ok(config)
             }
@@ -69,7 +71,7 @@ impl Tls {
         Ok(Self { config, self_signed_pem: None })
     }
 
-    /// Makes a certificate of our own for these names and addresses, anew at every start.
+    /// Creates a new self-signed certificate for these names and addresses.
     pub fn self_signed(names: Vec<String>, clients: ClientCertificates) -> Result<Self, TlsError> {
         let made = rcgen::generate_simple_self_signed(names)?;
         let self_signed_pem = Some(made.cert.pem());
@@ -83,7 +85,7 @@ impl Tls {
         self.self_signed_pem.as_deref()
     }
 
-    /// Reads the files again whenever they change. It is spawned once.
+    /// Reloads the files whenever they change. Call it once.
     pub async fn keep_up(self, every: Duration) {
         self.config.keep_up(every).await;
     }
@@ -124,8 +126,8 @@ fn from_parts(
     clients: ClientCertificates,
 ) -> Result<ServerConfig, TlsError> {
     let mut provider = ring::default_provider();
-    // As Go's server has it: an event is sealed for each of its readers, and 128 bits take ten rounds where 256 take
-    // fourteen.
+    // As in Go's server, AES-128 is preferred: an event is encrypted once for each reader, and AES-128 takes ten rounds
+    // where AES-256 takes fourteen.
     provider.cipher_suites.sort_by_key(|suite| !is_aes_128(suite.suite()));
     let provider = Arc::new(provider);
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;

@@ -8,14 +8,14 @@ use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 use super::metrics::certificate_expires;
 use base::WallClock;
 
-/// The time within which a certificate is accepted.
+/// The validity period of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CertificateValidity {
     pub not_before: SystemTime,
     pub not_after: SystemTime,
 }
 
-/// Why a certificate is not accepted now.
+/// Why a certificate is not valid now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateInvalid {
     #[error("expired on {0}")]
@@ -24,12 +24,12 @@ pub enum CertificateInvalid {
     NotYetValid(UtcTime),
 }
 
-/// A time of day, written in UTC.
+/// A time, formatted in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UtcTime(SystemTime);
 
 impl CertificateValidity {
-    /// Reads the first certificate of a PEM file, which is the holder's own; `None` if there is none that can be read.
+    /// Reads the first certificate of a PEM file, which is the holder's own; `None` if no certificate can be read.
     pub fn of_pem(pem: &[u8]) -> Option<Self> {
         Self::of(&CertificateDer::pem_slice_iter(pem).next()?.ok()?)
     }
@@ -40,7 +40,7 @@ impl CertificateValidity {
         Some(Self { not_before: time(validity.not_before), not_after: time(validity.not_after) })
     }
 
-    /// Checks that a certificate is accepted at this time.
+    /// Checks that a certificate is valid at this time.
     ///
     /// # Errors
     /// It has expired, or is not valid yet.
@@ -54,8 +54,8 @@ impl CertificateValidity {
         Ok(())
     }
 
-    /// Shows the expiry of a certificate that was loaded, called `what` in log and metrics, and warns if it is not
-    /// accepted now.
+    /// Sets the expiry metric of a loaded certificate, and logs a warning if it is not valid now. `what` names it in
+    /// logs and metrics.
     pub fn report(&self, what: &'static str) {
         certificate_expires(what, self.not_after.duration_since(UNIX_EPOCH).unwrap_or_default());
         match self.check(WallClock::default().now()) {

@@ -8,41 +8,42 @@ use tokio::time::Instant;
 
 use base::{now_ns, ns_at};
 
-/// The parts of a connection that have been woken; all of them are one task. A part is polled when it was woken, and
-/// not whenever the task is: a connection with a watch has far more to write than to read, and a part that nobody polls
-/// does not slow the others down.
+/// The woken parts of a connection, which all run in one task.
+///
+/// Only woken parts are polled, not every part whenever the task runs. A connection with a watch writes far more than
+/// it reads, and parts that were not woken do not slow the others down.
 #[derive(Debug, Default)]
 pub(super) struct WakeSet {
     task: AtomicWaker,
-    /// Whether the task is polling its parts: then it need not be woken. Codec and streams wake each other all the
-    /// time.
+    /// Whether the task is polling its parts, so that a wake-up need not wake it. Codec and streams wake each other
+    /// constantly.
     is_polling: AtomicBool,
     codec: AtomicBool,
     reader: AtomicBool,
     clock: AtomicBool,
     aside: AtomicBool,
     streams: Mutex<Vec<usize>>,
-    /// Whether there are any of them, for those who only want to know that. It is changed under their lock.
+    /// Whether `streams` is not empty, readable without the lock. It is only changed under the lock.
     has_streams: AtomicBool,
-    /// When the poll under way has had its slice of the core, or [`NEVER`].
+    /// When the slice of the running poll ends, or [`NEVER`].
     turn_ends_ns: AtomicU64,
-    /// Whether the poll under way has asked for that.
+    /// Whether the running poll has asked for the end of its slice.
     has_asked: AtomicBool,
 }
 
-/// Instead of a time, for a poll that may take as long as it likes.
+/// The end of a slice for a poll without a time limit.
 const NEVER: u64 = u64::MAX;
 
 /// A part of a connection, besides its streams.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WakePart {
-    /// The codec: hyper's, or over HTTP/2 whatever is to be done besides the streams.
+    /// The codec: hyper's, or in HTTP/2 all work besides the streams.
     Codec,
-    /// The codec, because there is something to read.
+    /// The codec, because the socket can be read.
     Reader,
     /// The connection's timer.
     Clock,
-    /// Something that the connection waits for besides its work.
+    /// The future that runs beside the connection's own work.
     Aside,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct StreamWaker {
 }
 
 impl WakeSet {
-    /// A set with all parts, for none has been polled yet.
+    /// Creates a set with all parts, because none has been polled yet.
     pub(super) fn shared() -> Arc<Self> {
         let wake_set = Arc::new(Self { turn_ends_ns: AtomicU64::new(NEVER), ..Self::default() });
         [WakePart::Codec, WakePart::Reader, WakePart::Aside].into_iter().for_each(|part| wake_set.put(part));
@@ -75,7 +76,7 @@ impl WakeSet {
 
     /// Adds a part without waking the task.
     pub(super) fn put(&self, part: WakePart) {
-        // A swap and not a store: whoever takes the part sees what all who added it have done.
+        // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
         self.flag(part).swap(true, Ordering::SeqCst);
     }
 
@@ -85,7 +86,7 @@ impl WakeSet {
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
 
-    /// Moves the streams that have been woken to the end of a list.
+    /// Moves the woken streams to the end of a list.
     pub(super) fn take_streams(&self, to: &mut Vec<usize>) {
         if self.has_streams.load(Ordering::SeqCst) {
             let mut streams = self.streams.lock();
@@ -94,7 +95,7 @@ impl WakeSet {
         }
     }
 
-    /// Puts back streams that were taken and not polled, before those that have been woken since.
+    /// Puts back streams that were taken and not polled, before those that were woken since.
     pub(super) fn put_back(&self, streams: impl Iterator<Item = usize>) {
         let mut all: Vec<_> = streams.collect();
         let mut woken = self.streams.lock();
@@ -109,12 +110,12 @@ impl WakeSet {
         self.has_streams.store(true, Ordering::SeqCst);
     }
 
-    /// Has the task woken by what is put from now on, while its parts wait to be polled.
+    /// Registers the task to be woken by parts that are added from now on, while the parts wait to be polled.
     pub(super) fn wait(&self, cx: &Context<'_>) {
         self.task.register(cx.waker());
     }
 
-    /// Begins a round of polls. From now on a wake-up only adds to the set, and `cx` is woken once the round is over.
+    /// Begins a round of polls. From now on, a wake-up only adds to the set.
     pub(super) fn begin_polling(&self, cx: &Context<'_>) {
         self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);
@@ -125,7 +126,7 @@ impl WakeSet {
         self.turn_ends_ns.store(NEVER, Ordering::Relaxed);
     }
 
-    /// Sets the time at which the next poll has had its slice of the core.
+    /// Sets the time at which the slice of the next poll ends.
     pub(super) fn limit_turn(&self, ends: Option<Instant>) {
         if let Some(ends) = ends {
             self.turn_ends_ns.store(ns_at(ends), Ordering::Relaxed);
@@ -133,13 +134,13 @@ impl WakeSet {
         }
     }
 
-    /// Whether the poll under way has a slice, because others may wait for the core.
+    /// Whether the running poll has a time limit, because other connections may wait for the core.
     pub(super) fn is_turn_limited(&self) -> bool {
         self.turn_ends_ns.load(Ordering::Relaxed) != NEVER
     }
 
-    /// Whether the poll under way has had its slice of the core, and should leave the rest to the next one. It has not
-    /// when this is first called, so that each poll makes progress.
+    /// Whether the slice of the running poll has ended, so that it should leave the rest to the next poll. The first
+    /// call in a poll returns false, so that each poll makes progress.
     pub(super) fn is_turn_over(&self) -> bool {
         let ends = self.turn_ends_ns.load(Ordering::Relaxed);
         if ends == NEVER {
@@ -178,9 +179,9 @@ impl StreamWaker {
         Self { wake_set, stream, is_marked: AtomicBool::new(false) }
     }
 
-    /// Removes the stream from the set, for it is polled now. It is added again when it is woken from here on.
+    /// Removes the stream from the set before it is polled. Wake-ups from here on add it again.
     pub(super) fn unmark(&self) {
-        // A swap and not a store: the poll sees what those have done who found the stream in the set.
+        // A swap, not a store: the poll then sees the writes of all tasks that found the stream in the set.
         self.is_marked.swap(false, Ordering::SeqCst);
     }
 }
@@ -199,7 +200,7 @@ impl Wake for PartWaker {
     }
 }
 
-/// Not `std`'s trait: a connection polls its streams with this, and need not hold it twice for that.
+/// Not `std`'s trait: with this one, the connection can create a borrowed waker and needs no second reference.
 impl ArcWake for StreamWaker {
     fn wake_by_ref(this: &Arc<Self>) {
         if !this.is_marked.swap(true, Ordering::SeqCst) {

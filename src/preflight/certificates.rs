@@ -7,21 +7,21 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::CheckFinding;
 
-/// A file with certificates, and what it is for.
+/// A file with certificates, and its purpose.
 #[derive(Debug, Clone)]
 pub struct CertificateFile {
-    /// The key of the configuration.
+    /// The configuration key.
     pub key: &'static str,
     pub path: PathBuf,
-    /// A certificate that is shown, with what vouches for it behind it; otherwise authorities, each for itself.
+    /// Whether the file has a certificate followed by its issuers, rather than independent authorities.
     pub is_chain: bool,
 }
 
 const ABOUT: &str = "certificates";
-/// A certificate that ends sooner is worth a word.
+/// Certificates that expire sooner are reported.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Reads each file, and says until when it is good.
+/// Reads each file and reports the validity of its certificates.
 pub fn certificates(files: &[CertificateFile], now: SystemTime) -> Vec<CheckFinding> {
     files.iter().flat_map(|file| of_file(file, now)).collect()
 }
@@ -73,7 +73,7 @@ fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTim
     findings
 }
 
-/// The names that clients may reach the server by.
+/// Reports the names under which clients may reach the server.
 fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     let alternative = certificate.subject_alternative_name().ok().flatten();
     let name = |name: &GeneralName<'_>| match name {
@@ -116,7 +116,7 @@ mod tests {
         let good = outcomes(year_2030);
         assert!(good.iter().all(|(outcome, _)| *outcome == CheckOutcome::Ok), "{good:?}");
         assert!(good[1].1.ends_with("for fanout.example"), "{good:?}");
-        // rcgen's own ends in the year 4096.
+        // rcgen's certificate expires in the year 4096.
         let late = UNIX_EPOCH + Duration::from_secs(2_200 * 365 * 24 * 3600);
         assert_eq!(outcomes(late)[0].0, CheckOutcome::Failed);
         assert_eq!(outcomes(UNIX_EPOCH)[0].0, CheckOutcome::Failed);

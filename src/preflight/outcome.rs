@@ -4,26 +4,26 @@ use serde::Serialize;
 
 use crate::upstream::Error;
 
-/// How one thing stands.
+/// The result of one check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckOutcome {
     Ok,
-    /// It works without; something is slower, or passes through.
+    /// The proxy works, but slower, or passes requests through.
     Note,
     Failed,
-    /// It could not be found out.
+    /// The check was inconclusive.
     Unknown,
 }
 
-/// One thing that was looked at.
+/// The finding of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckFinding {
     pub outcome: CheckOutcome,
     /// `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
     pub about: &'static str,
     pub what: String,
-    /// What would mend it, as an operator writes it.
+    /// The change that would fix it, in the operator's terms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -41,14 +41,14 @@ impl CheckFinding {
         Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
     }
 
-    /// Upstream has not answered a question: it refuses the proxy, or nothing is known.
+    /// Upstream returned no result. The check failed if upstream refuses the proxy, and is inconclusive otherwise.
     pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
         Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
     }
 
-    /// The same with what would mend it.
+    /// Adds the change that would fix it.
     #[must_use]
     pub fn mended_by(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
@@ -56,7 +56,7 @@ impl CheckFinding {
 }
 
 impl CheckOutcome {
-    /// What stands before a line.
+    /// The prefix of a line.
     pub fn mark(self) -> &'static str {
         match self {
             Self::Ok => "ok",

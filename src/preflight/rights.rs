@@ -7,22 +7,22 @@ use super::{CheckFinding, Wanted};
 use crate::upstream::{Client, Error};
 use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 
-/// What a proxy needs rights for.
+/// The features of a proxy that need permissions.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
-    /// What the configuration names: each must be readable.
+    /// Resources that the configuration names: each must be readable.
     pub named: Vec<Wanted>,
-    /// What else may be held: what may not be read passes through.
+    /// Other resources that may be cached; unreadable ones are passed through.
     pub others: Vec<Wanted>,
-    /// Callers are told apart, by asking upstream.
+    /// Whether callers are authenticated and authorized by upstream.
     pub asks_about_callers: bool,
-    /// Whoever scrapes metrics is asked about upstream.
+    /// Whether clients that scrape metrics are authenticated and authorized by upstream.
     pub asks_about_scrapes: bool,
-    /// Changes of RBAC and of definitions are followed, as no proxy on a node does.
+    /// Whether changes of RBAC and of definitions are followed, which proxies on nodes do not do.
     pub follows_cluster: bool,
 }
 
-/// A right, by the rule of RBAC that would give it, and what is without it.
+/// A permission, as in an RBAC rule, and the consequence of its absence.
 struct Right {
     gvr: Gvr,
     verb: &'static str,
@@ -30,7 +30,7 @@ struct Right {
     lack: MissingRight,
 }
 
-/// What becomes of a proxy that lacks a right.
+/// The consequence of a missing permission.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MissingRight {
     Named,
@@ -42,7 +42,7 @@ enum MissingRight {
 }
 
 const ABOUT: &str = "rights";
-/// Questions at a time.
+/// The number of concurrent requests.
 const AT_A_TIME: usize = 8;
 const REVIEWS: [(&str, &str); 2] =
     [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")];
@@ -50,7 +50,7 @@ const POLICY: [&str; 4] = ["clusterrolebindings", "clusterroles", "rolebindings"
 const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
-/// Asks about each right that is needed, and names the rule that is missing.
+/// Reviews each needed permission, and names the missing rules.
 pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
     let wanted = needs.rights();
     let count = wanted.len();
@@ -87,15 +87,15 @@ pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
     findings
 }
 
-/// The right, if it is missing.
+/// Returns the permission if it is missing.
 async fn ask(client: &Client, right: Right) -> Result<Option<Right>, Error> {
     let verdict = client.review_own_access(&right.access()).await?;
     Ok((!verdict.allowed).then_some(right))
 }
 
 impl Needs {
-    /// The streams that a proxy has upstream besides those of what is read: definitions, and RBAC while somebody
-    /// watches.
+    /// The number of upstream streams for the proxy itself, in addition to those of cached resources: definitions, and
+    /// RBAC while clients watch.
     pub fn own_streams(&self) -> u64 {
         let policy = if self.asks_about_callers { POLICY.len() } else { 0 };
         if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
@@ -147,7 +147,7 @@ impl Right {
     }
 }
 
-/// A finding for each resource of which something is missing, and one for all that pass through.
+/// Returns a finding for each resource with a missing permission, and one for all that are passed through.
 fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
     let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingRight)> = BTreeMap::new();
     for right in missing {
@@ -189,7 +189,7 @@ fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
     findings
 }
 
-/// The rule of RBAC that gives these rights.
+/// The RBAC rule that grants these permissions.
 fn rule(gvr: &Gvr, verbs: &[&str]) -> String {
     format!(
         "a ClusterRole's rule {{apiGroups: [\"{}\"], resources: [{}], verbs: [{}]}}",

@@ -5,21 +5,21 @@ use serde::Deserialize;
 use super::{CheckFinding, Wanted};
 use crate::upstream::{Cause, Client, Error};
 
-/// What a fleet of proxies costs upstream while nothing changes.
+/// The load of a fleet of proxies on upstream while nothing changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetCost {
     pub nodes: u64,
-    /// Feeds of what is read, of each proxy.
+    /// The number of feeds per proxy.
     pub feeds: u64,
-    /// Streams of its own: definitions and RBAC.
+    /// The number of streams per proxy for itself: definitions and RBAC.
     pub own: u64,
 }
 
-/// How much there is of a resource.
+/// The size of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
     objects: u64,
-    /// What an average object takes in JSON.
+    /// The average size of an object in JSON, in bytes.
     bytes: u64,
 }
 
@@ -41,15 +41,15 @@ struct PageMetadata {
 
 const ABOUT: &str = "sizes";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// How many resources are asked about, and of how many it is said, the largest first.
+/// The maximum number of resources that are measured, and that are reported separately, largest first.
 const ASKED_MAX: usize = 100;
 const SAID_MAX: usize = 12;
-/// Objects whose size is looked at.
+/// The number of objects whose size is sampled.
 const SAMPLE: usize = 20;
-/// About what a bookmark is: one a minute comes on each stream.
+/// The approximate size of a bookmark, in bytes; each stream has one a minute.
 const BOOKMARK_BYTES: u64 = 250;
 
-/// Counts what there is of each resource, and says how much that is together. `budget` is the memory of all feeds.
+/// Measures each resource, and reports the sizes and their sum. `budget` is the memory of all feeds, in bytes.
 pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<CheckFinding> {
     let (mut found, mut failed) = (Vec::new(), None);
     for of in wanted.iter().take(ASKED_MAX) {
@@ -59,7 +59,7 @@ pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<Che
             Err(error) => {
                 let is_gone = error.code().is_none();
                 failed.get_or_insert_with(|| CheckFinding::unanswered(ABOUT, of.gvr.group_resource(), &error));
-                // Each further question would wait for as long.
+                // Every further request would wait as long.
                 if is_gone {
                     break;
                 }
@@ -94,7 +94,7 @@ fn said(of: &Wanted, objects: u64, bytes: u64) -> CheckFinding {
     CheckFinding::ok(ABOUT, format!("{}{part}: {objects} objects, about {}", of.gvr.group_resource(), mebibytes(bytes)))
 }
 
-/// `None` where it may not be read.
+/// Measures a resource; returns `None` if it may not be read.
 async fn size(client: &Client, of: &Wanted) -> Result<Option<Size>, Error> {
     let selector = of.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
     let selected = selector.unwrap_or_default();
@@ -116,7 +116,7 @@ fn measured(first: &[u8], some: &[u8]) -> Size {
     let [first, some] = [first, some].map(|body| serde_json::from_slice::<Page<'_>>(body).unwrap_or_default());
     let sample = some.items.len() as u64;
     let bytes = some.items.iter().map(|item| item.get().len() as u64).sum::<u64>().checked_div(sample);
-    // With a selector upstream does not count: there are as many as were sent, or more.
+    // With a selector, upstream returns no count: there are at least as many objects as were sent.
     let counted = first.metadata.remaining_item_count.map(|left| left + first.items.len() as u64);
     let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sample });
     Size { objects, bytes: bytes.unwrap_or_default() }
@@ -126,7 +126,7 @@ fn mebibytes(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
-/// Says what a fleet costs upstream at rest.
+/// Reports the load of an idle fleet on upstream.
 pub fn cost(of: &FleetCost) -> CheckFinding {
     let each = of.feeds + of.own;
     let streams = of.nodes * each;

@@ -1,21 +1,21 @@
 use super::CheckFinding;
 use crate::upstream::{Client, Release};
 
-/// What is known of the apiserver and of the account that the proxy has there.
+/// The apiserver's release, and the proxy's account there.
 #[derive(Debug, Clone)]
 pub struct UpstreamIdentity {
     pub findings: Vec<CheckFinding>,
-    /// Whether it answers and accepts the credentials: otherwise every other question would fail the same way.
+    /// Whether it responds and accepts the credentials; otherwise all other checks would fail in the same way.
     pub is_usable: bool,
 }
 
 const ABOUT: &str = "upstream";
-/// The first release that streams lists unless told otherwise, and answers older pages of its own cache.
+/// The first release that streams lists by default, and serves older pages from its own cache.
 const STREAMS_LISTS: Release = Release { major: 1, minor: 34 };
-/// The oldest release that this was tried with.
+/// The oldest release that was tested.
 const TRIED_SINCE: Release = Release { major: 1, minor: 30 };
 
-/// Finds out which release the apiserver runs, and as whom it authenticates the proxy.
+/// Determines the apiserver's release, and the user that it authenticates the proxy as.
 pub async fn identity(client: &Client) -> UpstreamIdentity {
     let url = client.server_url();
     let mut findings = Vec::new();
@@ -32,7 +32,7 @@ pub async fn identity(client: &Client) -> UpstreamIdentity {
             findings.push(CheckFinding::ok(ABOUT, format!("authenticated as {}", user.name)));
             true
         }
-        // A server before 1.28 has no such review, and a cluster may let nobody create one.
+        // Servers before 1.28 lack this review, and a cluster may deny it to every user.
         Err(error) if matches!(error.code(), Some(403 | 404)) => {
             findings
                 .push(CheckFinding::note(ABOUT, format!("cannot tell as whom the proxy is authenticated: {error}")));

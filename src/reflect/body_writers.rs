@@ -1,5 +1,5 @@
-//! Which servers wrote the bodies that a feed holds, which server it follows, and whether they write the same bytes
-//! (F10).
+//! Tracks which servers encoded the object bodies of a feed, which server the feed follows, and whether both produce
+//! the same bytes (F10).
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::wire::Encoding;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// The servers behind one feed's bodies. The reflector says which server it reads from; the [`Renewer`](super::renew)
-/// finds out of which release these servers are.
+/// The servers that encoded the bodies of one feed. The reflector records the server that it reads from; the
+/// [`Renewer`](super::renew) finds out which release each server runs.
 #[derive(Debug)]
 pub(super) struct BodyWriters {
     feed: Arc<Feed>,
@@ -19,28 +19,28 @@ pub(super) struct BodyWriters {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct By {
-    /// The servers that may have written one of the bodies.
+    /// The servers that may have encoded at least one of the bodies.
     bodies: Vec<Server>,
-    /// The server whose stream is followed, or was last.
+    /// The server whose stream the feed follows, or followed last.
     stream: Option<Server>,
-    /// The version that the feed had when the last of these came.
+    /// The feed's version when the fields above last changed.
     since: ResourceVersion,
-    /// Counts the changes of the two fields above.
+    /// Counts the changes of `bodies` and `stream`.
     pub(super) count: u64,
 }
 
-/// Whether the servers that wrote the bodies and the one that is followed write the same bytes.
+/// Whether the servers that encoded the bodies and the followed server produce the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EncoderMatch {
-    /// All bodies are as the server that is followed writes them.
+    /// All bodies have the encoding of the followed server.
     Present,
-    /// It is not known yet.
+    /// Not known yet.
     Open,
-    /// Some bodies are written differently.
+    /// Some bodies have another encoding.
     Other,
 }
 
-/// How many servers are kept apart: there are a few while a control plane is upgraded.
+/// The maximum number of servers that are tracked separately. During a control-plane upgrade there are a few.
 const SERVERS_MAX: usize = 16;
 
 impl BodyWriters {
@@ -48,7 +48,8 @@ impl BodyWriters {
         Self { feed, by: watch::Sender::default() }
     }
 
-    /// Whether a feed has to know. No row of a Table is ever shown as a state, and events stay as they were.
+    /// Whether the feed needs this tracking. Rows of a Table are never served as a state, and recorded events keep
+    /// their bytes.
     pub(super) fn concerns(feed: &Feed) -> bool {
         feed.spec.key.encoding != Encoding::Table
     }
@@ -57,16 +58,16 @@ impl BodyWriters {
         self.by.subscribe()
     }
 
-    /// Whether this server certainly writes what is held in the same bytes: it, the one that is followed and those who
-    /// wrote the bodies say that they are of one build.
+    /// Whether `server` is known to encode objects in the bytes that the feed holds. This requires that it, the
+    /// followed server and the servers that encoded the bodies all report the same build.
     pub(super) fn writes_as_held(&self, server: &Server) -> bool {
         let by = self.by.borrow();
         let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
         by.authorship() == EncoderMatch::Present && server.writes_as(stream) == Some(true)
     }
 
-    /// What these have listed is about to be taken in: no state is shown until all of it is, unless they write the same
-    /// as the one who was followed.
+    /// Records that the feed is about to apply a list from `servers`. Unless they encode like the followed server, no
+    /// state is served until the whole list is applied.
     pub(super) fn takes_in(&self, servers: &[Server]) {
         self.by.send_modify(|by| {
             servers.iter().for_each(|server| by.add(server));
@@ -75,7 +76,7 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// All bodies are by these, and no stream is open.
+    /// Records that `servers` encoded all bodies and that no stream is open.
     pub(super) fn listed(&self, servers: Vec<Server>) {
         self.by.send_modify(|by| {
             let (count, since) = (by.count + 1, self.feed.reader.progress().rv);
@@ -84,7 +85,7 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Notes that a stream of this server is open. No state is shown until it is known whether the others write the
+    /// Records that a stream from `server` is open. No state is served until the other servers are known to produce the
     /// same bytes.
     pub(super) fn opened(&self, server: &Server) {
         self.by.send_modify(|by| {
@@ -96,12 +97,12 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Whether nothing was read from another server since.
+    /// Whether nothing was read from another server since `count` was taken.
     pub(super) fn is_at(&self, count: u64) -> bool {
         self.by.borrow().count == count
     }
 
-    /// Notes that all bodies were exchanged for what these servers wrote.
+    /// Records that all bodies were replaced by ones that `servers` encoded.
     pub(super) fn renewed(&self, servers: Vec<Server>) {
         self.by.send_modify(|by| {
             by.bodies = servers;
@@ -113,28 +114,29 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Whether the release of the server that is followed is certain, whatever others at the same address say.
+    /// Whether the release of the followed server is certain, whatever other servers at the same address report.
     pub(super) fn is_certain(&self) -> bool {
         self.by.borrow().stream.as_ref().is_some_and(Server::is_certain)
     }
 
-    /// The build of the server that is followed, where a proxy says it of every answer.
+    /// The build of the followed server if it is behind a proxy, which reports the build with every response.
     pub(super) fn told_by_a_proxy(&self) -> Option<Arc<Build>> {
         let by = self.by.borrow();
         by.stream.as_ref().filter(|stream| stream.is_behind_a_proxy()).and_then(Server::build)
     }
 
-    /// Whether this server certainly writes other bytes than the one that is followed.
+    /// Whether `server` is known to produce different bytes than the followed server.
     pub(super) fn writes_otherwise(&self, server: &Server) -> bool {
         self.by.borrow().stream.as_ref().and_then(|stream| server.writes_as(stream)) == Some(false)
     }
 
-    /// Notes that the server at the address of the followed one says, again and again, that it is this build.
+    /// Records that the server at the address of the followed server repeatedly reports this build.
     pub(super) fn presume(&self, build: &Build) {
         self.by.send_modify(|by| {
             if let Some(stream) = &by.stream {
                 by.since = self.feed.reader.progress().rv;
-                // The bodies that it wrote while it was thought to be another.
+                // Keeps the earlier identity for the bodies that the server encoded while it was taken for another
+                // build.
                 let before = stream.known();
                 stream.presume(build);
                 by.bodies.retain(|server| !server.is(stream));
@@ -145,9 +147,11 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Shows or hides states, by what is known now. With `indulgent` they are shown also if it is not known, for it may
-    /// never be. But where servers have said of which release they are, one that has just started will say so too, or
-    /// is given up soon.
+    /// Shows or hides states according to the current knowledge, and returns the result of the comparison.
+    ///
+    /// With `indulgent`, states are also shown while the result is [`EncoderMatch::Open`], because it may stay open
+    /// forever. This does not apply if a server has reported its release: then the other server will report it too, or
+    /// is soon given up.
     pub(super) fn weigh(&self, indulgent: bool) -> EncoderMatch {
         if !Self::concerns(&self.feed) {
             return EncoderMatch::Present;
@@ -162,13 +166,13 @@ impl BodyWriters {
         if !may_be_shown {
             self.feed.vintage.set_present(false);
         }
-        // In this order: new bodies are rendered as of the new release, and old ones not at all while they are shown to
-        // nobody.
+        // The order matters. New bodies must be rendered for the new release, and old ones must not be rendered at all
+        // while states are hidden.
         if let Some(minor) = minor {
             self.is_of(minor);
         }
         if self.feed.vintage.set_written(writer, since) {
-            // Watches of proxies end, for whoever goes on hears that it is another one.
+            // Ends the watches of proxies: when they resume, they learn that another build encodes the objects.
             self.feed.reader.nudge();
         }
         if may_be_shown {
@@ -177,7 +181,8 @@ impl BodyWriters {
         authorship
     }
 
-    /// Sets the release. What was proven of renderings, or refused, was so for another one.
+    /// Sets the release. Resets all qualified and refused renderings, because they were checked against the previous
+    /// release.
     fn is_of(&self, minor: u32) {
         let was = self.feed.renderings.release();
         if was == Some(minor) {
@@ -195,7 +200,7 @@ impl BodyWriters {
 
 impl By {
     pub(super) fn authorship(&self) -> EncoderMatch {
-        // If a server does not say of which release it is, nobody can tell when it changes.
+        // If a server does not report its release, a change of its release cannot be detected.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else {
             return EncoderMatch::Present;
         };
@@ -209,7 +214,7 @@ impl By {
         }
     }
 
-    /// The build that writes what is told from now on.
+    /// The build that encodes events from now on.
     fn writer(&self) -> Option<Arc<Build>> {
         match (&self.stream, &*self.bodies) {
             (Some(server), _) | (None, [server]) => server.build(),
@@ -217,12 +222,12 @@ impl By {
         }
     }
 
-    /// Whether one of the servers that wrote the bodies has said of which release it is.
+    /// Whether a server that encoded bodies has reported its release.
     fn has_been_told(&self) -> bool {
         self.bodies.iter().any(|server| server.build().is_some())
     }
 
-    /// The servers of which the release is not known.
+    /// The servers whose release is not known.
     pub(super) fn unknown(&self) -> Vec<Server> {
         let mut unknown: Vec<Server> = Vec::new();
         for server in self.bodies.iter().chain(&self.stream).filter(|server| !server.is_known()) {
@@ -279,7 +284,8 @@ mod tests {
         let new = server(36, 2);
         written.opened(&new);
         assert!(!shown(), "a patch may write otherwise, too");
-        // What was told meanwhile is by the new one: back at the old one is not back where it was.
+        // The new server encoded the events that came in between, so a return to the old server does not restore the
+        // match.
         written.opened(&old);
         assert!(!shown());
         let count = written.follow().borrow().count;

@@ -1,4 +1,4 @@
-//! Gathers what a short watch tells, until it is certain how far that goes.
+//! Reads a short watch until it is certain up to which version its changes are complete.
 
 use super::stream::{Ended, WatchStream};
 use crate::cache::{Change, REST_FOLLOWS_WITHIN};
@@ -7,20 +7,22 @@ use crate::wire::{ObjectReader, WatchItem};
 use kubeapi::ResourceVersion;
 use tokio::time::timeout;
 
-/// How much may be gathered. For more, a relist is the way.
+/// The maximum size of the collected changes, in bytes. Above it, a relist is cheaper.
 const BYTES_MAX: usize = 64 << 20;
 
-/// What a short watch has told so far.
+/// The changes that a short watch has sent so far.
 #[derive(Debug, Default)]
 pub(super) struct CatchUp {
     pub(super) changes: Vec<Change>,
     bytes: usize,
-    /// The version of the last change, once a bookmark was there too. More of its transaction may follow (W17).
+    /// The version of the last change, once a bookmark at the same version has come. More changes of that transaction
+    /// may follow (W17).
     bookmark: Option<ResourceVersion>,
 }
 
 impl CatchUp {
-    /// Reads until everything up to a version has been told, and returns that version.
+    /// Reads until all changes up to some version have come, and returns that version. Fails if the stream ends before,
+    /// if upstream sends an error, or if the changes exceed [`BYTES_MAX`].
     pub(super) async fn read(
         &mut self,
         stream: &mut WatchStream,
@@ -40,7 +42,7 @@ impl CatchUp {
         }
     }
 
-    /// Takes what comes next. Returns the version up to which everything has been told, once that is certain.
+    /// Processes the next item. Returns the version up to which the changes are complete, once that is certain.
     fn take(&mut self, item: WatchItem) -> Result<Option<ResourceVersion>, Error> {
         match item {
             WatchItem::Change { .. } if self.bytes > BYTES_MAX => Err(Error::TooLarge(BYTES_MAX)),
@@ -76,7 +78,7 @@ mod tests {
         reader.watch_event(frame.into()).expect("it is well-formed")
     }
 
-    /// What comes, how far it goes for certain, how far it goes if nothing follows, and the changes.
+    /// Description, items, the version that is certain, the version if nothing follows, and the number of changes.
     type Case = (&'static str, &'static [(&'static str, u64)], Option<u64>, Option<u64>, usize);
 
     #[test]

@@ -1,19 +1,20 @@
-//! Decides whether upstream still tells the history that a feed holds. The reflector acts on it.
+//! Decides whether upstream still has the history that a feed holds. The reflector acts on the result.
 //!
-//! A storage that was restored from a backup counts its versions up again from an earlier one. As long as it is behind
-//! what we hold, its version shows that. Once it is ahead again, versions alone look as they should. Then the content
-//! shows it: an object that we do not know, at a version of which we had been told everything.
+//! A storage that was restored from a backup continues from an earlier version. While its version is below ours, the
+//! version itself shows the restore. Once it exceeds ours, only the content shows it: an unknown object at a version up
+//! to which the feed knows everything.
 //!
-//! Three signs raise a doubt:
+//! Three signs trigger a history check:
 //!
-//! 1. **The newest change is not told again.** A stream that was lost is opened again right before our newest change,
-//!    and begins with that one event if upstream has the same history. If it is silent for a second, upstream is asked
-//!    how far it is, and if that is far enough, what it holds. Where upstream's window begins later (410), the stream
-//!    begins at our own version, and the position is asked once, spread over ten seconds.
-//! 2. **A version below ours** in a consistent answer: a position, a list or a relist.
-//! 3. **A list that cannot follow from what we hold**: it has an object that is not later than our version and that we
-//!    do not know so, or differs at the very same version. Proofs by equality, gaps before they are mended, and every
-//!    version that is read back are checked for that.
+//! 1. **Upstream does not repeat the newest change.** When a lost stream is reopened, it starts right before our newest
+//!    change. If upstream has the same history, the stream begins with that one event. If it is silent for a second,
+//!    the feed asks upstream for its position and, if that is far enough, lists its state. If upstream's window begins
+//!    later (410), the stream starts at our own version, and the feed asks for the position once, spread over ten
+//!    seconds.
+//! 2. **A version below ours** in a consistent response: a position, a list or a relist.
+//! 3. **A list that cannot follow from what the feed holds.** It differs at the very same version, or has an object
+//!    that is not newer than our version and that we do not know in that form. This is checked for equality proofs, for
+//!    gaps before they are mended, and for every past version that is read.
 
 use std::cmp::Ordering;
 
@@ -21,25 +22,25 @@ use crate::cache::{CacheReader, ResumeMarker, Snapshot};
 use crate::wire::{Object, WatchItem};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// What a listed state says about the history that a feed holds.
+/// The result of comparing a listed state with the history that a feed holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// Nothing has changed.
+    /// The states are equal.
     Same,
-    /// Some objects differ, which may have happened later.
+    /// Some objects differ, but later changes may explain that.
     Later,
-    /// The state cannot follow from what we hold: upstream's history is another one.
+    /// The state cannot follow from ours: upstream has another history.
     Other,
 }
 
-/// One object's place in a state.
+/// The key and version of one object in a state.
 pub(super) type Placed<'a> = (&'a ObjectKey, ResourceVersion);
 
-/// How far a feed is.
+/// How far a feed has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reach {
     pub(super) at: ResourceVersion,
-    /// Everything up to here that happened is known. Of the version of the newest event, more may be on its way.
+    /// The version up to which all changes are known. More changes of the newest event's version may follow.
     whole: ResourceVersion,
 }
 
@@ -54,7 +55,8 @@ impl Reach {
     }
 }
 
-/// Compares what was known at `reach` with a state that was listed after that, at version `at`.
+/// Compares the objects known at `reach` with a state listed after that, at version `at`. Both iterators must be in key
+/// order.
 pub(super) fn compare<'a, 'b>(
     known: impl Iterator<Item = Placed<'a>>,
     reach: Reach,
@@ -78,7 +80,7 @@ pub(super) fn compare<'a, 'b>(
         if before == after {
             continue;
         }
-        // A missing object was deleted at the listed version or before.
+        // If an object is missing, it was deleted at or before the listed version.
         if after.unwrap_or(at) <= reach.whole {
             return Finding::Other;
         }
@@ -86,31 +88,31 @@ pub(super) fn compare<'a, 'b>(
     }
 }
 
-/// The places of a state's objects, in key order.
+/// The keys and versions of a state's objects, in key order.
 pub(super) fn places(snapshot: &Snapshot) -> impl Iterator<Item = Placed<'_>> {
     snapshot.iter().map(|object| (&object.key, object.rv))
 }
 
-/// Whether two objects of one key are the same, by their versions: a storage that does not go back gives each version
-/// only once. Bodies are not compared, for another release of the apiserver writes the same object in other bytes.
+/// Whether two objects of one key are the same, by version: storage that does not go back assigns each version only
+/// once. Bodies are not compared, because another apiserver release may encode the same object in different bytes.
 pub(super) fn is_same(one: &Object, other: &Object) -> bool {
     one.rv == other.rv
 }
 
-/// How sure a feed is that upstream's history is the one it holds.
+/// How certain it is that upstream has the history that a feed holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Continuity {
-    /// The history was told without a break.
+    /// No connection loss since the history was last verified.
     #[default]
     Sure,
-    /// The connection was lost. Upstream's storage may have gone back meanwhile.
+    /// The connection was lost, and upstream's storage may have gone back in the meantime.
     Doubtful,
-    /// The connection was lost, and upstream's window does not have our newest change any more.
+    /// The connection was lost, and upstream's window no longer has our newest change.
     Untold,
 }
 
 impl Continuity {
-    /// Notes that the connection is lost, or upstream could not be reached.
+    /// Records that the connection was lost or that upstream was unreachable.
     pub(super) fn lost(&mut self) {
         if *self == Self::Sure {
             *self = Self::Doubtful;
@@ -121,23 +123,23 @@ impl Continuity {
         self == Self::Sure
     }
 
-    /// The change that upstream is to tell again when its stream is opened. That costs one event, and shows whether the
+    /// The change that a reopened stream must repeat first, if one is needed. It costs one event and shows whether the
     /// history is the same; a stream from our own version would be silent.
     pub(super) fn witness(self, cache: &CacheReader) -> Option<ResumeMarker> {
         if self == Self::Doubtful { cache.witness() } else { None }
     }
 }
 
-/// What the first item of a stream says that was to begin with our newest change.
+/// The evidence in the first item of a stream that should begin with our newest change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResumeEvidence {
-    /// It is that change.
+    /// The item is that change.
     Continues,
-    /// The change is left out.
+    /// The stream skips the change.
     Contradicts,
-    /// Upstream does not have it any more.
+    /// Upstream no longer has the change.
     Expired,
-    /// Upstream refuses for another reason, which says nothing of its history.
+    /// Upstream refuses for another reason, which says nothing about its history.
     Refuses,
 }
 

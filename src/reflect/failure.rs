@@ -1,4 +1,4 @@
-//! The failures of a feed's upstream, and what follows from each.
+//! The upstream failures of a feed, and the consequence of each.
 
 #[cfg(test)]
 mod tests;
@@ -10,10 +10,10 @@ use crate::wire::WireError;
 use super::session::BrokenStream;
 use super::stream::Ended;
 
-/// Why a step did not reach the state that it should.
+/// Why a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
-    /// The feed is over.
+    /// The feed has ended.
     #[error("feed ended: {}", .0.as_str())]
     Over(FeedEnd),
     #[error(transparent)]
@@ -24,7 +24,7 @@ pub(super) enum StepFailure {
     Broken(#[from] BrokenStream),
 }
 
-/// The kind of a failure.
+/// The class of a failure, for metrics and retry decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FailureKind {
     Over,
@@ -41,7 +41,7 @@ pub(super) enum FailureKind {
     Unreadable,
 }
 
-/// The failure for an error: it ends the feed, or the step is tried again.
+/// Converts an error into the failure that either ends the feed or leads to a retry.
 pub(super) fn over(error: Error) -> StepFailure {
     match &error {
         Error::Refused(status) => match status.code {
@@ -50,14 +50,14 @@ pub(super) fn over(error: Error) -> StepFailure {
             406 => StepFailure::Over(FeedEnd::NotOffered),
             _ => StepFailure::Upstream(error),
         },
-        // The answer came in a way that a feed cannot follow, and would come so again.
+        // The response has a form that a feed cannot follow, and a retry would get the same form.
         Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::Unaskable(_) => {
             tracing::info!(%error, "upstream does not offer this form");
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
-        // The way to upstream failed, or these answers belong to no feed. A torn answer is tried again. One that cannot
-        // be decoded would not decode next time.
+        // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
+        // cannot be decoded would fail again.
         Error::Wire(WireError::Truncated)
         | Error::Unreachable(_)
         | Error::Broken(_)
@@ -67,7 +67,7 @@ pub(super) fn over(error: Error) -> StepFailure {
         | Error::OtherDocument(_)
         | Error::HiddenDefinitions
         | Error::TooLarge(_) => StepFailure::Upstream(error),
-        // What is held was printed under other columns, as when the apiserver has another release now.
+        // The cached rows were printed with other columns, for example by another apiserver release.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
             tracing::warn!(error = %wire, "upstream's objects cannot be read");
@@ -76,8 +76,8 @@ pub(super) fn over(error: Error) -> StepFailure {
     }
 }
 
-/// Whether a server does not know streamed lists: then it answers 422 or 400. A server that only cannot do it now
-/// answers other codes.
+/// Whether the error shows that a server does not support streamed lists: it then responds 422 or 400. A server that is
+/// only temporarily unable responds with other codes.
 pub(super) fn refuses_watch_list(error: &Error) -> bool {
     matches!(error.code(), Some(400 | 422))
 }
@@ -95,7 +95,7 @@ impl StepFailure {
         }
     }
 
-    /// Whether upstream has forgotten what was asked for (410).
+    /// Whether upstream no longer has the requested version (410).
     pub(super) fn is_expired(&self) -> bool {
         match self {
             Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.is_expired(),
@@ -103,7 +103,7 @@ impl StepFailure {
         }
     }
 
-    /// The failure without anything that is not for everybody to read.
+    /// The failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
         match self {
             Self::Stream(Ended::Failed(error))
@@ -142,7 +142,7 @@ impl FailureKind {
         }
     }
 
-    /// Whether the failure concerns the way to upstream rather than this feed.
+    /// Whether the failure concerns the path to upstream rather than this feed.
     pub(super) fn is_connection(self) -> bool {
         match self {
             Self::Ended | Self::Silent | Self::Unreachable | Self::Untrusted | Self::Broken | Self::Timeout => true,
@@ -152,7 +152,7 @@ impl FailureKind {
         }
     }
 
-    /// The label of the metric.
+    /// The label value in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Over => "over",

@@ -1,5 +1,4 @@
-//! Gaps in a feed's history: how often lists were needed for them, and how long ago they began. The reflector acts on
-//! it.
+//! Gaps in a feed's history: how often they required a list, and how old they are. The reflector acts on the result.
 
 use std::time::Duration;
 
@@ -7,35 +6,36 @@ use tokio::time::Instant;
 
 use kubeapi::ResourceVersion;
 
-/// The lists that were needed because upstream had forgotten what follows our version.
+/// Plans the lists that a 410 requires, when upstream no longer has the changes after our version.
 ///
-/// As a rule one list closes a gap, at once. But if upstream's window is shorter than a list takes, the listed state
-/// has left the window before the watch after it begins. Another list of the same kind would fail in the same way, and
-/// so would the next one (F4). Such a row shows only in a 410 that follows another one with nothing but a list in
-/// between: whatever else came, the second 410 belongs to another outage.
+/// Usually one list closes a gap at once. But if upstream's window is shorter than a list takes, the listed state has
+/// left the window before its watch begins. Then every further list of the same kind fails too (F4). The sign of this
+/// is a 410 that follows another one with only a list in between. After any other event, the second 410 belongs to
+/// another outage.
 #[derive(Debug, Default)]
 pub(super) struct Relists {
     last: Option<Instant>,
-    /// Whether nothing but lists has come since the last 410.
+    /// Whether only lists have come since the last 410.
     in_a_row: bool,
 }
 
-/// What to do about a 410.
+/// The reaction to a 410.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RelistPlan {
-    /// List at once: the start of upstream's window, from which a gap can be mended; `None` for the current state.
+    /// List at once. The value is the start of upstream's window, from which the gap can be mended; `None` requests the
+    /// current state.
     AtOnce(Option<ResourceVersion>),
-    /// The last list is not long ago. Ask again at this time, for upstream's window may be another one by then.
+    /// The last list is too recent. Retry at this time, when upstream's window may be different.
     NotBefore(Instant),
-    /// List the current state, after a pause that grows: the last list was in vain.
+    /// List the current state after a growing backoff, because the last list did not help.
     CurrentAfterBackoff,
 }
 
 impl Relists {
-    /// The least time between two lists.
+    /// The minimum time between two lists.
     const REST: Duration = Duration::from_secs(10);
 
-    /// Says what to do about a 410 that names `window`.
+    /// Returns the reaction to a 410 that names `window` as the start of upstream's window.
     pub(super) fn next(&mut self, window: Option<ResourceVersion>, now: Instant) -> RelistPlan {
         if self.in_a_row {
             return RelistPlan::CurrentAfterBackoff;
@@ -47,52 +47,55 @@ impl Relists {
         RelistPlan::AtOnce(window)
     }
 
-    /// Notes that the state was listed again.
+    /// Records that the state was listed again.
     pub(super) fn listed(&mut self, now: Instant) {
         self.last = Some(now);
     }
 
-    /// Ends the row: an item of the stream has come, a stream stayed open, or something failed otherwise than by a 410.
-    /// After each of these upstream may have restarted, with another window.
+    /// Ends the row of 410s. Called when the stream delivers an item, when a stream stayed open, or when a failure
+    /// other than a 410 occurs. After each of these, upstream may have restarted with another window.
     pub(super) fn end_row(&mut self) {
         self.in_a_row = false;
     }
 }
 
-/// The latest instant as of which a feed is known to have held everything.
+/// The latest instant at which a feed is known to have been complete.
 ///
-/// A list of the current state tells it. So does a stream that has caught up: a bookmark says that it has, and from
-/// then on each item is as young as its way to us. ¶ These do not tell it: the state of a version that a client has
-/// named, which may be of any age; the events behind such a state, until they reach what upstream's storage had reached
-/// when the feed began; and a bookmark that repeats a version, which an apiserver that has lost its storage sends as
-/// well.
+/// A list of the current state sets it. So does a stream that has caught up: a bookmark shows that it has, and each
+/// later item is only as old as its transit time.
+///
+/// Three things do not set it:
+///
+/// - The state at a version that a client named, which may be of any age.
+/// - The events after such a state, until they reach the position that upstream's storage had when the feed began.
+/// - A bookmark that repeats a version, because an apiserver that has lost its storage sends those too.
 #[derive(Debug, Default)]
 pub(super) struct Completeness {
     as_of: Option<Instant>,
-    /// What upstream's storage had reached when it was asked.
+    /// The position of upstream's storage when it was requested.
     awaited: Option<Position>,
-    /// The open stream has caught up.
+    /// Whether the open stream has caught up.
     caught_up: bool,
 }
 
 impl Completeness {
-    /// Notes that the current state was listed, by a question that was sent at `asked`.
+    /// Records that the current state was listed by a request sent at `asked`.
     pub(super) fn listed(&mut self, asked: Instant) {
         (self.as_of, self.awaited) = (Some(asked), None);
     }
 
-    /// Notes that the state of a version was listed whose age nobody knows. `upstream` is how far upstream has come.
+    /// Records that a state of unknown age was listed. `upstream` is the position of upstream's storage.
     pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<Position>) {
         (self.as_of, self.awaited) = (None, upstream);
         self.reached(at);
     }
 
-    /// Notes that a stream is open; `with_state` if the current state came with it.
+    /// Records that a stream is open; `with_state` if the current state came with it.
     pub(super) fn opened(&mut self, with_state: bool) {
         self.caught_up = with_state;
     }
 
-    /// Notes that an item of the stream moved the feed on from one version to another.
+    /// Records that an item of the stream moved the feed from version `from` to `to`.
     pub(super) fn came(&mut self, is_bookmark: bool, from: ResourceVersion, to: ResourceVersion, now: Instant) {
         if to <= from {
             return;
@@ -110,14 +113,14 @@ impl Completeness {
         }
     }
 
-    /// How long ago a gap may have begun at most; `None` if nothing tells. `proven` is since when readers know the feed
-    /// to be current.
+    /// The maximum age of a gap; `None` if it is unknown. `proven` is the instant as of which the feed was last proven
+    /// current.
     pub(super) fn age(&self, proven: Option<Instant>, now: Instant) -> Option<Duration> {
         self.as_of.max(proven).map(|as_of| now.duration_since(as_of))
     }
 }
 
-/// A version, and when it was asked for: no write that was complete at `asked` is newer.
+/// A version and the time of the request for it: no write that was complete at `asked` is newer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     pub(super) asked: Instant,
@@ -135,16 +138,16 @@ mod tests {
         let (mut relists, start) = (Relists::default(), Instant::now());
         assert_eq!(relists.next(WINDOW, start), RelistPlan::AtOnce(WINDOW));
         relists.listed(start);
-        // However long the list took.
+        // The duration of the list does not matter.
         for later in [Duration::ZERO, Relists::REST, 100 * Relists::REST] {
             assert_eq!(relists.next(WINDOW, start + later), RelistPlan::CurrentAfterBackoff);
         }
     }
 
-    /// What happens to a feed.
+    /// An event in the life of a feed.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Step {
-        /// An item, a stream that stayed open, or a failure: of the stream, of a list, of reading a gap back.
+        /// An item, a stream that stayed open, or a failure of a stream, a list or a gap recovery.
         RowEnds,
         Wait(u64),
         Gone,
@@ -159,8 +162,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the sequence of outages: only a 410 that follows another one and a list gives up the window, and
-        /// two lists are never closer together than the rest.
+        /// For any sequence of outages: only a 410 that follows another one and a list gives up the window, and two
+        /// lists are at least [`Relists::REST`] apart.
         #[test]
         fn any_sequence_of_outages_keeps_the_window_and_the_pace(steps in steps()) {
             let (mut relists, mut now) = (Relists::default(), Instant::now());
@@ -225,7 +228,7 @@ mod tests {
         assert_eq!(known.age(None, asked + minute), None);
         known.came(false, b, c, asked + minute);
         assert_eq!(known.age(None, asked + 2 * minute), Some(2 * minute));
-        // Nothing was written since the version that the client had named.
+        // Nothing was written since the version that the client named.
         known.begins_at(c, Some(Position { asked, at: c }));
         assert_eq!(known.age(None, asked + minute), Some(minute));
     }
@@ -238,7 +241,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let rv = |n: u32| ResourceVersion(n.into());
         known.came(false, rv(0), rv(1), start + second);
-        // Each is lost after a few events of the history that it tells again.
+        // Each stream is lost after a few repeated events.
         for n in 2..400 {
             known.opened(false);
             known.came(false, rv(n - 1), rv(n), start + n * second);

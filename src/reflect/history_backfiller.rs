@@ -21,33 +21,34 @@ use kubeapi::ResourceVersion;
 /// Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
 /// when they come from another server.
 ///
-/// One upstream watch from the oldest of their versions yields these events, as long as upstream remembers them. It is
+/// One upstream watch from the oldest requested version yields these events, as long as upstream still has them. It is
 /// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
-/// lead to exactly what was listed ([`Beginning::joined_by`]).
+/// lead to exactly the listed state ([`Beginning::joined_by`]).
 pub(super) struct HistoryBackfiller {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
 }
 
-/// The time from the first client to the question, so that clients which come together share one.
+/// The delay between the first resuming client and the upstream request, so that clients that arrive together share one
+/// request.
 const GATHER: Duration = Duration::from_millis(200);
-/// The duration of upstream's watch. It sends a bookmark two seconds before the end.
+/// The duration of the upstream watch. Upstream sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
-/// A watch that ends sooner was ended by a server that goes away.
+/// A watch that ends sooner was closed by a server that shuts down.
 const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
-/// A question that takes longer has failed.
+/// The timeout of one backfill.
 const LOOK_MAX: Duration = Duration::from_secs(5);
-/// The most bytes that are read, whatever room the ring has.
+/// The maximum number of bytes that are read, regardless of the free space in the ring.
 const BYTES_MAX: usize = 64 << 20;
 
-/// The most objects that upstream is asked for in an earlier version.
+/// The maximum number of objects whose previous version is requested from upstream.
 const BEFORE_MAX: usize = 64;
 
-/// The reason why there are no earlier events.
+/// Why earlier events are not available.
 enum Untold {
-    /// Upstream has forgotten them.
+    /// Upstream no longer has them. The value is the message of its 410.
     Gone(String),
-    /// The ring has no room for so many.
+    /// The ring has no room for them.
     TooMany,
     Failed(Ended),
 }
@@ -68,7 +69,7 @@ impl From<Error> for Untold {
 }
 
 impl HistoryBackfiller {
-    /// Answers the questions of returning clients, for as long as the feed lives.
+    /// Runs backfill requests of resuming clients, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         let feed = &self.upstream.feed;
         loop {
@@ -95,8 +96,8 @@ impl HistoryBackfiller {
         }
     }
 
-    /// Waits until the feed has a stream. Without one upstream cannot be reached, and the reflector would not take what
-    /// is found.
+    /// Waits until the feed has a stream. Without one, upstream is unreachable and the reflector does not process
+    /// findings.
     async fn until_live(&self) {
         let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
@@ -126,7 +127,7 @@ impl HistoryBackfiller {
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::warn!(%feed, %misfit, "upstream tells another history before the list");
-                // One message in the channel is enough.
+                // If the channel is full, a message is pending already; one suffices.
                 let _ = self.words.try_send(ReflectorFinding::Doubt { history });
                 BackfillOutcome::OtherHistory
             }
@@ -144,7 +145,7 @@ impl HistoryBackfiller {
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
             match stream.next(&self.upstream.reader).await? {
-                // Versions do not decrease in a stream: everything before has come.
+                // Versions do not decrease in a stream, so all earlier changes have come.
                 WatchItem::Change { object, .. } if object.rv > beginning.at => return Ok(changes),
                 WatchItem::Bookmark { rv, .. } if rv >= beginning.at => return Ok(changes),
                 WatchItem::Bookmark { .. } => {}
@@ -160,7 +161,7 @@ impl HistoryBackfiller {
         }
     }
 
-    /// Finds out what objects were before their first changes behind `from`.
+    /// Finds the previous objects of the changes after `from`.
     async fn explain(&self, from: ResourceVersion) -> BackfillOutcome {
         let mut changes = self.upstream.feed.reader.unexplained();
         if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
@@ -171,7 +172,7 @@ impl HistoryBackfiller {
         let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), MissingPrevious::rv);
         let (lister, mut before) = (self.upstream.lister(SideRequest::Past), Vec::with_capacity(asked.len()));
-        // Storage forgets from the other end.
+        // Newest first, because storage compacts the oldest versions.
         for change in asked.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
             self.upstream.metrics.asked(SideRequest::Past);
@@ -179,7 +180,7 @@ impl HistoryBackfiller {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.broke_off() => return BackfillOutcome::BrokeOff,
                 Err(error) if error.may_pass() => return BackfillOutcome::Failed,
-                // It was compacted, or is not what must have been there.
+                // The version was compacted, or the object is not the one that must have existed.
                 Ok(_) | Err(_) => {
                     known = change.rv();
                     break;
@@ -194,7 +195,7 @@ impl HistoryBackfiller {
         if known > from { BackfillOutcome::Inexplicable { upto: known } } else { BackfillOutcome::Explained }
     }
 
-    /// Hands the events to the reflector, which puts them in front of the history.
+    /// Sends the events to the reflector, which prepends them to the history.
     async fn hand_over(&self, from: ResourceVersion, past: BackfilledEvents) -> BackfillOutcome {
         let (done, is_done) = oneshot::channel();
         if self.words.send(ReflectorFinding::Prehistory(Found { past, done })).await.is_err() {

@@ -1,12 +1,13 @@
-//! Finds out whether upstream's history is still the one that a feed holds, when there is reason to doubt it.
+//! Checks whether upstream's history is still the one that a feed holds, when there is reason to doubt it.
 //!
-//! An inquiry runs beside the stream, which goes on meanwhile: one server that lags behind must not cost anybody a
-//! watch. It lists the current state once. That is a consistent read, so a version below ours is proof by itself. A
-//! later state is compared with what the feed held when the inquiry began.
+//! A check runs concurrently with the stream, which stays open: one lagging server must not cost a client its watch. It
+//! lists the current state once. That is a consistent read, so a version below ours proves a rewind. A later state is
+//! compared with what the feed held when the check began.
 //!
-//! A doubt that is unfounded has no effect, and the next one waits: ten seconds, then twice as long each time. If it is
-//! founded, the feed gives its history up: nothing is served until the restored state is there, and watches end with
-//! 410. The other feeds of the upstream list as well, within three seconds, and go on if nothing of theirs differs.
+//! If the history is confirmed, the check has no effect and the next one is delayed: ten seconds, then twice as long
+//! each time. If the history differs, the feed gives it up: nothing is served until the restored state is loaded, and
+//! watches end with 410. The other feeds of the same upstream list as well, within three seconds, and continue if
+//! nothing of theirs differs.
 
 use std::future::pending;
 use std::time::Duration;
@@ -23,57 +24,57 @@ use super::stream::Ended;
 use base::random;
 use kubeapi::ResourceVersion;
 
-/// The reason for an inquiry, in the order of urgency.
+/// The reason for a history check, in ascending urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HistoryCheckReason {
-    /// The stream was lost and is open again, and has not shown yet that all is as it was. A cheap question comes
-    /// first.
+    /// The stream was lost and reopened, and has not yet shown that the history is the same. The check begins with a
+    /// cheap position request.
     Reopened,
-    /// The stream was opened again, and upstream's storage has come as far as the feed, but the stream does not begin
-    /// with the change that it was to tell first.
+    /// The stream was reopened and upstream's storage has reached the feed's version, but the stream does not begin
+    /// with the change that it should repeat first.
     Untold,
-    /// Upstream has given an answer that contradicts what the feed holds.
+    /// An upstream response contradicts what the feed holds.
     Doubt,
-    /// Another feed has found that upstream's storage went back.
+    /// Another feed found that upstream's storage went back.
     Notice,
 }
 
-/// The result of an inquiry.
+/// The result of a history check.
 #[derive(Debug)]
 pub(super) enum HistoryCheckOutcome {
-    /// Upstream's storage has come as far as the feed, whatever its history is.
+    /// Upstream's storage has reached the feed's version. Its history was not compared.
     Reached,
-    /// Upstream's history is ours.
+    /// Upstream has our history.
     Continues,
-    /// It is another one, and this is its current state.
+    /// Upstream has another history, with this current state.
     Other(Box<Listed>),
-    /// Nobody can tell any more. This is the current state.
+    /// The histories can no longer be compared. This is the current state.
     Unproven(HistoryCheckReason, Box<Listed>),
-    /// Upstream did not answer.
+    /// Upstream did not respond.
     Failed(HistoryCheckReason),
 }
 
-/// A current state.
+/// A current state and the time of its request.
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) asked: Instant,
     pub(super) initial: InitialState,
 }
 
-/// The inquiries of one feed, of which one runs at a time.
+/// The history checks of one feed, which run one at a time.
 #[derive(Default)]
 pub(super) struct HistoryChecks {
     due: Option<(Instant, HistoryCheckReason)>,
-    /// The inquiry that runs. The lock is never contended; it lets others share a reference to this.
+    /// The running check. The lock is never contended; it only makes the type `Sync`.
     running: Mutex<Option<BoxFuture<'static, HistoryCheckOutcome>>>,
     pace: Pace,
 }
 
-/// Limits how soon a doubt is looked into: an upstream that keeps raising unfounded ones must not be listed again and
-/// again.
+/// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
+/// repeatedly.
 #[derive(Debug, Default)]
 struct Pace {
-    /// When the last doubt was found to be unfounded, and how many there were in a row.
+    /// The time of the last unfounded check, and the number of earlier ones in a row.
     unfounded: Option<(Instant, u32)>,
 }
 
@@ -85,7 +86,7 @@ impl Pace {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// The earliest moment for the next inquiry.
+    /// The earliest time of the next check.
     fn earliest(&self) -> Option<Instant> {
         self.unfounded.map(|(at, times)| at + Self::rest(times))
     }
@@ -96,27 +97,28 @@ impl Pace {
     }
 }
 
-/// A cheap question that is not answered within this time tells nothing.
+/// The timeout of the position request.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 
 impl HistoryChecks {
-    /// Schedules an inquiry within `from..from + spread`: thousands of feeds may have the same reason at the same
-    /// moment.
+    /// Schedules a check within `from..from + spread`. The spread matters because thousands of feeds may have the same
+    /// reason at the same moment.
     pub(super) fn ask(&mut self, why: HistoryCheckReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(random::f64());
         if why == HistoryCheckReason::Doubt {
             when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
         }
-        // What is due already is not put off, and the more urgent reason covers the other.
+        // A scheduled check is never delayed, and the more urgent reason covers the other.
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
     }
 
-    /// Cancels an inquiry that was due because the stream was lost: the stream has shown that all is as it was.
+    /// Cancels a check that was scheduled because the stream was lost: the stream has shown that the history is the
+    /// same.
     pub(super) fn withdraw(&mut self) {
         self.due.take_if(|(_, why)| matches!(why, HistoryCheckReason::Reopened | HistoryCheckReason::Untold));
     }
 
-    /// Cancels everything, because another history has begun.
+    /// Cancels all checks, because another history has begun.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -146,7 +148,7 @@ impl HistoryChecks {
     }
 }
 
-/// Puts the questions of one inquiry to upstream.
+/// Sends the requests of one history check to upstream.
 struct HistoryProbe {
     upstream: FeedClient,
 }
@@ -169,7 +171,7 @@ impl HistoryProbe {
 
     async fn list(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         self.upstream.metrics.asked(SideRequest::Doubt);
-        // What came a moment ago is to be compared as well.
+        // Waits so that recent events are compared as well.
         self.upstream.feed.reader.settled().await;
         let known = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, known.rv);
@@ -184,7 +186,7 @@ impl HistoryProbe {
         };
         let listed = &initial.snapshot;
         let finding = match compare(places(&known), reach, places(listed), listed.rv) {
-            // Later changes hide the earlier ones, but upstream may still have the state that we had.
+            // Later changes hide earlier ones, but upstream may still have the state at our version.
             Finding::Later => match self.upstream.lister(SideRequest::Doubt).list(At::Exact(known.rv)).await {
                 Ok(then) => compare(places(&known), reach, places(&then.snapshot), then.snapshot.rv),
                 Err(_) => Finding::Later,
@@ -201,8 +203,8 @@ impl HistoryProbe {
         }
     }
 
-    /// The current state. A proxy's may be of a version below ours and still be ours: then one that is not is asked for
-    /// (`Lister::position_beside`).
+    /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
+    /// a list at our version or later is requested (`Lister::position_beside`).
     async fn current(&self, ours: ResourceVersion) -> Result<InitialState, Ended> {
         let lister = self.upstream.lister(SideRequest::Doubt);
         let current = lister.current(&self.upstream.lists_only).await?;

@@ -1,4 +1,4 @@
-//! Fetches complete states of a feed, which are staged and handed over whole.
+//! Fetches complete states of a feed, which are staged and returned as a whole.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -19,86 +19,87 @@ use super::failure::refuses_watch_list;
 use super::metrics::{FeedMetrics, SideRequest};
 use super::stream::{Ended, WatchStream, ask};
 
-/// A complete state, and the stream that continues it, if it came with one.
+/// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
 pub(super) struct InitialState {
     pub(super) snapshot: Snapshot,
     pub(super) stream: Option<Follow>,
-    /// The servers that wrote it.
+    /// The servers that encoded the state.
     pub(super) servers: Vec<Server>,
-    /// Whether it is how far a proxy's feed is, and not upstream's storage.
+    /// Whether the version is the position of a proxy's feed rather than of upstream's storage.
     pub(super) is_from_memory: bool,
 }
 
-/// How far upstream is.
+/// The position of upstream.
 #[derive(Debug)]
 pub(super) struct ReportedPosition {
-    /// No write that was complete when this was asked is newer, as far as it is one of the resource.
+    /// The version. Every write to the resource that was complete before the request is at or below it.
     pub(super) at: ResourceVersion,
-    /// The layout of this resource's bookmarks, if upstream shows it.
+    /// The layout of the resource's bookmarks, if upstream sent one.
     pub(super) template: Option<BookmarkTemplate>,
-    /// Whether it is how far a proxy's feed is.
+    /// Whether the version is the position of a proxy's feed.
     pub(super) is_from_memory: bool,
 }
 
-/// The watch behind a state.
+/// The watch that continues a state.
 #[derive(Debug)]
 pub(super) struct Follow {
     pub(super) stream: WatchStream,
-    /// The layout of upstream's bookmarks, if the stream has shown it.
+    /// The layout of upstream's bookmarks, if the stream has sent one.
     pub(super) template: Option<BookmarkTemplate>,
 }
 
 /// One object as upstream has it at a version.
 #[derive(Debug)]
 pub(super) struct ObjectThen {
-    /// `None` if it did not exist.
+    /// `None` if the object did not exist.
     pub(super) object: Option<Object>,
-    /// The version that the answer is of: the one that was asked for, if upstream can read a past state.
+    /// The version of the response. It equals the requested one if upstream can read a past state.
     pub(super) at: ResourceVersion,
-    /// Who answered.
+    /// The server that responded.
     pub(super) server: Server,
 }
 
-/// Which state a LIST asks for (R-LIST-1).
+/// The state that a LIST requests (R-LIST-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
-    /// The most recent one.
+    /// The most recent state.
     Current,
     NotOlderThan(ResourceVersion),
     Exact(ResourceVersion),
 }
 
 const PAGE_LIMIT: usize = 500;
-/// How many bytes of events may come while a list is made under an open watch.
+/// The maximum size of the events that may come while a list runs under an open watch, in bytes.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
-/// An apiserver that does not have what follows a version says so before anything else.
+/// The wait for a 410: an apiserver that no longer has the changes after a version sends it before anything else.
 const FORGOTTEN_WITHIN: Duration = Duration::from_millis(250);
-/// How many times a LIST in pages starts over because its continue token expired. Then it is made in one piece.
+/// The number of attempts at a paginated LIST whose continue token expires. After that the LIST is made without a
+/// limit.
 const PAGED_TRIES_MAX: usize = 2;
-/// How many pages in a row may be empty and name another one. An apiserver fills a page or ends the list.
+/// The maximum number of consecutive empty pages with a continue token. An apiserver fills a page or ends the list.
 const EMPTY_PAGES_MAX: usize = 8;
 
-/// Asks upstream about one feed. Cloning shares.
+/// Sends the upstream requests of one feed. Clones share all parts.
 #[derive(Clone)]
 pub(super) struct FeedClient {
     pub(super) client: Client,
     pub(super) feed: Arc<Feed>,
     pub(super) reader: Arc<ObjectReader>,
     pub(super) metrics: FeedMetrics,
-    /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
+    /// Whether upstream is known not to support streamed lists; shared by all feeds of one upstream.
     pub(super) lists_only: Arc<AtomicBool>,
 }
 
 impl FeedClient {
-    /// Returns what fetches states for this reason.
+    /// Returns a lister whose requests are accounted to `why`.
     pub(super) fn lister(&self, why: SideRequest) -> Lister<'_> {
         let (spec, cache) = (&self.feed.spec, &self.feed.reader);
         let cause = why.cause().of(&spec.key.gvr);
         Lister { client: &self.client, spec, reader: &self.reader, cache, cause }
     }
 
-    /// Opens a watch for this reason.
+    /// Opens a watch that is accounted to `cause`.
     pub(super) async fn watch(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
         let key = &self.feed.spec.key;
         WatchStream::open(&self.client, cause.of(&key.gvr), path, key.encoding).await
@@ -115,7 +116,7 @@ pub(super) struct Lister<'a> {
 }
 
 impl Lister<'_> {
-    /// Streams the most recent state (KEP-3157): one request that is both the list and the watch behind it.
+    /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
     async fn watch_list(&self) -> Result<InitialState, Ended> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let any = if mutant(10) { "&resourceVersion=0" } else { "" };
@@ -124,7 +125,7 @@ impl Lister<'_> {
         loop {
             match stream.next(self.reader).await? {
                 WatchItem::Change { event_type: EventType::Added, object, .. } => {
-                    // This frame goes to no client, so only the body is kept.
+                    // This frame is not sent to clients, so only the body is kept.
                     staged.push(self.reader.alone(object)).map_err(over_budget)?;
                 }
                 WatchItem::Change { event_type, .. } => {
@@ -147,7 +148,8 @@ impl Lister<'_> {
         }
     }
 
-    /// The current state, by a streamed list where upstream has it. `lists_only` says whether it is known not to.
+    /// Lists the current state, as a streamed list where upstream supports it. `lists_only` records whether it does
+    /// not.
     pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
@@ -155,8 +157,7 @@ impl Lister<'_> {
         }
     }
 
-    /// The current state, with a watch behind it that is open already: so upstream's window may be as short as it
-    /// likes.
+    /// Lists the current state together with an open watch after it. This works however short upstream's window is.
     pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
@@ -164,7 +165,7 @@ impl Lister<'_> {
         }
     }
 
-    /// The current state by a streamed list; `None` if upstream does not stream lists.
+    /// Streams the current state; returns `None` if upstream does not support streamed lists.
     async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<InitialState>, Ended> {
         if lists_only.load(Ordering::Relaxed) {
             return Ok(None);
@@ -180,12 +181,12 @@ impl Lister<'_> {
         }
     }
 
-    /// How far upstream's storage is, beside one who has come to this version. It is below that only if that is not
-    /// upstream's any more, or a server lags.
+    /// Returns the position of upstream's storage, for a feed that is at version `ours`. A result below `ours` means
+    /// that the storage went back, or that a server lags.
     ///
-    /// A proxy says how far its feed is, and proves that nothing newer exists without moving it. Whoever has followed
-    /// another proxy may have come further with the same state. So such a one is asked to come as far, and if it does,
-    /// it has contradicted nothing.
+    /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
+    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
+    /// reach `ours`; if it does, nothing contradicts our history.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, Ended> {
         let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
@@ -198,8 +199,8 @@ impl Lister<'_> {
         }
     }
 
-    /// Asks how far upstream is, or to come as far as a version. A streamed list of what cannot exist is answered by
-    /// one bookmark, and costs upstream no objects.
+    /// Requests the position of upstream, or asks it to reach the version `least`. Upstream responds to a streamed list
+    /// of a nonexistent object with one bookmark, which costs it no objects.
     pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, Ended> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
@@ -229,7 +230,8 @@ impl Lister<'_> {
             }
         }
     }
-    /// Lists a collection in one piece, because it is expected to be small enough.
+    /// Lists a collection in one response, because it is expected to be small. Falls back to pages if the response is
+    /// too large.
     pub(super) async fn list_whole(&self, at: At) -> Result<InitialState, Error> {
         match self.pages(at, None).await {
             Err(Error::TooLarge(_)) => self.list(at).await,
@@ -237,11 +239,11 @@ impl Lister<'_> {
         }
     }
 
-    /// Lists page by page, all pages of one version.
+    /// Lists page by page, all pages at one version.
     pub(super) async fn list(&self, at: At) -> Result<InitialState, Error> {
         for _ in 0..PAGED_TRIES_MAX {
             match self.pages(at, Some(PAGE_LIMIT)).await {
-                // The snapshot behind the continue token is gone, so the list starts over (R-UPSTREAM-9).
+                // The snapshot of the continue token was compacted, so the list starts over (R-UPSTREAM-9).
                 Err(error) if error.is_expired() && !matches!(at, At::Exact(_)) => {}
                 listed => return listed,
             }
@@ -249,8 +251,8 @@ impl Lister<'_> {
         self.pages(at, None).await
     }
 
-    /// Lists the most recent state while a watch from before it is open and read. Where lists are not streamed, this is
-    /// how a list and its events meet although upstream forgets faster than it lists.
+    /// Lists the most recent state while an earlier watch is open and read. If lists are not streamed, this joins a
+    /// list with its events even when upstream's window is shorter than a list takes.
     async fn list_under_watch(&self) -> Result<InitialState, Ended> {
         let from = self.position(None).await?.at;
         let mut stream = self.behind(from).await?;
@@ -274,7 +276,7 @@ impl Lister<'_> {
             }
             ahead.push_back(item);
         };
-        // The list has these already.
+        // Drops the items that the list includes already.
         ahead.retain(|item| match item {
             WatchItem::Change { object, .. } => object.rv > listed.snapshot.rv,
             WatchItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
@@ -284,19 +286,19 @@ impl Lister<'_> {
         Ok(InitialState { stream: Some(Follow { stream, template: None }), ..listed })
     }
 
-    /// Opens the watch that goes on from a version, unless upstream has forgotten what follows it. It says so at once,
-    /// in the stream.
+    /// Opens the watch that continues from `at`. Returns `None` if upstream no longer has the changes after it, which
+    /// it reports at once in the stream.
     pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<WatchStream> {
         let mut stream = self.behind(at).await.ok()?;
         match timeout(FORGOTTEN_WITHIN, stream.next(self.reader)).await {
-            // Nothing has happened since.
+            // Silence: nothing has changed since that version.
             Err(_) => Some(stream),
             Ok(Ok(WatchItem::Error { .. }) | Err(_)) => None,
             Ok(Ok(item)) => Some(stream.behind(VecDeque::from([item]))),
         }
     }
 
-    /// Opens the watch that goes on from a version.
+    /// Opens the watch that continues from `at`.
     async fn behind(&self, at: ResourceVersion) -> Result<WatchStream, Error> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
         self.stream(Cause::Watch.of(&self.spec.key.gvr), &self.spec.key.url(&query)).await
@@ -306,12 +308,12 @@ impl Lister<'_> {
         WatchStream::open(self.client, cause, path, self.spec.key.encoding).await
     }
 
-    /// One object exactly as it was at `rv`, if it existed.
+    /// Reads one object exactly as it was at `rv`; `None` if it did not exist.
     pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
         Ok(self.object_then(key, rv).await?.object)
     }
 
-    /// The same, with who answered and for which version.
+    /// Reads one object at `rv`, with the server that responded and the version of the response.
     pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<ObjectThen, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
         let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
@@ -345,14 +347,14 @@ impl Lister<'_> {
         }
     }
 
-    /// Reads one page, which counts beside the objects that are read from it. Returns who wrote it, and whether that is
-    /// a proxy which had it in memory.
+    /// Reads one page; its size is accounted in addition to the objects that are decoded from it. Returns the page, the
+    /// server, and whether that is a proxy that served it from memory.
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server, bool), Error> {
         let response = ask(self.client, self.cause, Question::Short, path, self.spec.key.encoding).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
-        // The server is asked while its connection is certainly there. If it does not say its release now, whoever
-        // needs that asks again.
+        // Asks the server for its release while its connection is certainly open. If that fails, code that needs the
+        // release asks again.
         let (body, _) = tokio::join!(reading, self.client.meet(&server));
         let body = body?;
         staged.page_is_read().map_err(over_budget)?;
@@ -367,7 +369,7 @@ fn over_budget(OverBudget: OverBudget) -> Error {
     Error::OverBudget
 }
 
-/// The query for a state of this version or later.
+/// The query for a state at this version or later.
 pub(super) fn not_older_than(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }
@@ -382,7 +384,7 @@ fn page_query(at: At, limit: Option<usize>, token: &str) -> String {
             At::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
         }
     } else {
-        // Tokens are base64url without padding: nothing in them needs escaping.
+        // Tokens are base64url without padding, so they need no escaping.
         query.push(format!("continue={token}"));
     }
     query.join("&")

@@ -1,19 +1,20 @@
-//! Reads back what happened while no stream was open: the history between our last event and a list, proven or given
-//! up.
+//! Recovers the changes that happened while no stream was open: the history between our last event and a list. The
+//! history is either proven or given up.
 //!
-//! An apiserver that restarts forgets its window: a watch from our version is answered with 410 although, most often,
-//! nothing was lost. Ending every downstream watch for that would pass the restart on to the whole fleet. So:
+//! An apiserver that restarts loses its window: a watch from our version gets 410 although usually nothing was lost. If
+//! every downstream watch ended because of that, the restart would reach the whole fleet. Therefore:
 //!
-//! 1. The 410 names the oldest version that the new window starts from. The state at *that* version is listed, and the
-//!    watch resumes behind it, so that all later history is upstream's own. Only the short gap before it is left open.
+//! 1. The 410 names the oldest version of the new window. The feed lists the state at *that* version and resumes the
+//!    watch after it, so all later history is upstream's own. Only the short gap before it remains.
 //! 2. An object whose version is the same on both sides did not change in the gap.
-//! 3. For one that did, the versions in the gap are read back one by one from the store (`resourceVersionMatch=Exact`).
-//! 4. Every change that is found must have happened in the gap. An object or a deletion that is not later than where
-//!    the gap began, and that we were not told of, is of another history: upstream's storage went back (F3).
-//! 5. What cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its watches
-//!    end with 410 (F6).
+//! 3. For an object that did, its versions in the gap are read one by one from the store
+//!    (`resourceVersionMatch=Exact`).
+//! 4. Every recovered change must lie in the gap. An unknown change that is not newer than the start of the gap belongs
+//!    to another history: upstream's storage went back (F3).
+//! 5. If the changes cannot be proven within the limits below, the feed does not invent them. It starts a new history,
+//!    and its watches end with 410 (F6).
 //!
-//! What this cannot see is an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
+//! This cannot detect an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
 
 #[cfg(test)]
 mod tests;
@@ -30,14 +31,14 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 use super::continuity::{Reach, is_same};
 use super::initial_state::Lister;
 
-/// A gap that is longer than this is not mended: too much may have come and gone in it.
+/// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
-/// How many objects may differ.
+/// The maximum number of objects that may differ.
 const DIFFERENCES_MAX: usize = 64;
-/// How many versions of one object may lie in the gap.
+/// The maximum number of versions of one object in the gap.
 const VERSIONS_MAX: usize = 32;
 
-/// An object that is not the same on both sides of the gap.
+/// An object that differs between the two sides of the gap.
 #[derive(Debug, Clone)]
 pub(super) struct Difference {
     pub(super) key: ObjectKey,
@@ -45,7 +46,7 @@ pub(super) struct Difference {
     pub(super) after: Option<Arc<Object>>,
 }
 
-/// The objects that differ, in key order.
+/// Returns the objects that differ, in key order.
 pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference> {
     let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
     let mut found = Vec::new();
@@ -78,22 +79,22 @@ pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference
 pub(super) enum Recovered {
     /// Every change in the gap, in order.
     Changes(Vec<Change>),
-    /// It cannot be found out within the limits.
+    /// The changes cannot be recovered within the limits.
     Unknown,
-    /// What happened cannot follow from what was known before: upstream's history is another one.
+    /// The list cannot follow from our state: upstream has another history.
     OtherHistory,
 }
 
-/// Reads the past of single objects.
+/// Reads past versions of single objects.
 pub(super) struct PastObjectReader<'a> {
     pub(super) lister: Lister<'a>,
-    /// Where the gap begins.
+    /// The start of the gap.
     pub(super) from: Reach,
 }
 
 /// Why the changes of an object are not known.
 enum Lost {
-    /// They cannot be found out.
+    /// They cannot be recovered.
     Untold,
     Contradiction,
     Upstream(Error),
@@ -106,7 +107,7 @@ impl From<Error> for Lost {
 }
 
 impl PastObjectReader<'_> {
-    /// Every change in the gap, which ends at `until`.
+    /// Recovers every change in the gap, which ends at `until`. Fails only if upstream does.
     pub(super) async fn recover(&self, differences: &[Difference], until: ResourceVersion) -> Result<Recovered, Error> {
         if differences.len() > DIFFERENCES_MAX {
             return Ok(Recovered::Unknown);
@@ -148,19 +149,19 @@ impl PastObjectReader<'_> {
                 Some(older) if Some(older.rv) == known => None,
                 Some(older) => Some(older),
                 None if known.is_none() => None,
-                // It was deleted and made again in between, which this walk does not read.
+                // The object was deleted and created again in between, which this walk does not recover.
                 None => return Err(Lost::Untold),
             };
         }
         Ok(changes)
     }
 
-    /// Whether something of that version can have happened in the gap.
+    /// Whether a change at `rv` can have happened in the gap.
     fn is_in_gap(&self, rv: ResourceVersion) -> bool {
         !self.from.is_whole_at(rv)
     }
 
-    /// The last content of an object that is gone at `until`, and the version of its deletion, found by bisection.
+    /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.
     async fn deletion(
         &self,
         key: &ObjectKey,
@@ -177,7 +178,7 @@ impl PastObjectReader<'_> {
                     there = middle;
                     last = Some(object);
                 }
-                // We were told that it existed at that very version.
+                // The feed received the object at that very version.
                 None if middle == there => return Err(Lost::Contradiction),
                 None => gone = middle,
             }
@@ -189,7 +190,7 @@ impl PastObjectReader<'_> {
         }
     }
 
-    /// A DELETED event: the last content, at the version of the deletion.
+    /// Builds a DELETED event: the last content, at the version of the deletion.
     fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, Lost> {
         let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
         match self.lister.reader.watch_event(frame).map_err(Error::Wire)? {
@@ -203,8 +204,8 @@ impl PastObjectReader<'_> {
     }
 }
 
-/// The oldest version of upstream's window, as its 410 names it: `too old resource version: N (M)` (R-GONE-1). It is a
-/// hint: without it the most recent state is listed, and less can be proven.
+/// Parses the oldest version of upstream's window from the message of its 410: `too old resource version: N (M)`
+/// (R-GONE-1). It is a hint: without it, the most recent state is listed and less can be proven.
 pub(super) fn window_start(message: &str) -> Option<ResourceVersion> {
     let (_, rest) = message.split_once("too old resource version: ")?;
     let (_, rest) = rest.split_once('(')?;

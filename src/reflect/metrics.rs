@@ -1,4 +1,4 @@
-//! The metrics of a feed. Their numbers are the feed's own, and end with it.
+//! The metrics of a feed. Each feed owns its values, which are removed with it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use crate::feeds::{BackfillOutcome, CountedMetric, FeedCounts, FeedKey};
 use crate::upstream::Cause;
 use crate::wire::Representation;
 
-/// Describes the metrics that are recorded here. Counts of feeds are described where they are written.
+/// Describes the metrics that are recorded in this module. Per-feed counts are described where they are exported.
 pub fn describe() {
     describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
 }
@@ -20,16 +20,16 @@ pub(super) struct FeedMetrics {
     counts: Arc<FeedCounts>,
 }
 
-/// Why upstream is asked for something besides the stream.
+/// The reason for an upstream request besides the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SideRequest {
     /// The first state of a feed.
     Initial,
     /// A list after the history was lost.
     Relist,
-    /// A list because a server of another release is followed now.
+    /// A list because the followed server runs another release now.
     Renewal,
-    /// One object as it was, to mend a gap or to explain a change.
+    /// A past version of an object, to mend a gap or to find a previous object.
     Past,
     /// The current version.
     Position,
@@ -37,7 +37,7 @@ pub(super) enum SideRequest {
     Equality,
     /// The history since our version, to prove that the cache has it.
     CatchUp,
-    /// The current state, because an answer of upstream contradicts what the feed holds.
+    /// The current state, because an upstream response contradicts what the feed holds.
     Doubt,
     /// The history before the first list.
     Prehistory,
@@ -45,18 +45,18 @@ pub(super) enum SideRequest {
     SelfCheck,
 }
 
-/// What happened to a feed whose history broke off.
+/// The outcome of a break in a feed's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gap {
     Mended,
     NewHistory,
-    /// Upstream's storage went back, and the feed with it.
+    /// Upstream's storage went back, and so did the feed.
     Rewound,
-    /// What the feed held was not what upstream has.
+    /// The feed held something other than upstream.
     Different,
 }
 
-/// What came of a comparison of a feed with upstream.
+/// The outcome of comparing a feed with upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SelfCheckOutcome {
     Same,
@@ -70,7 +70,7 @@ impl FeedMetrics {
         Self { counts }
     }
 
-    /// Counts a change that came in a frame of this many bytes.
+    /// Counts a change whose frame has this many bytes.
     pub(super) fn received(&self, bytes: usize) {
         FeedCounts::add(&self.counts.events, 1);
         FeedCounts::add(&self.counts.bytes, bytes as u64);
@@ -84,7 +84,7 @@ impl FeedMetrics {
         FeedCounts::add(&self.counts.duplicates, 1);
     }
 
-    /// Counts the upstream watch as open until dropped.
+    /// Counts the upstream watch as open until the result is dropped.
     pub(super) fn watch_open(&self) -> OpenStream {
         FeedCounts::add(&self.counts.watches, 1);
         OpenStream { counts: self.counts.clone() }
@@ -95,12 +95,12 @@ impl FeedMetrics {
         self.counts.say(CountedMetric { metric, label: "question", value: what.as_str() });
     }
 
-    /// Counts a failure of a stream or a list. `why` is one of a fixed set of words.
+    /// Counts a failure of a stream or a list. `why` is one of a fixed set of label values.
     pub(super) fn failed(&self, why: &'static str) {
         self.counts.say(CountedMetric { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
     }
 
-    /// Counts a look at the history before the first list.
+    /// Counts a backfill of the history before the first list.
     pub(super) fn looked_back(&self, answer: BackfillOutcome) {
         let value = match answer {
             BackfillOutcome::Joined => "joined",
@@ -137,7 +137,7 @@ impl FeedMetrics {
     }
 }
 
-/// Counts a comparison of a derived object with upstream's own.
+/// Counts a comparison of a derived object with upstream's encoding.
 pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &'static str) {
     let labels = [
         ("resource", key.gvr.to_string()),
@@ -159,7 +159,7 @@ impl Drop for OpenStream {
 }
 
 impl SideRequest {
-    /// The cause under which its cost is counted.
+    /// The cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> Cause {
         match self {
             Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,

@@ -1,7 +1,7 @@
-//! The versions that a prover has been told, and those that it still pursues.
+//! The upstream positions that a prover has received and not proven yet.
 //!
-//! Each feed asks for its own position. An apiserver answers with the revision of its whole storage, but resources may
-//! be in different ones (`--etcd-servers-overrides`), and the revision of another storage proves nothing.
+//! Each feed requests its own position. An apiserver responds with the revision of its whole storage, but resources may
+//! live in different ones (`--etcd-servers-overrides`), and the revision of another storage proves nothing.
 
 use std::collections::VecDeque;
 
@@ -12,10 +12,10 @@ use kubeapi::ResourceVersion;
 
 use super::gap::Position;
 
-/// Positions that are not proven yet, in the order in which they were asked for. Their versions never fall.
+/// Positions that are not proven yet, in request order. Their versions never decrease.
 ///
-/// All of them are kept, not only the last: under steady demand the cache reaches the older ones while the last one
-/// runs ahead with the cluster's revision.
+/// All of them are kept, not only the last one. Under steady demand the cache reaches the older ones, while the last
+/// one advances with the cluster's revision.
 #[derive(Debug, Default)]
 pub(super) struct Positions(VecDeque<Position>);
 
@@ -25,7 +25,7 @@ impl Positions {
     pub(super) fn extend(&mut self, answer: Option<Position>) {
         let Some(new) = answer else { return };
         match self.0.back_mut() {
-            // A later question got an older answer, so the answer before holds for it too.
+            // A later request got a lower version, so the previous version holds for it too.
             Some(last) if new.at <= last.at => last.asked = new.asked,
             _ => self.0.push_back(new),
         }
@@ -35,13 +35,14 @@ impl Positions {
         self.0.back().copied()
     }
 
-    /// Whether no more is asked until the cache has reached the first position. If a later answer took the place of an
-    /// earlier one, those who wait for that would pursue an ever higher version.
+    /// Whether no further position is requested until the cache has reached the first one. If a later position replaced
+    /// an earlier one, its waiters would chase an ever higher version.
     pub(super) fn is_full(&self) -> bool {
         self.0.len() >= Self::MAX
     }
 
-    /// Forgets what nobody waits for any more and what the cache has reached. Returns the instant that this proves.
+    /// Removes the positions that the cache has reached and those that no reader waits for. Returns the instant that
+    /// the reached ones prove.
     pub(super) fn settle(&mut self, reached: ResourceVersion, is_awaited: bool, now: Instant) -> Option<Instant> {
         let mut proven = None;
         while let Some(first) = self.0.front() {
@@ -72,7 +73,7 @@ mod tests {
         Position { asked, at: ResourceVersion(at) }
     }
 
-    /// Kubernetes issue 139766: whoever waits does so for the version of its own question, however many follow.
+    /// Kubernetes issue 139766: a reader waits for the version of its own request, however many requests follow.
     #[test]
     fn what_is_to_be_reached_does_not_run_ahead_of_those_who_wait() {
         let (mut positions, start) = (Positions::default(), Instant::now());

@@ -1,26 +1,26 @@
-//! Proves that a feed is current, for readers that may not be given an older state (ARCHITECTURE.md,
-//! "Mechanisms").
+//! Proves that a feed is current, for readers that require the most recent state (ARCHITECTURE.md, "Mechanisms").
 //!
-//! One question upstream serves every reader that came before it was sent:
+//! One upstream request serves every reader that arrived before it was sent:
 //!
-//! 1. **Position.** A streamed list of what cannot exist is answered by one bookmark: X, a version that no
-//!    completed write is newer than. It costs upstream no objects.
-//! 2. Our own stream reaches X by itself within milliseconds if the resource is busy. If it is not, perhaps nothing has
-//!    happened to it at all, which has to be proven:
-//! 3. **Equality**, when the collection is small or was not listed for a while: its versions, listed once, equal those
-//!    of the cache.
-//! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
-//!    there is nothing. It starts where we are, so it is the same history whichever server answers. Events have no
-//!    bookmarks (R-EVENT-4): they are proven by equality alone.
+//! 1. **Position.** Upstream responds to a streamed list of a nonexistent object with one bookmark: X, a version that
+//!    no completed write exceeds. It costs upstream no objects.
+//! 2. If the resource is busy, our own stream reaches X within milliseconds. If it is quiet, nothing may have changed
+//!    at all, which has to be proven:
+//! 3. **Equality**, if the collection is small or was not listed recently: its versions, listed once, equal those of
+//!    the cache.
+//! 4. **Catching up**, if the collection is large: a watch from our own version yields the missing changes, or a
+//!    bookmark if there are none. It starts at our version, so it has the same history whichever server responds.
+//!    Events have no bookmarks (R-EVENT-4): only equality proves them.
 //!
-//! One question and one proof are under way at a time. Positions are kept until they are proven, not only the last one:
-//! under steady demand the cache reaches the older ones while the last runs ahead with the cluster's revision. "Not
-//! older than N", when N was seen elsewhere and our stream is behind, is another matter (`chase`).
+//! At most one position request and one proof run at a time. All positions are kept until they are proven, not only the
+//! last one (see `positions`). Requests for "not older than N", where N was seen elsewhere and is ahead of our stream,
+//! are handled in `chase`.
 //!
-//! Where the stream did not tell the last time and the collection is tiny, its versions are the first question: the
-//! answer is a position and its proof, and costs upstream no more than what was asked for.
+//! If the stream did not reach the last position and the collection is tiny, its versions are requested first. The
+//! response is both a position and its proof, and costs upstream no more than the position.
 //!
-//! No other stream's bookmark is ever proof, for it may be another server's. Nothing is asked when nobody waits.
+//! A bookmark of another stream is never a proof, because it may come from another server. Nothing is requested while
+//! no reader waits.
 
 mod chase;
 
@@ -50,45 +50,48 @@ use super::reflector_findings::{Proof, ReflectorFinding};
 use super::stream::Ended;
 use super::versions::VersionPage;
 
-/// Proves one feed current, for readers that demand it.
+/// Proves one feed current, for readers that require it.
 pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
-    /// Whether our own stream did not reach the last position by itself.
+    /// Whether our own stream failed to reach the last position in time.
     is_quiet: AtomicBool,
-    /// Whether upstream is a proxy, by the last answer that tells. It comes further only when it is asked to.
+    /// Whether upstream is a proxy, by the last response that shows it. A proxy's feed may advance only when it is
+    /// asked to.
     behind_a_proxy: AtomicBool,
     unanswered: Failures,
     unproven: Failures,
-    /// Upstream was asked to come to a version in vain.
+    /// Failed requests to reach a version.
     unreached: Failures,
-    /// A watch from our version did not move the feed on.
+    /// Watches from our version that did not advance the feed.
     behind: Failures,
 }
 
-/// How long our own stream is given to reach the position before a proof is asked for.
+/// The time that our own stream has to reach a position before a proof is requested.
 const STREAM_HEAD_START: Duration = Duration::from_millis(20);
-/// Collections up to this size are proven by equality whenever needed: that costs upstream less than a page of a LIST.
+/// The maximum size of collections that are proven by equality whenever needed: it costs upstream less than a page of a
+/// LIST.
 const EQUALITY_OBJECTS_MAX: usize = 500;
-/// Collections up to this size are asked for with the question itself.
+/// The maximum size of collections whose versions are requested instead of a position.
 const AT_ONCE_OBJECTS_MAX: usize = 50;
-/// Larger collections are proven by equality too, if the last time was long enough ago: a catch-up takes a second or
-/// two, which a rare question should not.
+/// The maximum size of larger collections that are proven by equality if the last time was long enough ago. This avoids
+/// the second or two of a catch-up for a rare request.
 const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
-/// How long ago that must be, for each object. Listing metadata costs upstream some 13 µs an object (R-DERIVE-4), so
-/// this takes little more than one percent of one of its cores.
+/// The minimum time since the last equality proof, per object. Listing metadata costs upstream some 13 µs an object
+/// (R-DERIVE-4), so this takes little more than one percent of one of its cores.
 const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
-/// A question that is not answered within this time is asked again.
+/// The timeout of one request, after which it is retried.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
-/// A proof that takes longer helps nobody.
+/// The timeout of a proof; a later one is of no use to the waiting readers.
 const PROOF_MAX: Duration = Duration::from_secs(10);
-/// The wait after a question failed; longer after each that fails in a row.
+/// The wait after a failed request; doubled after each further failure in a row.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Counts failures in a row. Many readers may ask for a proof, and many proxies may ask a server that is overwhelmed.
+/// Counts failures in a row, for the backoff. Many readers may need a proof, and many proxies may send requests to an
+/// overloaded server.
 #[derive(Debug, Default)]
 struct Failures(AtomicU32);
 
@@ -97,7 +100,7 @@ impl Failures {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Waits, twice as long as the last time, with jitter.
+    /// Waits with jitter, twice as long as the last time.
     async fn rest(&self) {
         let doublings = self.0.fetch_add(1, Ordering::Relaxed).min(8);
         let wait = RETRY.saturating_mul(1 << doublings).min(RETRY_MAX);
@@ -105,14 +108,14 @@ impl Failures {
     }
 }
 
-/// What a question came to.
+/// The result of a request.
 enum Answer {
     Position(Position),
     /// The feed holds everything that was complete at this instant.
     Proven(Instant),
 }
 
-/// The versions that upstream has, and whether they cannot have come of what the cache had.
+/// The versions that upstream has, and whether they cannot follow from the cached state.
 struct Listed {
     at: ResourceVersion,
     versions: BTreeMap<ObjectKey, ResourceVersion>,
@@ -137,12 +140,12 @@ impl Prover {
         }
     }
 
-    /// Proves, and goes after versions, for as long as anybody wants it.
+    /// Proves the feed current and reaches requested versions, for as long as readers require it.
     pub(super) async fn run(&self) -> Infallible {
         tokio::join!(self.prove_for_all(), self.chase()).0
     }
 
-    /// Proves for as long as anybody wants it: one question and one proof at a time, side by side.
+    /// Proves the feed current for as long as readers require it, with at most one request and one proof at a time.
     async fn prove_for_all(&self) -> Infallible {
         let mut wanted = self.upstream.feed.freshness.wanted();
         let mut progress = self.upstream.feed.reader.follow_progress();
@@ -152,7 +155,7 @@ impl Prover {
         let (mut asks, mut proves) = (false, false);
         let mut history = self.upstream.feed.reader.history();
         loop {
-            // An answer that was asked of another history says nothing of this one.
+            // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
                 positions = Positions::default();
                 (question, proof) = (None.into(), None.into());
@@ -204,7 +207,7 @@ impl Prover {
         }
     }
 
-    /// Whether somebody waits who is covered neither by a proof nor by the last question.
+    /// Whether a reader waits that neither a proof nor the last request covers.
     fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
             self.upstream.feed.freshness.is_awaited()
@@ -233,7 +236,7 @@ impl Prover {
         self.position().await.map(Answer::Position)
     }
 
-    /// Lists the versions of a tiny collection as they are now. If the cache has the same, that is all.
+    /// Lists the current versions of a tiny collection. If the cache has the same, that is the proof.
     async fn at_once(&self) -> Option<Answer> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         let listing = async { self.listed("").await.map_err(Ended::from) };
@@ -243,12 +246,12 @@ impl Prover {
             self.unproven.rest().await;
             return None;
         }
-        // Otherwise what happened to it is on its way.
+        // Otherwise the changes are still on their way.
         let position = Position { asked, at: listed.at };
         Some(if self.is_held(&listed) { Answer::Proven(asked) } else { Answer::Position(position) })
     }
 
-    /// Asks for the version that upstream's storage has reached.
+    /// Requests the version that upstream's storage has reached.
     async fn position(&self) -> Option<Position> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         self.upstream.metrics.asked(SideRequest::Position);
@@ -258,8 +261,9 @@ impl Prover {
         Some(Position { asked, at })
     }
 
-    /// The result of a proof at a version. It is not older than the version `shown` before, unless an apiserver lags or
-    /// the storage was restored. Such a result proves nothing, and the confirmed version is dropped.
+    /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower
+    /// version means that an apiserver lags or the storage was restored: it proves nothing, and the confirmed version
+    /// is dropped.
     async fn answer<T>(
         &self,
         shown: ResourceVersion,
@@ -284,7 +288,7 @@ impl Prover {
         None
     }
 
-    /// Lists upstream's versions, and holds them against what the cache had right before.
+    /// Lists upstream's versions and compares them with the state that the cache had right before.
     async fn listed(&self, query: &str) -> Result<Listed, Error> {
         self.upstream.metrics.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
@@ -296,7 +300,7 @@ impl Prover {
         Ok(Listed { at, versions, is_other, is_from_memory })
     }
 
-    /// Proves that the cache is current as of the position's question. Returns the instant of that question.
+    /// Proves that the cache is current as of the position's request. Returns the instant of that request.
     async fn prove(&self, position: Position) -> Option<Instant> {
         if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(position.at)).await.is_ok() {
             self.is_quiet.store(false, Ordering::Relaxed);
@@ -312,14 +316,14 @@ impl Prover {
         if !says_how_far {
             reader.closed().await;
         }
-        // While more of the newest version may come, what is held is no version's state. The stream after it tells
-        // then.
+        // While more changes of the newest version may come, the cached state matches no version. The stream from that
+        // version shows them.
         let proven = if reader.is_whole() && self.affords_equality() {
             self.by_equality(position).await
         } else if self.live() && says_how_far {
             self.by_catching_up(false).await.map(|()| None)
         } else {
-            // The result of a catch-up is only of use to a reflector that is watching.
+            // Only a reflector that is watching can use the result of a catch-up.
             tokio::time::sleep(RETRY).await;
             Ok(None)
         };
@@ -336,7 +340,7 @@ impl Prover {
         }
     }
 
-    /// Whether upstream's watches send bookmarks. If they do not, catching up proves nothing (R-EVENT-4).
+    /// Whether upstream's watches send bookmarks. Without them, catching up proves nothing (R-EVENT-4).
     fn watches_say_how_far(&self) -> bool {
         self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
     }
@@ -345,7 +349,7 @@ impl Prover {
         let objects = self.upstream.feed.reader.stats().objects;
         let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
         let mut last = self.last_equality.lock();
-        // Where only the list tells, it costs upstream less than the lists that would pass through.
+        // If only a list can prove it, the proof costs upstream less than the lists that would pass through.
         let only_way = !self.watches_say_how_far();
         let rested = only_way || last.is_none_or(|last| last.elapsed() >= rest);
         let affords = objects <= EQUALITY_OBJECTS_MAX || (objects <= EQUALITY_OBJECTS_RARE_MAX && rested);
@@ -355,10 +359,10 @@ impl Prover {
         affords
     }
 
-    /// Lists the versions of a small collection. The cache is proven when it has the same, now or soon.
+    /// Lists the versions of a small collection. The cache is proven when it has the same versions, now or soon.
     ///
-    /// A state that is not older than the position has all that was complete when that was asked. Upstream answers it
-    /// from its own cache, and a proxy without a proof of its own.
+    /// A state at the position or later has everything that was complete at the position's request. Upstream serves it
+    /// from its own cache, and a proxy serves it without a proof of its own.
     async fn by_equality(&self, position: Position) -> Result<Option<Instant>, Ended> {
         let listed = self.listed(&not_older_than(position.at)).await?;
         if listed.is_other {
@@ -392,7 +396,7 @@ impl Prover {
     }
 
     /// Whether the feed holds exactly the listed objects. If so, readers get the state at the version of the list,
-    /// although the stream may not reach it for a minute (R-VERSION-1). A list of another proxy confirms nothing,
+    /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
     /// because its version is that of its feed, which our stream delivers at once.
     fn is_held(&self, listed: &Listed) -> bool {
         let reader = &self.upstream.feed.reader;
@@ -400,8 +404,8 @@ impl Prover {
         same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))
     }
 
-    /// Proves by one list of versions, if the collection is small, that the feed holds upstream's state at this version
-    /// or later. Returns whether it does.
+    /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried
+    /// only for small collections.
     async fn is_at(&self, rv: ResourceVersion) -> Result<bool, Ended> {
         if !self.upstream.feed.reader.is_whole() || self.is_behind_a_proxy() || !self.affords_equality() {
             return Ok(false);
@@ -413,24 +417,24 @@ impl Prover {
         Ok(!listed.is_other && self.is_held(&listed) && self.upstream.feed.reader.shown_at() >= rv)
     }
 
-    /// Tells the reflector that an answer of upstream contradicts what the feed holds. The reflector decides; the
-    /// prover rests.
+    /// Reports to the reflector that an upstream response contradicts what the feed holds. The reflector decides; the
+    /// prover backs off.
     fn doubt(&self) {
-        // If one waits to be heard already, that will do.
+        // If the channel is full, a message is pending already; one suffices.
         let _ = self.words.try_send(ReflectorFinding::Doubt { history: self.upstream.feed.reader.history() });
     }
 
-    /// Watches from our own version until upstream says how far it goes. The events are handed to the reflector, which
-    /// tells its readers how far that is if it is `announced`.
+    /// Watches from our own version until upstream shows how far the changes are complete. The reflector applies the
+    /// changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), Ended> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
-        // More may have happened at the version of the newest event, which our own stream does not tell: a watch from
-        // there would leave it out. What is told again is recognised.
+        // More changes of the newest event's version may exist that our own stream does not send, and a watch from
+        // there would skip them. Duplicates are recognised.
         if reader.is_at_event(at) {
             match self.catch_up(history, ResourceVersion(at.0.saturating_sub(1)), announced).await {
-                // What comes behind our version may still be known.
+                // Upstream may still have the changes after our version.
                 Err(Ended::Failed(error)) if error.is_expired() => {}
                 caught_up => return caught_up,
             }
@@ -447,13 +451,13 @@ impl Prover {
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let mut told = CatchUp::default();
         let until = told.read(&mut stream, &self.upstream.reader).await?;
-        // If the reflector is not watching now, it has no use for the proof.
+        // If the channel is full, the reflector is not watching and cannot use the proof.
         if self
             .words
             .try_send(ReflectorFinding::Proof(Proof { history, changes: told.changes, until, announced }))
             .is_ok()
         {
-            // The reflector gets a moment to apply it, or the same would be asked again.
+            // Gives the reflector time to apply the proof; otherwise the same would be requested again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }
         Ok(())

@@ -1,14 +1,14 @@
-//! Proves that objects of a feed are derived exactly as upstream writes them (R-DERIVE-11).
+//! Proves that the objects of a feed are derived in exactly the bytes that upstream would send (R-DERIVE-11).
 //!
-//! At first need every object is derived once, and some are compared with upstream's own bytes at the same version. For
-//! JSON that is when the feed has its first state, because in an outage upstream cannot be asked any more. From the
-//! first read on one object is compared every minute, if anything has changed since the last one: a proxy at rest asks
-//! nothing. A difference, or an object that cannot be derived, ends the derivation for the whole resource: readers get
-//! that representation from upstream, by a feed of its own or passed through.
+//! At the first need, every object is derived once, and some are compared with upstream's own bytes at the same
+//! version. For JSON this happens when the feed gets its first state, because upstream cannot be asked during an
+//! outage. After the first read, one object is compared every minute if anything has changed since the last comparison,
+//! so an idle proxy sends no requests. A difference, or an object that cannot be derived, ends the derivation for the
+//! whole resource. Readers then get that representation from upstream, through a separate feed or passed through.
 //!
-//! Open watches of a representation that is refused end between two events. Their clients go on from the last version
-//! that they saw, in a feed that starts where the oldest of them was. The log says which field could not be derived.
-//! When the server that is followed has another release, everything starts over, with renewed bodies.
+//! Open watches of a refused representation end between two events. Their clients resume from the last version that
+//! they saw, in a feed that starts at the oldest such version. The log names the field that could not be derived. When
+//! the followed server runs another release, everything starts over with re-encoded bodies.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -39,15 +39,15 @@ pub(super) struct Qualifier {
     pub(super) written: Arc<BodyWriters>,
 }
 
-/// What the qualifier knows so far.
+/// The state of the qualifier.
 #[derive(Debug, Default)]
 struct Known {
-    /// A release other than before, if upstream named one when it was last asked.
+    /// The build that upstream reported last, if its release differs from the current one.
     other: Option<Build>,
-    /// The release that objects were compared with, and how many.
+    /// The release that objects were compared with, and the number of compared objects.
     release: Option<u32>,
     compared: usize,
-    /// The state that was compared last.
+    /// The state that was sampled last.
     sampled: Option<StateMark>,
 }
 
@@ -58,7 +58,7 @@ enum Verdict {
     Different,
     /// An object cannot be derived.
     Refused,
-    /// Upstream did not answer.
+    /// Upstream did not respond.
     Unanswered,
     /// Upstream no longer has that state.
     Forgotten,
@@ -66,22 +66,22 @@ enum Verdict {
     NotOffered,
 }
 
-/// How many objects are compared before a derivation is used.
+/// The number of objects that are compared before a derivation is used.
 const QUALIFYING_OBJECTS: usize = 20;
-/// The time between two samples, a quarter more or less, so that proxies that begin together do not go on together.
+/// The mean interval between samples. It varies by a quarter, so that proxies that start together do not stay in step.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
-/// The time between two samples until as many objects were compared as qualify, for there may not have been so many;
-/// and until it is clear which release upstream runs.
+/// The interval between samples while fewer than [`QUALIFYING_OBJECTS`] objects were compared, because the collection
+/// may be small. It also applies while upstream's release is unclear.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
-/// The waits after questions that failed, while somebody waits for the verdict.
+/// The waits after failed requests, while readers wait for the verdict.
 const RETRY: Waits = Waits { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
-/// How many objects are derived before other tasks run.
+/// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
-/// How many objects of a second feed are compared in one go.
+/// The maximum number of objects of a second feed that are compared in one pass.
 const SHADOWED_MAX: usize = 1_000;
 
 impl Qualifier {
-    /// Qualifies what is wanted and samples what is derived, for as long as the feed lives.
+    /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         let (mut known, mut retries) = (Known::default(), Backoff::new(RETRY));
         let mut changes = self.upstream.feed.renderings.changes();
@@ -118,7 +118,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when the feed has a state to derive from, and servers of one release wrote all of it.
+    /// Completes when the feed has a state to derive from, all encoded by servers of one release.
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
@@ -127,7 +127,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when servers of one release wrote all of the state, which those who wait for a verdict need.
+    /// Completes when servers of one release encoded the whole state, which the readers that wait for a verdict need.
     async fn present(&self) {
         let (vintage, mut changes) = (&self.upstream.feed.vintage, self.upstream.feed.renderings.changes());
         loop {
@@ -142,7 +142,7 @@ impl Qualifier {
         }
     }
 
-    /// Decides about one representation. Returns false if upstream did not answer, and it must be tried again.
+    /// Decides about one representation. Returns false if upstream did not respond and the decision must be retried.
     async fn qualify(&self, wanted: Representation, known: &mut Known) -> bool {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
@@ -166,7 +166,7 @@ impl Qualifier {
             return true;
         };
         if wanted == Representation::Table(Include::None) {
-            // Cells stay as they came: nothing is derived that could differ.
+            // Cells are passed on unchanged, so no derivation can differ.
             self.upstream.feed.renderings.qualify(renderer);
             return true;
         }
@@ -179,8 +179,8 @@ impl Qualifier {
         let (key, first) = (&self.upstream.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
         let verdict = match self.compare(&renderer, &then, &objects).await {
-            // The state was compacted: nothing has happened here for long, or no bookmark came. Then the most recent
-            // state may do.
+            // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
+            // still be equal.
             Verdict::Forgotten => match self.compare(&renderer, &key.url(&first), &objects).await {
                 Verdict::Different => Verdict::Unanswered,
                 verdict => verdict,
@@ -204,11 +204,11 @@ impl Qualifier {
         true
     }
 
-    /// Derives each object once, so that none is found later, with half a list sent, that cannot be derived.
+    /// Derives each object once, so that no list fails halfway because an object cannot be derived.
     async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), Refused> {
         let mut body = Vec::new();
         for (index, object) in snapshot.iter().enumerate() {
-            // Nothing is kept of it: perhaps nobody ever reads it.
+            // The result is not kept, because it may never be read.
             body.clear();
             self.upstream.feed.reader.put_body(object, renderer, &mut body)?;
             if index % DERIVED_AT_A_TIME == 0 {
@@ -218,8 +218,8 @@ impl Qualifier {
         Ok(())
     }
 
-    /// Compares one object of each derivation, picked at random, if objects have changed since the last sample. Asks
-    /// whether upstream's release is still the same, if it can be another. Does nothing while nobody watches.
+    /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
+    /// whether upstream's release may have changed. Does nothing while the feed has no readers.
     async fn sample(&self, known: &mut Known) {
         self.upstream.feed.reader.settled().await;
         let mark = self.upstream.feed.reader.state_mark();
@@ -227,7 +227,7 @@ impl Qualifier {
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
             return;
         }
-        // If the release may be another, nothing is compared.
+        // While the release is uncertain, nothing is compared.
         let Ok(Some(_)) = self.release(known).await else { return };
         if !has_changed {
             return;
@@ -257,18 +257,18 @@ impl Qualifier {
         }
     }
 
-    /// Whether upstream may be of another release and our stream go on: not if the server at its other end was asked on
-    /// that connection, for then the stream would have ended.
+    /// Whether upstream may have another release although our stream stays open. It cannot if the server of the stream
+    /// reported its release on that connection, because an upgrade would have ended the stream.
     fn may_be_upgraded(&self, known: &Known) -> bool {
         known.other.is_some() || !self.written.is_certain()
     }
 
-    /// The minor of upstream's release; `None` while it may be another than the one for which derivations were
-    /// qualified.
+    /// The minor version of upstream's release; `None` while it may differ from the one that derivations were qualified
+    /// for.
     ///
-    /// The server of the stream is asked by its own connection, and its answer counts at once ([`BodyWriters`]). If it
-    /// cannot be asked so, other servers may answer at its address, while they are upgraded or behind load balancers.
-    /// Then two answers in a row must name the other release.
+    /// The server of the stream is asked over its own connection, and its response takes effect at once
+    /// ([`BodyWriters`]). If that is not possible, other servers may respond at its address, during an upgrade or with
+    /// load balancers. Then two responses in a row must name the other release.
     async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
         let build = match self.written.told_by_a_proxy() {
             Some(build) => Build::clone(&build),
@@ -287,7 +287,8 @@ impl Qualifier {
         Ok(self.upstream.feed.vintage.is_present().then_some(build.minor))
     }
 
-    /// While a second feed holds the other encoding, compares each object that both have: this costs upstream nothing.
+    /// Compares each object with a second feed that holds the other encoding, if there is one. This sends nothing to
+    /// upstream.
     fn shadow(&self) {
         let json = Representation::Object(Encoding::Json);
         let (ours, wanted) = (&self.upstream.feed.spec.key, (Encoding::Protobuf, Encoding::Json));
@@ -313,7 +314,7 @@ impl Qualifier {
         }
     }
 
-    /// Compares `objects` with the list that upstream answers `path` with.
+    /// Compares `objects` with upstream's list at `path`.
     async fn compare(&self, renderer: &Renderer, path: &str, objects: &[&Arc<Object>]) -> Verdict {
         let representation = renderer.representation();
         let verdict = match self.upstreams_list(path, representation).await {
@@ -331,8 +332,8 @@ impl Qualifier {
         verdict
     }
 
-    /// Checks a difference again. It is one of the derivation only if upstream still has the objects that are derived:
-    /// its storage may have gone back, and then the feed has to start anew (F3).
+    /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If its
+    /// storage has gone back, the feed has to start a new history instead (F3).
     async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
         if verdict != Verdict::Different {
             return verdict;
@@ -345,7 +346,7 @@ impl Qualifier {
                     let _ = self.words.try_send(ReflectorFinding::Doubt { history });
                     return Verdict::Unanswered;
                 }
-                // It was compared with another state, or that cannot be told any more.
+                // Upstream no longer has the state, so the objects cannot be checked again.
                 Err(error) if error.is_expired() => return verdict,
                 Err(_) => return Verdict::Unanswered,
             }
@@ -371,13 +372,13 @@ impl Qualifier {
         self.upstream.client.read(response).await
     }
 
-    /// Whether `theirs` is the list of `objects` that we would write.
+    /// Whether `theirs` is the list of `objects` that the proxy would send.
     fn is_same(&self, renderer: &Renderer, objects: &[&Arc<Object>], theirs: &[u8]) -> Result<bool, Refused> {
         let bodies: Vec<_> =
             objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
         Ok(match representation {
-            // Cells are as of when they were printed.
+            // Cells depend on when they were printed, so only their objects are compared.
             Representation::Table(_) => same_rows(&bodies, theirs),
             _ => same_items(representation.encoding(), &list_of(renderer, &bodies), theirs),
         })
@@ -397,7 +398,7 @@ impl Qualifier {
 }
 
 impl Verdict {
-    /// What follows when there is nothing to compare with.
+    /// The verdict when there is nothing to compare with.
     fn without_answer(error: &Error) -> Self {
         match error {
             Error::OtherRepresentation { .. } => Self::NotOffered,
@@ -408,8 +409,7 @@ impl Verdict {
     }
 }
 
-/// Whether upstream does not say of what release it is, and would not if it was asked again: then nothing can be
-/// derived.
+/// Whether upstream does not report its release and a retry would not help. Then nothing can be derived.
 fn says_no_release(error: &Error) -> bool {
     matches!(error, Error::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
 }
@@ -426,7 +426,7 @@ fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
     list
 }
 
-/// The reason that is logged. It never has the content, which may be a Secret's.
+/// The logged reason. It never includes content, which may be a Secret's.
 const DIFFERENT: &str = "upstream writes an object otherwise";
 
 fn exact(rv: ResourceVersion) -> String {

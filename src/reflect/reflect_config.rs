@@ -2,14 +2,14 @@ use std::time::Duration;
 
 use base::Waits;
 
-/// When feeds are stopped, and how soon a broken one is tried again.
+/// Limits and intervals of the reflectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReflectConfig {
-    /// How long nobody may read a feed before it is stopped.
+    /// The time without readers after which a feed is stopped.
     pub idle_max: Duration,
-    /// The waits between attempts at upstream.
+    /// The waits between attempts to reach upstream.
     pub retry: Waits,
-    /// How often a feed that is read and changes is compared with upstream; `None` for never.
+    /// The interval at which a changing feed with readers is compared with upstream; `None` disables the comparison.
     pub self_check: Option<Duration>,
 }
 

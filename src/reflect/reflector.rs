@@ -26,82 +26,83 @@ use super::metrics::SideRequest;
 use super::reflector_findings::{HistoryBegin, ReflectorFinding, RewindNotices};
 use super::stream::{Ended, WatchStream};
 
-/// Keeps one feed in step with upstream. It is the only writer of its cache.
+/// Keeps one feed in sync with upstream. It is the only writer of the feed's cache.
 pub(super) struct Reflector {
     means: ReflectorDeps,
     writer: CacheWriter,
-    /// Findings of those beside the stream: history that a proof has read, and doubts about ours.
+    /// Findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     words: mpsc::Receiver<ReflectorFinding>,
-    /// Notices of other feeds of the same upstream.
+    /// Rewind notices from other feeds of the same upstream.
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
-    /// A version, and how many times what follows it could not be read: a poisoned stream must not be retried for ever.
+    /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
     unreadable: (ResourceVersion, u32),
     last_sign: Instant,
-    /// Whether the stream that was lost last had been open for a while.
+    /// Whether the stream that was lost last had been open for at least [`LIVED`].
     had_lived: bool,
-    /// Since when upstream has refused a feed that it had served.
+    /// When upstream began to refuse this feed, which it had served before.
     refused_since: Option<Instant>,
-    /// The pauses of that refusal.
+    /// The waits during that refusal.
     refusals: Backoff,
-    /// How many pauses in this row of failures were cut short because upstream had answered somebody else.
+    /// How many waits in this row of failures ended early because upstream had responded to another request.
     woken_early: u32,
     relists: Relists,
-    /// A feed that was listed again a moment ago asks upstream for more at this time.
+    /// The earliest time of the next upstream request of a feed that was just relisted.
     rests_until: Option<Instant>,
     complete: Completeness,
     continuity: Continuity,
     inquiries: HistoryChecks,
-    /// How the history began that the feed holds.
+    /// How the current history of the feed began.
     begun: HistoryBegin,
-    /// Whether the history is given up because upstream's is another one.
+    /// Whether the history is given up because upstream has another one.
     rewinding: bool,
     /// Limits the log of failures.
     interruptions: LogLimit,
 }
 
-/// The parts that a reflector works with.
+/// The dependencies of a reflector.
 pub(super) struct ReflectorDeps {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
-    /// Feeds of one upstream tell each other here that upstream's storage went back.
+    /// Rewind notices between the feeds of one upstream.
     pub(super) rewinds: Arc<RewindNotices>,
     pub(super) waits: Waits,
 }
 
-/// Where the feed stands. A state holds what is valid only in it.
+/// The sync state of the feed. Each state holds only data that is valid in it.
 #[allow(clippy::large_enum_variant, reason = "there is one for each feed, and it is never moved about")]
 enum State {
-    /// Nothing is known.
+    /// The feed holds nothing valid.
     Empty,
     /// Complete up to `at`; no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
-    /// Complete up to `at`, and the stream that goes on from there. `witness` is the change that the stream is to tell
-    /// first, if it was opened from in front of it.
+    /// Complete up to `at`, with the stream that continues from there. `witness` is the change that the stream must
+    /// send first, if it was opened before it.
     Watching { at: ResourceVersion, stream: WatchStream, witness: Option<ResumeMarker> },
-    /// Complete up to `at`, but upstream no longer has what follows. A 410 leads here. `window` is where upstream's own
-    /// history begins, if that state is to be listed rather than the current one.
+    /// Complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window` is set, it
+    /// is the start of upstream's own history, and the state at that version is listed. Otherwise the current state is.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 
-/// How many streams from one version may be unreadable before the feed is listed anew.
+/// The number of unreadable streams from one version after which the feed is relisted.
 const UNREADABLE_MAX: u32 = 3;
 
-/// How long a feed that had been served waits for a refusal to pass.
+/// The maximum duration of a refusal that does not end a feed served before.
 const REFUSED_MAX: Duration = Duration::from_secs(20);
-/// The pauses meanwhile. An apiserver that has just started grants the request within seconds, and the pauses of the
-/// outage before it may have grown to half a minute.
+/// The waits during a refusal. An apiserver that has just started grants the request within seconds, while the waits of
+/// the preceding outage may have grown to half a minute.
 const REFUSED_WAITS: Waits = Waits { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
-/// How long clients that come back after a restart are gathered before the oldest one decides.
+/// The delay for clients that resume after a restart, before the oldest version among them is used.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
-/// How long a feed that begins at a client's version waits to learn how far upstream is, and how its bookmarks look.
+/// The timeout for the position of upstream and the layout of its bookmarks, for a feed that begins at a client's
+/// version.
 const POSITION_MAX: Duration = Duration::from_secs(1);
-/// A stream that was open for so long had been accepted in earnest.
+/// A stream that was open for this long counts as accepted.
 const LIVED: Duration = Duration::from_secs(5);
-/// Feeds that lost their streams together resume within this time of each other.
+/// The window over which feeds that lost their streams together spread their resumes.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
-/// What a pause that is cut short lasts at least, behind the first in a row: whoever is woken in vain loses about as
-/// long again as the connections were broken, not the half a minute that attempts of its own have come to.
+/// The minimum waits for retries that a response to another request triggers, after the first one in a row. A needless
+/// retry then costs about as much time as the outage has lasted, not the half minute of the feed's own backoff.
 const WOKEN_WAITS: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
@@ -129,7 +130,7 @@ impl Reflector {
         }
     }
 
-    /// Runs until the feed is over for a reason that waiting does not cure.
+    /// Runs until the feed ends for a reason that a retry cannot fix.
     pub(super) async fn run(&mut self) -> FeedEnd {
         let mut state = State::Empty;
         loop {
@@ -147,8 +148,8 @@ impl Reflector {
         }
     }
 
-    /// Logs a failure. An apiserver ends each watch now and then; any other end is a warning, which is limited, because
-    /// all feeds fail at once when upstream is gone.
+    /// Logs a failure. A clean end is normal for an apiserver and logged as info. Any other end is a rate-limited
+    /// warning, because all feeds fail at once when upstream is gone.
     fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
         let feed = &self.means.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
@@ -159,8 +160,8 @@ impl Reflector {
         }
     }
 
-    /// Whether a refusal is waited out. An apiserver that has just started denies what its caches do not know yet, and
-    /// that must not end a feed that was allowed a minute ago (R-UPSTREAM-5 bounds it).
+    /// Whether the feed waits for a refusal to pass. An apiserver that has just started denies requests until its
+    /// caches are filled. That must not end a feed that was allowed before (R-UPSTREAM-5 bounds the wait).
     fn bears(&mut self, end: FeedEnd, state: &State) -> bool {
         let may_pass = matches!(end, FeedEnd::Forbidden | FeedEnd::Gone) && !matches!(state, State::Empty);
         if self.refused_since.is_none() {
@@ -169,12 +170,12 @@ impl Reflector {
         may_pass && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX
     }
 
-    /// Marks the feed as over for its readers.
+    /// Marks the feed as ended for its readers.
     pub(super) fn end(&mut self, end: FeedEnd) {
         self.writer.set_state(FeedState::Ended(end));
     }
 
-    /// Takes a step to the next state. Also returns what went wrong on the way.
+    /// Advances to the next state. Returns a failure if one occurred on the way.
     async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
         if let State::Listed { .. } = state
             && let Some(rested) = self.rests_until.take()
@@ -191,7 +192,7 @@ impl Reflector {
                 Ok((stream, witness)) => {
                     self.complete.opened(false);
                     self.means.written.opened(stream.server());
-                    // Upstream's stream is open again. On a quiet resource the first item may be a minute away.
+                    // The stream is open again. On a quiet resource the first item may be a minute away.
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream, witness }, None)
                 }
@@ -207,7 +208,7 @@ impl Reflector {
             }
             State::Expired { at, window } => match self.relist(at, window).await {
                 Ok(next) => (next, None),
-                // The state was compacted in the meantime, so the most recent one will do.
+                // The listed version was compacted in the meantime, so the most recent state is listed.
                 Err(StepFailure::Upstream(error)) if error.is_expired() && window.is_some() => {
                     (State::Expired { at, window: None }, None)
                 }
@@ -216,13 +217,13 @@ impl Reflector {
         }
     }
 
-    /// Starts with the state behind which the oldest of the waiting clients wants to go on, if upstream still has it
-    /// and what follows it: then a restart of the proxy costs none of them a list. One who comes from long ago must not
-    /// make the others list.
+    /// Starts with the state from which the oldest waiting client resumes, if upstream still has it and the changes
+    /// after it. After a restart of the proxy, no such client then has to relist. A client with a version that upstream
+    /// no longer has must not make the others relist.
     async fn resumed(&mut self) -> Option<State> {
         self.means.upstream.feed.oldest_resume()?;
-        // Only a first state may be an old one. A feed that has been served must not be seen older again (L6), and
-        // versions of a history that was given up mean nothing in the next.
+        // Only the first state may be an old one. A feed that was served must not go back in time (L6), and versions of
+        // a history that was given up mean nothing in the next one.
         if self.means.upstream.feed.reader.progress().rv > ResourceVersion::default() {
             return None;
         }
@@ -250,8 +251,8 @@ impl Reflector {
         Some(self.behind(at, Some(Follow { stream, template: None })))
     }
 
-    /// How far upstream has come, and the layout of its bookmarks. Such a list does not tell either, and upstream's own
-    /// bookmark would come within a minute.
+    /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
+    /// upstream's own bookmark may take a minute.
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.means.upstream.metrics.asked(SideRequest::Position);
@@ -292,12 +293,12 @@ impl Reflector {
         self.begins(asked, self.rewinding);
         self.signed_of_life();
         let next = self.behind(at, stream);
-        // Set last: it lets in the requests that wait for the feed.
+        // Set last, because it admits the requests that wait for the feed.
         self.writer.set_state(FeedState::Live);
         next
     }
 
-    /// Forgets what concerns the history before.
+    /// Resets the fields that belong to the previous history.
     fn begins(&mut self, asked: Instant, rewound: bool) {
         self.begun = HistoryBegin { asked, rewound };
         self.continuity = Continuity::Sure;
@@ -305,7 +306,7 @@ impl Reflector {
         self.rewinding = false;
     }
 
-    /// The state behind a list: watching, if a stream came with the list.
+    /// The state after a list: `Watching` if a stream came with the list, otherwise `Listed`.
     fn behind(&mut self, at: ResourceVersion, stream: Option<Follow>) -> State {
         let Some(Follow { stream, template }) = stream else { return State::Listed { at } };
         self.complete.opened(template.is_some());
@@ -327,7 +328,7 @@ impl Reflector {
         self.backoff.succeeded(self.last_sign);
     }
 
-    /// Waits. If upstream could not be reached, the wait ends sooner when it has answered somebody else meanwhile.
+    /// Waits. If upstream was unreachable, the wait ends early once upstream responds to another request.
     async fn pause(&mut self, wait: Duration, failure: &StepFailure) {
         let soonest = Instant::now() + least_pause(self.woken_early);
         let back = async {
@@ -336,7 +337,7 @@ impl Reflector {
             }
             self.means.upstream.client.answers().await;
             sleep_until(soonest).await;
-            // Feeds do not all go on in the same instant.
+            // Spreads the resumes of all feeds.
             sleep(RESUME_SPREAD.mul_f64(random::f64())).await;
         };
         tokio::select! {
@@ -346,7 +347,8 @@ impl Reflector {
         }
     }
 
-    /// How long to wait after a failure. It may lead a stream that cannot be read back to the start.
+    /// Returns the wait after a failure. After repeated unreadable streams it also resets the state, so that the feed
+    /// relists.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         let kind = failure.kind();
         self.means.upstream.metrics.failed(kind.as_str());
@@ -354,10 +356,10 @@ impl Reflector {
             self.relists.end_row();
         }
         if kind.is_connection() {
-            // The server that refused is gone; the next one has caches of its own to fill.
+            // The server that refused is gone; the next one has to fill its own caches.
             self.refused_since = None;
         }
-        // A stream without bookmarks is silent whenever nothing happens.
+        // A stream without bookmarks is silent whenever nothing changes.
         if kind != FailureKind::Silent || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
@@ -375,7 +377,7 @@ impl Reflector {
                 *state = State::Empty;
             }
         }
-        // A stream that had lived is resumed at once: mostly only the connection is gone.
+        // A stream that had been open for long is resumed at once, because usually only the connection was lost.
         if std::mem::take(&mut self.had_lived) && kind.is_connection() {
             return RESUME_SPREAD.mul_f64(random::f64());
         }
@@ -387,8 +389,8 @@ impl Reflector {
     }
 }
 
-/// How long a pause lasts at least that follows so many in a row that were cut short. It grows, or feeds that fail
-/// together would keep waking each other; it is forgotten at the first sign of life, as the row is.
+/// The minimum wait after `woken_early` waits in a row that ended early. It grows, because feeds that fail together
+/// would otherwise keep waking each other. The count resets at the first sign of life.
 fn least_pause(woken_early: u32) -> Duration {
     if woken_early == 0 { Duration::ZERO } else { WOKEN_WAITS.after(woken_early) }
 }

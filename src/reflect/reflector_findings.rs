@@ -1,4 +1,4 @@
-//! Messages from the parts of a feed to its reflector, and between the feeds of one upstream.
+//! Messages from the tasks of a feed to its reflector, and between the feeds of one upstream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,36 +11,36 @@ use crate::wire::Object;
 use kubeapi::{ObjectKey, ResourceVersion};
 use tokio::sync::watch;
 
-/// A finding of those that work beside a reflector.
+/// A finding of a task that runs beside a reflector.
 #[derive(Debug)]
 pub(super) enum ReflectorFinding {
     Proof(Proof),
-    /// Objects are written differently now.
+    /// Objects that have another encoding now.
     Renewal(Renewal),
-    /// Earlier events for the front of the history.
+    /// Earlier events to prepend to the history.
     Prehistory(Found),
-    /// What was there before changes in it.
+    /// The previous objects of changes in the history.
     PreviousObjects(PreviousObjects),
-    /// An answer of upstream contradicts what the feed holds in this history.
+    /// An upstream response contradicts what the feed holds in this history.
     Doubt {
         history: u64,
     },
-    /// An object is certainly not what upstream has.
+    /// An object is certain to differ from upstream's.
     Divergence(Divergence),
 }
 
-/// An object that is certainly not what upstream has.
+/// An object that is certain to differ from upstream's.
 #[derive(Debug)]
 pub(super) struct Divergence {
-    /// The number of the feed's history that it was found in.
+    /// The number of the feed's history in which it was found.
     pub(super) history: u64,
     pub(super) key: ObjectKey,
     /// The version of the states that were compared.
     pub(super) at: ResourceVersion,
-    /// The version that is held, and the one that upstream has.
+    /// The cached version, and the one that upstream has; `None` if the object is absent.
     pub(super) ours: Option<ResourceVersion>,
     pub(super) theirs: Option<ResourceVersion>,
-    /// What differs, in words.
+    /// A description of the difference.
     pub(super) difference: &'static str,
 }
 
@@ -51,46 +51,47 @@ pub(super) struct Proof {
     pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
-    /// Whether readers are told how far it is: somebody has asked for that.
+    /// Whether readers are sent the new version, because one of them requested it.
     pub(super) announced: bool,
 }
 
-/// Earlier events for the front of the history.
+/// Earlier events to prepend to the history.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) past: BackfilledEvents,
-    /// Notified whether the history begins with them now.
+    /// Receives whether the history now begins with them.
     pub(super) done: oneshot::Sender<bool>,
 }
 
-/// What was there before changes of which that was not known: all of them behind `known`.
+/// The previous objects of all changes after `known` that lacked them.
 #[derive(Debug)]
 pub(super) struct PreviousObjects {
     pub(super) known: ResourceVersion,
     pub(super) before: Vec<(MissingPrevious, Arc<Object>)>,
-    /// Notified when it was noted.
+    /// Notified when they are recorded.
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// Objects that are written differently now.
+/// Objects that have another encoding now.
 #[derive(Debug)]
 pub(super) struct Renewal {
     pub(super) objects: Vec<Arc<Object>>,
-    /// The exchange is for this state of the servers: [`By::count`](super::body_writers::By::count).
+    /// The state of the servers for which the objects were listed: [`By::count`](super::body_writers::By::count).
     pub(super) count: u64,
-    /// Notified when they were exchanged.
+    /// Notified when the objects were replaced.
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// When a feed last found out, by itself, that upstream's storage had gone back. All feeds of that upstream look then.
+/// The time at which a feed last found that upstream's storage had gone back. All feeds of that upstream check their
+/// history then.
 #[derive(Debug, Default)]
 pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
 
-/// Feeds find the same restored backup within this time of each other.
+/// Rewinds that feeds find within this time of each other count as the same incident.
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
 impl RewindNotices {
-    /// Tells the other feeds, unless one has just done so.
+    /// Notifies the other feeds, unless another feed did so within the same incident.
     pub(super) fn announce(&self, now: Instant) {
         self.0.send_if_modified(|last| {
             let is_news = last.is_none_or(|last| now.duration_since(last) >= SAME_INCIDENT);
@@ -101,7 +102,7 @@ impl RewindNotices {
         });
     }
 
-    /// Follows later announcements.
+    /// Returns a receiver of later notices.
     pub(super) fn follow(&self) -> watch::Receiver<Option<Instant>> {
         let mut following = self.0.subscribe();
         following.mark_unchanged();
@@ -109,17 +110,17 @@ impl RewindNotices {
     }
 }
 
-/// How a feed's present history began.
+/// How a feed's current history began.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HistoryBegin {
-    /// When the question was sent whose answer it begins with.
+    /// When the request for its first state was sent.
     pub(super) asked: Instant,
-    /// Whether it took the place of a history that upstream knew nothing of any more.
+    /// Whether it replaced a history that upstream no longer had.
     pub(super) rewound: bool,
 }
 
 impl HistoryBegin {
-    /// Whether what another feed found at `found` may concern this one.
+    /// Whether a rewind that another feed found at `found` may affect this one.
     pub(super) fn is_concerned(self, found: Instant) -> bool {
         let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
         self.asked < found && !same_incident
@@ -141,7 +142,7 @@ mod tests {
             (5, false, 5, false),
             (4, true, 5, false),
             (6, true, 5, false),
-            // It may have gone back once more.
+            // The storage may have gone back once more.
             (4, true, 65, true),
         ] {
             let begun = HistoryBegin { asked: after(began), rewound };

@@ -1,14 +1,14 @@
-//! Exchanges bodies that a server of another release wrote for those that the present one writes.
+//! Replaces bodies that a server of another release encoded with the encoding of the current server.
 //!
-//! A resume needs no list, so a feed may outlive the release of its bodies. A server does not change its release while
-//! a connection to it lives, so it is asked once for each connection, and never otherwise. If its release is not the
-//! one that wrote the bodies, the current state is listed. Each object that is held at the same version gets the new
-//! body. Objects of other versions come by the stream.
+//! A resume needs no list, so a feed may outlive the release that encoded its bodies. A server cannot change its
+//! release while a connection to it is open, so it is asked once per connection. If its release is not the one that
+//! encoded the bodies, the current state is listed. Each object that is cached at the same version gets the new body.
+//! Objects of other versions come through the stream.
 //!
-//! Most upgrades need none of this: a list that mends a gap comes from the new server, and its bodies take the place of
-//! those that are held. Otherwise there is a minute's jitter, and one feed lists at a time; a state that somebody waits
-//! for is renewed at once. The writer exchanges bodies in steps. Chunks get other names, snapshots for paging clients
-//! go, and states are shown again when the version is whole that was open meanwhile.
+//! Most upgrades need none of this: a list that mends a gap comes from the new server, and its bodies replace the
+//! cached ones. Otherwise there is a minute of jitter, and one feed lists at a time; a state that a reader waits for is
+//! renewed at once. The writer replaces bodies in steps. Chunks get new names, and snapshots for paginating clients are
+//! dropped. States are served again once the version that was incomplete during the replacement is complete.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use super::metrics::SideRequest;
 use super::reflector_findings::{ReflectorFinding, Renewal};
 use super::stream::Ended;
 
-/// Lets the feeds of one proxy list one after the other.
+/// Serializes the lists of the feeds of one proxy.
 pub(super) type Turns = Arc<Mutex<()>>;
 
-/// Keeps the bodies of one feed as upstream writes them.
+/// Keeps the bodies of one feed in the encoding of the followed server.
 pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
@@ -39,8 +39,8 @@ pub(super) struct Renewer {
 
 /// Limits how soon bodies are renewed.
 ///
-/// Thousands of proxies see the same upgrade, and so do all feeds of a proxy. New bodies are only needed for states.
-/// Whoever asks for a state does not wait for the pause, unless the servers behind one address take turns.
+/// Thousands of proxies see the same upgrade, and so do all feeds of a proxy. New bodies are needed only for states. A
+/// request for a state does not wait for the pause, unless the servers behind one address alternate.
 #[derive(Debug, Default)]
 struct Pace {
     last: Option<Instant>,
@@ -50,21 +50,21 @@ struct Pace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pause {
     longest: Duration,
-    /// Whether the pause is over when somebody needs a state.
+    /// Whether the pause ends as soon as a reader needs a state.
     may_be_cut: bool,
 }
 
 impl Pace {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
-    /// Renewals that are further apart have nothing to do with each other.
+    /// Renewals that are further apart than this are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
     fn next(&mut self, now: Instant) -> Pause {
         let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
         self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
         let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
-        // A second one at once is allowed, for an upgrade may go back to where it began.
+        // A second immediate renewal is allowed, because an upgrade may be rolled back.
         Pause { longest, may_be_cut: self.doublings <= 1 }
     }
 
@@ -74,7 +74,7 @@ impl Pace {
 }
 
 impl Renewer {
-    /// Renews for as long as the feed lives.
+    /// Renews bodies for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         if !BodyWriters::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
@@ -95,7 +95,8 @@ impl Renewer {
         }
     }
 
-    /// Finds out which releases wrote the bodies and which is followed, and renews if they differ.
+    /// Finds the releases of the servers that encoded the bodies and of the followed one, and renews the bodies if they
+    /// differ.
     async fn settle(&self, by: &By, pace: &mut Pace) {
         let mut retries = Backoff::default();
         loop {
@@ -106,7 +107,7 @@ impl Renewer {
             if unknown.is_empty() {
                 break;
             }
-            // A server that does not answer now may never do so.
+            // A server that does not respond now may never do so.
             self.written.weigh(true);
             if !by.unknown().is_empty() {
                 sleep(retries.failed(Instant::now())).await;
@@ -141,8 +142,8 @@ impl Renewer {
         }
     }
 
-    /// Lists, and has the bodies exchanged that are written differently. The reflector does that while a stream is
-    /// open; if the stream is lost, all begins again with the next one.
+    /// Lists the state and has the bodies replaced whose encoding differs. The reflector replaces them while a stream
+    /// is open. If the stream is lost, the renewal starts over with the next one.
     async fn renew(&self, count: u64) -> Result<(), Ended> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
@@ -161,7 +162,7 @@ impl Renewer {
         if is_done.await.is_err() {
             return Ok(());
         }
-        // Until then a state is shown that is older than the exchange.
+        // Until then, readers get a state from before the replacement.
         self.upstream.feed.reader.closed().await;
         let took = began.elapsed();
         tracing::info!(feed = %key, renewed, of, ?took, "bodies of another release renewed");

@@ -1,23 +1,24 @@
-//! Compares what a feed holds with upstream's storage now and then, at one version (F8).
+//! Periodically compares the contents of a feed with upstream's storage, at one version (F8).
 //!
-//! A stream may lose an event and go on: by a mistake here, or in an apiserver's cache. Nothing that follows shows it.
-//! So a part of each feed is compared, in rounds that are far apart and at random moments, if somebody reads the feed
-//! and something has changed since all of it was compared. A round costs so much at most, whatever the collection's
+//! A stream may lose an event and continue, because of a bug here or in an apiserver's cache. Nothing that follows
+//! reveals it. So a part of each feed is compared, in rounds that are far apart and at random times. A round runs only
+//! if the feed has readers and has changed since all of it was compared. Its cost is bounded, whatever the collection's
 //! size:
 //!
-//! - **Keys and versions** of up to [`KEYS_MAX`] objects, at the very version of our state. The next round goes on
-//!   behind them.
-//! - **How many objects there are**, if that was not all. Where the numbers differ, a bisection finds where, for each
-//!   answer says how many objects are behind it (R-CONTINUE-5). That is a hint: no number is a difference by itself.
-//! - **A few objects in full**, if the server that is asked writes the same bytes as the one that is followed.
+//! - **Keys and versions** of up to [`KEYS_MAX`] objects, at exactly the version of our state. The next round continues
+//!   after them.
+//! - **The number of objects**, if that was not all. Where the numbers differ, a bisection finds the place, because
+//!   each response includes the number of remaining objects (R-CONTINUE-5). The number is only a hint: alone it never
+//!   counts as a difference.
+//! - **A few objects in full**, if the server that responds produces the same bytes as the followed one.
 //!
-//! Of a selection the apiserver would read the whole collection to find its state at an earlier version. So the current
-//! one is asked for, which it finds by an index, and is compared with ours before and after it.
+//! For a feed with a selector, the apiserver would read the whole collection to find its state at an earlier version.
+//! So the current state is requested, which it finds by an index, and is compared with ours before and after it.
 //!
-//! What differs at first sight is looked at twice more, seconds apart, each time with the state that is held by then:
-//! the rest of a transaction may have been on its way. If it still differs, the reflector gives the history up: nothing
-//! of it is served, its watches end with 410, and the feed is listed anew. If that does not help, it is done again ever
-//! more rarely, for then upstream tells its watches and lists otherwise than it answers this.
+//! Because the rest of a transaction may be on its way, a difference is checked twice more, seconds apart, each time
+//! with the current cached state. If it persists, the reflector gives the history up: nothing of it is served, its
+//! watches end with 410, and the feed relists. If the difference returns after that, the feed is given up at growing
+//! intervals only: upstream's watches and lists then disagree with its reads at one version.
 
 mod bisect;
 mod compare;
@@ -53,21 +54,21 @@ pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
     pub(super) written: Arc<BodyWriters>,
-    /// Says the time between two rounds, half as much more or less, if there are any.
+    /// Provides the mean interval between rounds, which varies by half, or disables them.
     pub(super) config: Reloadable<ReflectConfig>,
 }
 
-/// What is known from earlier rounds.
+/// The results of earlier rounds.
 #[derive(Debug)]
 struct Known {
     compared: Compared,
-    /// How many keys are asked for at a time.
+    /// The number of keys in one request.
     keys: usize,
-    /// Rounds in a row that upstream did not answer.
+    /// The number of consecutive rounds that upstream did not answer.
     unanswered: u32,
-    /// A state that upstream has forgotten.
+    /// The history and version of a state that upstream no longer has.
     forgotten: Option<(u64, ResourceVersion)>,
-    /// Upstream's number of objects was found to be wrong.
+    /// Whether upstream's object count was found to be wrong.
     misleads: bool,
     pace: Pace,
 }
@@ -75,12 +76,12 @@ struct Known {
 /// How far a feed has been compared.
 #[derive(Debug, Clone)]
 struct Compared {
-    /// The state of which all was compared last.
+    /// The state that was compared completely last.
     proven: StateMark,
     sweep: Option<Sweep>,
 }
 
-/// A walk over all keys, round by round.
+/// A walk over all keys, continued round by round.
 #[derive(Debug, Clone)]
 struct Sweep {
     began: StateMark,
@@ -88,23 +89,24 @@ struct Sweep {
     behind: Option<ObjectKey>,
 }
 
-/// How many keys are compared in a round.
+/// The maximum number of keys that are compared in a round.
 const KEYS_MAX: usize = 500;
-/// Fewer than these are not asked for, however long their metadata is.
+/// The minimum number of keys in one request, whatever the size of their metadata.
 const KEYS_MIN: usize = 8;
-/// How long the answer with the keys may be.
+/// The maximum size of the response with the keys, in bytes.
 const KEYS_BYTES_MAX: usize = 4 << 20;
-/// How many objects are compared in full in a round, and how long each may be.
+/// The maximum number of objects that are compared in full in a round, and the maximum size of each.
 const OBJECTS_MAX: usize = 3;
 const OBJECT_BYTES_MAX: usize = 64 << 10;
-/// How many differences are looked at again.
+/// The maximum number of differences that are checked again.
 const SUSPECTS_MAX: usize = 4;
-/// How many times one is looked at again, and how long that is apart.
+/// How often a difference is checked again, and the base wait between two checks.
 const LOOKS: u32 = 2;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long our stream may take to come as far as the current state that upstream has listed: a bookmark a minute.
+/// The time in which our stream must reach the version of the current state that upstream has listed: more than two
+/// bookmark intervals of a minute.
 const REACHED_MAX: Duration = Duration::from_secs(150);
-/// How many times the time between rounds is doubled while upstream does not answer.
+/// The maximum number of doublings of the interval while upstream does not respond.
 const DOUBLINGS_MAX: u32 = 6;
 
 impl SelfChecker {
@@ -119,7 +121,7 @@ impl SelfChecker {
             pending::<()>().await;
         }
         let mut known = Known::since(feed.reader.state_mark());
-        // A fleet that starts together is spread over all of the time.
+        // The first round of a fleet that starts together is spread over the whole interval.
         let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
         let mut config = self.config.get();
         let mut wait = first(&config);
@@ -149,7 +151,7 @@ impl SelfChecker {
         }
     }
 
-    /// Whether such questions cost upstream little: a selection without a watch cache is read from all of storage.
+    /// Whether the requests are cheap for upstream: without a watch cache, a selector makes it read all of its storage.
     fn can_be_asked(&self) -> bool {
         !self.is_selection() || self.upstream.feed.spec.key.gvr.has_watch_cache()
     }
@@ -185,7 +187,7 @@ impl SelfChecker {
         self.upstream.metrics.self_checked(outcome);
     }
 
-    /// Compares a part of the state. Returns an object that certainly differs.
+    /// Compares a part of the state. Returns an object that is certain to differ.
     async fn compare(&self, mark: StateMark, state: &Snapshot, known: &mut Known) -> Result<Option<Divergence>, Error> {
         let mut suspects = if self.is_selection() {
             self.against_current(mark, state, known).await?
@@ -201,7 +203,7 @@ impl SelfChecker {
         Ok(None)
     }
 
-    /// Compares the versions of the next keys of our state. Returns those that differ.
+    /// Compares the versions of the next keys of our state. Returns the keys that differ.
     async fn against_page(
         &self,
         mark: StateMark,
@@ -216,7 +218,7 @@ impl SelfChecker {
             return Ok(suspects);
         }
         let is_all = sweep.behind.is_none() && page.is_last;
-        // What is behind the first page is counted with it.
+        // The response to the first page includes the number of objects after it.
         let counted = if sweep.behind.is_none() { page.count() } else { None };
         known.compared = match page.versions.last_key_value() {
             Some((last, _)) if !page.is_last => {
@@ -228,7 +230,7 @@ impl SelfChecker {
         if is_all || known.misleads { Ok(Vec::new()) } else { self.against_count(state, counted, known).await }
     }
 
-    /// Compares the number of objects. If it differs, returns which ones do.
+    /// Compares the number of objects. If it differs, returns the keys that differ.
     async fn against_count(
         &self,
         state: &Snapshot,
@@ -280,7 +282,7 @@ impl SelfChecker {
         Ok(suspects)
     }
 
-    /// Compares a few objects in full, whichever they are. Returns those that differ.
+    /// Compares a few random objects in full. Returns the keys of those that differ.
     async fn against_objects(&self, state: &Snapshot) -> Result<Vec<ObjectKey>, Error> {
         let mut suspects = Vec::new();
         if !self.has_comparable_bodies() || state.is_empty() {
@@ -300,8 +302,8 @@ impl SelfChecker {
         Ok(suspects)
     }
 
-    /// Whether bodies can be compared at all. Cells of a Table are as of when they were printed, and a webhook may
-    /// convert a custom resource otherwise at any time.
+    /// Whether bodies can be compared at all. Cells of a Table depend on when they were printed, and a conversion
+    /// webhook may change its output for a custom resource at any time.
     fn has_comparable_bodies(&self) -> bool {
         let feed = &self.upstream.feed;
         feed.spec.key.encoding != Encoding::Table && feed.spec.edition.is_none()
@@ -312,7 +314,7 @@ impl SelfChecker {
         self.has_comparable_bodies() && is_present && self.written.writes_as_held(&then.server)
     }
 
-    /// Looks again at an object that differs. Says how, if it still does.
+    /// Checks a differing object again. Returns the difference if it persists.
     async fn looked_at_again(&self, mark: StateMark, key: &ObjectKey) -> Result<Option<Divergence>, Error> {
         let reader = &self.upstream.feed.reader;
         let mut last: Option<(Divergence, Option<Object>)> = None;
@@ -325,7 +327,7 @@ impl SelfChecker {
             }
             let (ours, alike) = (state.get(key), self.is_written_alike(&then));
             let Some(difference) = Discrepancy::between(ours, then.object.as_ref(), alike) else { return Ok(None) };
-            // A server that writes an object now so and now otherwise tells nothing about ours.
+            // A server whose encoding of an object varies proves nothing about ours.
             let wavers = |(_, before): &(Divergence, Option<Object>)| {
                 before.as_ref().map(Object::body) != then.object.as_ref().map(Object::body)
             };
@@ -345,12 +347,13 @@ impl SelfChecker {
         Ok(last.map(|(divergence, _)| divergence))
     }
 
-    /// The time between two looks at what differs: long for a part of a transaction, and short beside a round.
+    /// The base wait between two checks of a difference: long compared with a transaction, and short compared with a
+    /// round.
     fn look_again(&self) -> Duration {
         self.config.get().self_check.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
     }
 
-    /// Has the reflector give up what is held, unless that was done a short while ago and did not help.
+    /// Makes the reflector give up the cached state, unless it did so recently and the difference returned.
     async fn report(&self, divergence: Divergence, known: &mut Known) {
         if known.pace.is_resting(Instant::now()) {
             let Divergence { key, difference, .. } = &divergence;
@@ -365,7 +368,7 @@ impl SelfChecker {
         let _ = self.words.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
-    /// The keys behind `behind` at `rv`, in a page.
+    /// Requests a page of the keys after `behind` at `rv`.
     async fn page(&self, rv: ResourceVersion, behind: Option<&ObjectKey>, limit: usize) -> Result<VersionPage, Error> {
         let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
         let query = match behind {
@@ -398,13 +401,13 @@ fn nth(state: &Snapshot, count: usize) -> Option<ObjectKey> {
     state.iter().nth(count.checked_sub(1)?).map(|object| object.key.clone())
 }
 
-/// Upstream does not know how to answer at one version.
+/// The error if upstream cannot respond at one version.
 fn other_version(rv: ResourceVersion) -> Error {
     Error::OtherDocument(format!("a question for the state at {rv}"))
 }
 
 impl Known {
-    /// What is known when a state was listed.
+    /// The initial results, for a state that was just listed.
     fn since(proven: StateMark) -> Self {
         Self {
             compared: Compared { proven, sweep: None },
@@ -416,7 +419,7 @@ impl Known {
         }
     }
 
-    /// Notes why nothing was compared, so that what was refused is not asked for again.
+    /// Records why nothing was compared, so that refused requests are not repeated.
     fn note(&mut self, error: &Error, state: (u64, ResourceVersion)) {
         match error {
             Error::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),

@@ -7,18 +7,18 @@ use kubeapi::{ResourceVersion, Status};
 
 use super::metrics::FeedMetrics;
 
-/// What an item of the stream means for the feed.
+/// The result of applying an item of the stream.
 #[derive(Debug)]
 pub(super) enum StreamStep {
     /// It was applied, and the feed is at this version.
     At(ResourceVersion),
-    /// It was known already.
+    /// The feed had it already.
     Skipped,
-    /// Upstream refuses to go on.
+    /// Upstream sent an ERROR event with this Status.
     Refused(Box<Status>),
 }
 
-/// The stream contradicts what it said before, or cannot be read.
+/// The stream contradicts its earlier items, or cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BrokenStream {
     #[error(transparent)]
@@ -27,7 +27,7 @@ pub(super) enum BrokenStream {
     Upstream(#[from] Error),
 }
 
-/// Applies one item.
+/// Applies one item. Fails if a change is out of order.
 pub(super) fn apply(
     item: WatchItem,
     writer: &mut CacheWriter,
@@ -57,7 +57,7 @@ pub(super) fn apply(
     }
 }
 
-/// The Status that an ERROR event carries.
+/// The Status in an ERROR event.
 pub(super) fn status_of(event: &ErrorEvent) -> Status {
     let code = u16::try_from(event.code).unwrap_or(500);
     let mut status = Status::from_code(code, &event.message);

@@ -9,24 +9,24 @@ use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
 use base::mutant;
 
-/// One open watch upstream: bytes in, decoded items out.
+/// One open upstream watch: bytes in, decoded items out.
 #[derive(Debug)]
 pub(super) struct WatchStream {
     body: ResponseBody,
     splitter: FrameSplitter,
-    /// Items that were read before the stream was handed on.
+    /// Items that were read before the stream was passed on.
     ahead: VecDeque<WatchItem>,
-    /// When the last item came. It is kept here because a read may be interrupted at any time.
+    /// When the last item came. It is a field because a read may be cancelled at any time.
     last_item: Instant,
 }
 
-/// How a stream ended, when not by an error event.
+/// How a stream ended, other than by an ERROR event.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     /// Upstream closed it on a frame boundary: the ordinary end of a watch.
     #[error("upstream ended the watch")]
     Clean,
-    /// Neither an event nor a bookmark for [`SILENCE_MAX`]: the connection is taken for dead (R-UPSTREAM-2).
+    /// Neither an event nor a bookmark within [`SILENCE_MAX`]: the connection is considered dead (R-UPSTREAM-2).
     #[error("no event and no bookmark for {SILENCE_MAX:?}")]
     Silent,
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    /// Whether the stream broke, if need be within a frame.
+    /// Whether the stream broke, including in the middle of a frame.
     pub(super) fn broke_off(&self) -> bool {
         match self {
             Self::Failed(error) => error.broke_off() || matches!(error, Error::Wire(WireError::Truncated)),
@@ -43,14 +43,14 @@ impl Ended {
     }
 }
 
-/// The apiserver sends a bookmark every minute; one and a half without any sign is a dead connection.
+/// The maximum time without an item. The apiserver sends a bookmark every minute, so a minute and a half of silence
+/// indicates a dead connection.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// The largest frame that is read: many times etcd's limit for an object (R-UPSTREAM-7).
+/// The largest frame that is read, in bytes: many times etcd's limit for an object (R-UPSTREAM-7).
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
-    /// Opens a watch. The answer must be in `encoding`: anything else is
-    /// [`Error::OtherRepresentation`].
+    /// Opens a watch. If the response is not in `encoding`, fails with [`Error::OtherRepresentation`].
     pub(super) async fn open(
         client: &Client,
         cause: Cause,
@@ -71,22 +71,22 @@ impl WatchStream {
         self.body.server()
     }
 
-    /// Whether upstream is a proxy, and answers this from its memory.
+    /// Whether upstream is a proxy that responds from memory.
     pub(super) fn is_from_memory(&self) -> bool {
         self.body.is_from_memory()
     }
 
-    /// Notes that the state which the stream begins with is whole.
+    /// Records that the state at the start of the stream is complete.
     pub(super) fn is_listed(&mut self) {
         self.body.is_listed();
     }
 
-    /// The same stream with items in front of it that have come already.
+    /// Prepends items that have already been read to the stream.
     pub(super) fn behind(self, ahead: VecDeque<WatchItem>) -> Self {
         Self { ahead, ..self }
     }
 
-    /// The next item. Cancel-safe: bytes that were read stay in the splitter.
+    /// Returns the next item. Cancel-safe: bytes that were read stay in the splitter.
     pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, Ended> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
@@ -102,7 +102,7 @@ impl WatchStream {
                     }
                 }
                 None => {
-                    // A torn last frame is discarded, and the watch resumes before it.
+                    // An incomplete last frame is an error, and the watch resumes before it.
                     self.splitter.finish().map_err(Error::Wire)?;
                     return Err(Ended::Clean);
                 }
@@ -110,7 +110,7 @@ impl WatchStream {
         }
     }
 
-    /// An item that has already arrived, if one is whole.
+    /// Returns an item that has already arrived completely.
     pub(super) fn buffered(&mut self, reader: &ObjectReader) -> Result<Option<WatchItem>, Error> {
         if let Some(item) = self.ahead.pop_front() {
             return Ok(Some(item));
@@ -122,7 +122,7 @@ impl WatchStream {
     }
 }
 
-/// Asks for something in a feed's encoding. Any other answer is [`Error::OtherRepresentation`].
+/// Sends a request in a feed's encoding. If the response has another one, fails with [`Error::OtherRepresentation`].
 pub(super) async fn ask(
     client: &Client,
     cause: Cause,
@@ -145,8 +145,8 @@ pub(super) async fn ask(
     Ok(response)
 }
 
-/// The `Accept` header for a feed of this encoding. Protobuf comes with JSON behind it, so that a server without it
-/// says so by its answer rather than by a 406 (R-ACCEPT-3).
+/// The `Accept` header for a feed of this encoding. Protobuf is followed by JSON, so that a server without protobuf
+/// responds in JSON rather than with a 406 (R-ACCEPT-3).
 fn accept(encoding: Encoding) -> &'static str {
     match encoding {
         Encoding::Json => "application/json",

@@ -24,7 +24,7 @@ use super::reflector_findings::RewindNotices;
 use super::renew::{Renewer, Turns};
 use super::self_check::SelfChecker;
 
-/// Runs a reflector for every demanded feed, and stops it when the feed is over or idle.
+/// Runs a reflector for every demanded feed, and stops it when the feed ends or is idle.
 #[derive(Debug)]
 pub struct Supervisor {
     client: Client,
@@ -46,7 +46,7 @@ impl Supervisor {
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
 
-    /// Serves demands until no more can come.
+    /// Starts the feeds that are demanded, until the sender of the demands is dropped.
     pub async fn run(self, mut demands: mpsc::Receiver<Demand>) {
         while let Some(demand) = demands.recv().await {
             self.start(demand);
@@ -57,7 +57,7 @@ impl Supervisor {
         let Demand { feed, writer } = demand;
         let key = feed.spec.key.clone();
         let reader = ObjectReader::new(key.encoding, feed.spec.shape, feed.spec.fields.clone());
-        // What is of another kind is no object of this feed, nor a bookmark of its history.
+        // Objects or bookmarks of another kind are rejected.
         let reader =
             if feed.spec.kind.is_empty() { reader } else { reader.expecting(&key.gvr.api_version(), &feed.spec.kind) };
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
@@ -96,7 +96,7 @@ impl Supervisor {
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
             let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
-            // An event is the reflector's alone: what is beside it is looked at when it has been woken itself.
+            // Polls each of the other tasks only when it was woken itself, so that an event wakes the reflector alone.
             let mut beside = FuturesUnordered::from_iter([
                 prover.run().map(|never| match never {}).boxed(),
                 qualifier.run().map(|never| match never {}).boxed(),
@@ -115,14 +115,15 @@ impl Supervisor {
             drop(beside);
             tracing::info!(feed = %key, reason = leaving.end.as_str(), "feed ended");
             let end = leaving.end;
-            // It leaves the registry first, so that whoever is woken by the end finds no trace of it.
+            // Removes the feed from the registry first, so that a reader that is woken by the end does not find it
+            // there.
             drop(leaving);
             reflector.end(end);
         });
     }
 }
 
-/// Takes a feed out of the registry when dropped: also if its task is cancelled or panics.
+/// Removes a feed from the registry when dropped, even if its task is cancelled or panics.
 struct Leaving<'a> {
     feeds: &'a Feeds,
     feed: &'a Arc<Feed>,

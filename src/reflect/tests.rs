@@ -1,4 +1,4 @@
-//! Feeds beside an upstream in memory, on a clock that stands still while anything is to be done.
+//! Runs feeds against an in-memory upstream, on a paused clock that advances only when all tasks are idle.
 
 mod breaks;
 mod gaps;
@@ -22,7 +22,7 @@ use base::Tasks;
 use demo::{RunningUpstream, Upstream, upstream};
 use kubeapi::{Gvr, ResourceVersion};
 
-/// A feed of pods, and its upstream.
+/// A feed of pods and its upstream.
 struct Scene {
     up: RunningUpstream,
     feeds: Feeds,
@@ -31,7 +31,7 @@ struct Scene {
     _tasks: Tasks,
 }
 
-/// Nothing here takes that long unless it never comes.
+/// The timeout for conditions that must occur eventually.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn spec() -> FeedSpec {
@@ -43,7 +43,7 @@ pub(super) fn seconds(count: u64) -> Duration {
 }
 
 impl Scene {
-    /// A feed that has been asked for. It is not compared with upstream, at some moment that would be drawn.
+    /// Demands a feed. Self-checks are off, because they would run at random times.
     fn begun(up: RunningUpstream) -> Self {
         Self::begun_with(up, CacheConfig::default())
     }
@@ -56,7 +56,7 @@ impl Scene {
         Self::following(&spec(), up, config, reflect)
     }
 
-    /// A feed of so many Events that serves.
+    /// A live feed of `events` Events.
     async fn of_events(up: RunningUpstream, events: u32) -> Self {
         for n in 0..events {
             let metadata = serde_json::json!({"name": format!("e{n}"), "namespace": "t1"});
@@ -69,7 +69,7 @@ impl Scene {
     }
 
     fn following(spec: &FeedSpec, up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
-        // The upstream draws how long a watch lasts: half an hour to an hour.
+        // Seeds the random duration of the upstream's watches, half an hour to an hour.
         fastrand::seed(1);
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
@@ -79,12 +79,12 @@ impl Scene {
         Self { up, feeds, feed, client, _tasks: tasks }
     }
 
-    /// A feed that serves, a while after it has begun.
+    /// A live feed that has run for a while.
     async fn of(up: Upstream) -> Self {
         Self::begun(up.in_memory()).serving().await
     }
 
-    /// The same, compared with upstream now and then.
+    /// A live feed with self-checks.
     async fn checked(up: Upstream) -> Self {
         Self::configured(up.in_memory(), CacheConfig::default(), ReflectConfig::default()).serving().await
     }
@@ -95,14 +95,14 @@ impl Scene {
         self
     }
 
-    /// A feed of config maps beside it.
+    /// A feed of config maps from the same upstream.
     fn other(&self) -> FeedHandle {
         let key = FeedKey { gvr: Gvr::new("", "v1", "configmaps"), ..spec().key };
         let spec = FeedSpec { kind: "ConfigMap".into(), list_kind: "ConfigMapList".into(), ..FeedSpec::like_pods(key) };
         self.feeds.handle(&spec, None).expect("there is room")
     }
 
-    /// How long it takes until the feed is in such a state.
+    /// Waits until the feed is in a state that satisfies `is`. Returns the time that it took.
     async fn until_state(&self, what: &str, is: impl Fn(FeedState) -> bool) -> Duration {
         let (began, mut state) = (Instant::now(), self.feed.reader.watch_state());
         let reached = timeout(NEVER, state.wait_for(|state| is(*state))).await.is_ok();
@@ -110,7 +110,7 @@ impl Scene {
         began.elapsed()
     }
 
-    /// How long it takes until the feed has come so far.
+    /// Waits until the feed has reached `revision`. Returns the time that it took.
     async fn until(&self, revision: u64) -> Duration {
         let began = Instant::now();
         let reached = timeout(NEVER, self.feed.reader.reached(ResourceVersion(revision))).await.is_ok();
@@ -118,44 +118,44 @@ impl Scene {
         began.elapsed()
     }
 
-    /// How long somebody waits who comes now and is to see all that was written before.
+    /// Waits for a proof that the feed has everything that was written before. Returns the time that it took.
     async fn proof(&self) -> Duration {
-        // Whoever comes at the very moment of a question is covered by it.
+        // A reader that arrives at the very moment of a request is covered by it.
         sleep(Duration::from_millis(1)).await;
         let came = Instant::now();
         assert!(timeout(NEVER, self.feed.freshness.reached(came)).await.is_ok(), "no proof in a day");
         came.elapsed()
     }
 
-    /// Whether such a reader waits in vain for so long.
+    /// Whether a reader that arrives now still waits for a proof after `long`.
     async fn waits(&self, long: Duration) -> bool {
         timeout(long, self.feed.freshness.reached(Instant::now())).await.is_err()
     }
 
-    /// Something is written that is none of the feed's.
+    /// Writes an object that is not of the feed.
     fn elsewhere(&self, number: u32) -> u64 {
         let metadata = serde_json::json!({"name": format!("c{number}"), "namespace": "t1"});
         self.up.put("configmaps", serde_json::json!({"metadata": metadata}))
     }
 
-    /// Somebody else asks upstream, and is answered or not.
+    /// Sends an unrelated request to upstream. Returns whether it succeeded.
     async fn ask(&self) -> bool {
         self.client.fetch(Cause::List, "/api/v1/configmaps?limit=1", "application/json").await.is_ok()
     }
 
-    /// How often something was said by the feed's counts, of the label's value.
+    /// The sum of the feed's counts whose label has this value.
     fn said(&self, value: &str) -> u64 {
         self.feed.counts.said().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
     }
 
-    /// The feed holds what upstream does.
+    /// Whether the feed holds what upstream does.
     fn is_true(&self) -> bool {
         let snapshot = self.feed.reader.snapshot();
         let held = snapshot.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0));
         held.eq(self.up.keys("pods"))
     }
 
-    /// The `resourceVersion` that the last watch began from.
+    /// The `resourceVersion` from which the last watch began.
     fn last_start(&self) -> Option<u64> {
         let requests = self.up.requests();
         let watch = requests.iter().rev().find(|request| is_plain_watch(&request.uri))?;

@@ -1,4 +1,4 @@
-//! Lists the keys and versions of a feed's objects, which costs less than the objects would.
+//! Lists the keys and versions of a feed's objects, which costs less than listing the objects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ pub(super) struct VersionPage {
     pub(super) versions: BTreeMap<ObjectKey, ResourceVersion>,
     /// Whether the collection ends with this page.
     pub(super) is_last: bool,
-    /// How many objects are behind it, where upstream says so.
+    /// The number of objects after this page, if upstream reports it.
     pub(super) remaining: Option<u64>,
-    /// Whether upstream is a proxy that answers from memory: the version is how far its feed is.
+    /// Whether upstream is a proxy that responds from memory. The version is then the position of its feed.
     pub(super) is_from_memory: bool,
 }
 
 impl VersionPage {
-    /// How many objects there are from its first one on, where upstream says so.
+    /// The number of objects from the first of this page on, if upstream reports it.
     pub(super) fn count(&self) -> Option<usize> {
         let behind = if self.is_last { Some(0) } else { self.remaining };
         Some(self.versions.len() + usize::try_from(behind?).ok()?)
@@ -32,8 +32,8 @@ impl VersionPage {
 }
 
 impl FeedClient {
-    /// The versions that upstream answers `query` with, as metadata only where it can. An answer of more than
-    /// `bytes_max` is refused.
+    /// Lists the versions that upstream returns for `query`, as metadata only where it can. Fails with
+    /// [`Error::TooLarge`] if the response exceeds `bytes_max`.
     pub(super) async fn versions(&self, cause: Cause, query: &str, bytes_max: usize) -> Result<VersionPage, Error> {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";

@@ -1,5 +1,5 @@
-//! Who reads what, for operators who may see it: the watches that are open, and what lately ended, was refused or
-//! passed through. There is nothing of what was read.
+//! The open watches and the recent events (ended watches, refusals, forwarded requests) shown on the debug pages. Only
+//! authorized operators can read these pages. Object contents are never recorded.
 
 mod filter;
 mod open_watch;
@@ -24,14 +24,14 @@ use recent::{Recent, RecentRow};
 pub(super) use who::Who;
 use who::shortened;
 
-/// What is known of those who read. Cloning shares.
+/// The registry of open watches and recent events. Clones share the same data.
 #[derive(Debug, Clone)]
 pub struct ActiveWatches(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     began: Instant,
-    /// In parts, for watches open and end on all cores, and a look at all of them stops none.
+    /// A sharded map, because watches open and end on all cores and listing them must not block the others.
     watches: DashMap<u64, Arc<SeenWatch>>,
     next: AtomicU64,
     ended: Recent,
@@ -39,7 +39,7 @@ struct Shared {
     passed: Recent,
 }
 
-/// A watch that is seen for as long as this is held.
+/// The registration of an open watch. Dropping it removes the watch from the registry.
 #[derive(Debug)]
 pub(super) struct ActiveWatch {
     of: ActiveWatches,
@@ -47,19 +47,19 @@ pub(super) struct ActiveWatch {
     watch: Arc<SeenWatch>,
 }
 
-/// The answer of `/debug/watches`.
+/// The response body of `/debug/watches`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct WatchesPage {
-    /// How many are open and were asked for.
+    /// The number of open watches that match the filter.
     total: usize,
-    /// How many of them are not shown.
+    /// The number of matching watches beyond the limit, which are not in `watches`.
     left_out: usize,
-    /// In the order that was asked for.
+    /// Sorted as the query requested.
     watches: Vec<WatchRow>,
 }
 
-/// The answer of `/debug/recent`.
+/// The response body of `/debug/recent`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RecentPage {
@@ -77,7 +77,7 @@ impl Default for ActiveWatches {
 }
 
 impl ActiveWatches {
-    /// The page of this name, as JSON; `None` if there is no such page.
+    /// Returns the debug page with this name as JSON, or `None` if there is no such page.
     pub fn page(&self, name: &str, query: &str) -> Option<Vec<u8>> {
         let filter = Filter::of(&Query::parse(query));
         let json = match name {
@@ -85,15 +85,14 @@ impl ActiveWatches {
             "recent" => serde_json::to_vec(&self.recent(&filter)),
             _ => return None,
         };
-        // Numbers and text can be written.
         json.ok()
     }
 
-    /// Only what is shown is written out: there may be a hundred thousand watches.
+    /// Builds rows only for the watches within the limit, because there may be a hundred thousand watches.
     fn watches(&self, filter: &Filter) -> WatchesPage {
         let (began, now) = (self.0.began, Instant::now());
         let asked_for = self.0.watches.iter().filter(|entry| filter.takes_watch(entry.value()));
-        // Of those that are alike the oldest comes first, so that a page that is read again has them in the same order.
+        // Ties are sorted by age, oldest first, so that reloading the page keeps the order.
         let ranked =
             asked_for.map(|entry| (entry.value().rank(filter.sort, began, now), *entry.key(), entry.value().clone()));
         let mut found: Vec<_> = ranked.collect();
@@ -114,7 +113,7 @@ impl ActiveWatches {
         RecentPage { ended, refused, passed_through }
     }
 
-    /// Notes a watch that opens.
+    /// Registers an opened watch.
     pub(super) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let watch = Arc::new(SeenWatch::new(watch, self.0.began.elapsed()));
@@ -122,19 +121,19 @@ impl ActiveWatches {
         ActiveWatch { of: self.clone(), id, watch }
     }
 
-    /// Notes an answer that is an error of ours.
+    /// Records an error response that the proxy generated.
     pub(super) fn refused(&self, who: &Who, (method, path): (&str, &str), (code, message): (u16, &str)) {
         self.0.refused.note(who, method, path, shortened(&format!("{code} {message}")));
     }
 
-    /// Notes a request that passed through.
+    /// Records a forwarded request.
     pub(super) fn passed(&self, who: &Who, (method, path): (&str, &str), reason: &str) {
         self.0.passed.note(who, method, path, reason.into());
     }
 }
 
 impl ActiveWatch {
-    /// Notes how far the client has been told, and whether there is nothing more to say.
+    /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(super) fn told(&self, rv: u64, next: u64, is_parked: bool) {
         self.watch.told(rv, next, self.of.0.began.elapsed(), is_parked);
     }
@@ -143,7 +142,7 @@ impl ActiveWatch {
         self.watch.sent(bytes);
     }
 
-    /// Notes why the watch has ended.
+    /// Records why the watch ended.
     pub(super) fn ended(&self, reason: &'static str) {
         let place = self.watch.place();
         self.of.0.ended.note(self.watch.who(), "WATCH", &place, reason.into());

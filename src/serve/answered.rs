@@ -1,4 +1,4 @@
-//! What is done with every answer before it leaves: it is recorded, counted and shown to onlookers.
+//! The last steps for every response: write the audit record, count refusals, and add the debug page entry.
 
 use http::{Response, StatusCode};
 
@@ -9,7 +9,7 @@ use super::metrics;
 use super::response_context::{REASON, ResponseContext};
 use super::statuses::unavailable;
 
-/// Writes the audit record of the answer and returns the answer, or a refusal if the record cannot be written.
+/// Writes the audit record of the response. Returns the response, or a refusal if a required record cannot be written.
 pub(super) fn record(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
     match &context.record {
         Some(record) if !record.answered(&response) => {
@@ -20,14 +20,14 @@ pub(super) fn record(context: &ResponseContext, response: Response<ReplyBody>) -
     }
 }
 
-/// Counts an answer that is an error of ours, wherever it was made.
+/// Counts an error response that the proxy generated.
 pub(super) fn count(response: &Response<ReplyBody>) {
     if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
         metrics::refused(status.http_code());
     }
 }
 
-/// Shows onlookers a refusal of ours, or a read that passed through. `asked` is the method and the path.
+/// Adds a refusal, or a forwarded read, to the recent events of the debug pages. `asked` is the method and the path.
 pub(super) fn show(sightings: &ActiveWatches, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
     if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
         if response.status() != StatusCode::NOT_FOUND {

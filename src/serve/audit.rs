@@ -1,14 +1,18 @@
-//! Records of the requests that are answered here. Upstream writes no record of a read that it never sees, so this
-//! does, in upstream's own form: `audit.k8s.io/v1` events at level Metadata, a JSON object a line (R-SECRET-1).
+//! Audit records of the requests that the proxy answers. The apiserver does not see these reads, so the proxy writes
+//! the records in the apiserver's format: `audit.k8s.io/v1` events at level Metadata, one JSON object per line
+//! (R-SECRET-1).
 //!
 //! ```text
-//! request ─► Record ─► answer ─► Record::answered ─► queue, bounded ─► Writer ─► file
-//!                                  watch: begun … over, by its drop
+//! request ─► AuditRecord ─► answer ─► AuditRecord::answered ─► queue, bounded ─► AuditWriter ─► file
+//!                                       watch: also a second record when the AuditRecord is dropped
 //! ```
 //!
-//! **Invariants.** A record is queued before the first byte that it is about is sent. Nothing waits for a disk: a
-//! record that does not fit into the queue is dropped and counted, but a read of Secrets that cannot be recorded is
-//! refused. No record has a credential or an object's content.
+//! **Invariants.**
+//!
+//! - A record is queued before the first byte of its response is sent.
+//! - No request waits for the disk. If the queue is full, the record is dropped and counted; a read of Secrets is
+//!   refused instead.
+//! - No record contains a credential or the content of an object.
 
 mod event;
 mod line;

@@ -17,29 +17,29 @@ use crate::upstream::ResponseBody;
 use crate::wire::Encoding;
 use base::Cut;
 
-/// The body of any answer.
+/// The body of any response.
 #[derive(Debug)]
 pub struct ReplyBody(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// Everything, in one piece.
+    /// A complete body in one piece.
     Full(Option<Bytes>),
-    /// A LIST, written as the client takes it.
+    /// A LIST that is encoded as the client reads it.
     List(Box<List>),
-    /// A complete answer that shares its bytes, taken piece by piece.
+    /// A complete body that shares its bytes and is sent in pieces.
     Pieces(Box<Whole>),
-    /// A complete answer that has places, and must be taken in time.
+    /// A complete body that holds permits and has a deadline.
     Whole(Box<BoundedBody<Whole>>),
     /// A watch.
     Watch(Box<WatchBody>),
-    /// Upstream's body, to be taken within a minute.
+    /// A body from upstream with a deadline of one minute.
     Short(Box<BoundedBody<Forwarded>>),
-    /// Upstream's body, for as long as it lasts.
+    /// A body from upstream without a deadline.
     Stream(Box<Forwarded>),
 }
 
-/// Upstream's body on its way to the client. Its place is given back with its end.
+/// A body from upstream. Its permit is released when the body is dropped.
 #[derive(Debug)]
 struct Forwarded {
     body: ResponseBody,
@@ -51,7 +51,8 @@ impl ReplyBody {
         Self(Kind::Full(Some(bytes)))
     }
 
-    /// The body for HEAD, which is empty for every answer of ours: HTTP/2's codec leaves that to us.
+    /// Returns the body for HEAD. It is empty for every response of the proxy itself, because HTTP/2's codec does not
+    /// drop it.
     pub(super) fn of_head(self) -> Self {
         match self.0 {
             Kind::Short(_) | Kind::Stream(_) => self,
@@ -75,22 +76,23 @@ impl ReplyBody {
         Self(Kind::Watch(Box::new(WatchBody::new(session, record, framing))))
     }
 
-    /// The body of an answer that shares its bytes and has no place.
+    /// Creates a body that shares its bytes and holds no permit.
     pub(super) fn pieces(pieces: [Bytes; 3]) -> Self {
         Self(Kind::Pieces(Box::new(Whole::new(pieces, Vec::new()))))
     }
 
-    /// The body of a complete answer. Its places are held until it is taken, but no longer than bodies may take.
+    /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
+    /// passes.
     pub(super) fn whole(whole: Whole, times: &BodyTimes, cut: Cut) -> Self {
         Self(Kind::Whole(Box::new(BoundedBody::new(whole, times, cut))))
     }
 
-    /// The body of an answer that upstream gives at once and that is taken as soon.
+    /// Creates the body of a short response from upstream, with a deadline.
     pub(super) fn short(body: ResponseBody, place: Arc<ConcurrencyPermit>, times: &BodyTimes, cut: Cut) -> Self {
         Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, times, cut))))
     }
 
-    /// The body of an answer that has no end of its own.
+    /// Creates the body of a response from upstream that may last forever.
     pub(super) fn stream(body: ResponseBody, place: Arc<ConcurrencyPermit>) -> Self {
         Self(Kind::Stream(Box::new(Forwarded { body, _place: place })))
     }

@@ -1,2 +1,2 @@
-/// Why an answer broke off.
+/// The reason why a body ended early.
 pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;

@@ -15,70 +15,69 @@ use crate::cache;
 use crate::listing::{GzipList, ListBody};
 use base::{Cut, Deadline, Deadlines, Tasks};
 
-/// A body that ends in time, whether or not anybody takes it.
+/// A body that ends at its deadline, even if the client does not read it.
 ///
-/// A slow reader keeps alive what everybody else has left: a state, a place, a connection upstream. It may do so for as
-/// long as the apiserver lets a request last, and not for ever. At that moment everything that the body holds is given
-/// back, even if the other side reads nothing and so nobody polls it. Whoever polls it later gets an error, so that a
-/// cut body never looks complete.
+/// A slow reader keeps resources alive: a snapshot, a permit, a connection to upstream. It may do so for as long as the
+/// apiserver lets a request last. At the deadline, everything the body holds is released, even if the peer does not
+/// read and the body is never polled. A later poll returns an error, so a cut body never looks complete.
 #[derive(Debug)]
 pub(super) struct BoundedBody<B> {
     going: Arc<Going<B>>,
-    /// `None` for a body that was over at once.
+    /// `None` for a body that is empty or already complete.
     _time: Option<BodyTime>,
 }
 
 #[derive(Debug)]
 struct Going<B> {
     body: Mutex<Taken<B>>,
-    /// Cuts the answer of which it is the body.
+    /// Resets the stream of the response.
     answer: Cut,
 }
 
 #[derive(Debug)]
 struct Taken<B> {
-    /// `None` once it was cut.
+    /// `None` once the body was cut.
     body: Option<B>,
-    /// The task that waits for more of it.
+    /// The task that waits for more data.
     waker: Option<Waker>,
 }
 
-/// How long bodies may take, and those that are under way. Cloning shares.
+/// The time limit for bodies, and the deadlines of the current ones. Clones share the deadlines.
 #[derive(Debug, Clone)]
 pub(super) struct BodyTimes {
     max: Duration,
     under_way: Arc<Deadlines<dyn Slow>>,
 }
 
-/// The time of a body, which is over when this is dropped.
+/// The deadline of one body. Dropping it cancels the deadline.
 #[derive(Debug)]
 struct BodyTime {
     under_way: Arc<Deadlines<dyn Slow>>,
     deadline: Deadline,
 }
 
-/// What can be cut because it is too slow.
+/// A body that can be cut because it is too slow.
 trait Slow: Send + Sync {
     fn cut(&self);
 }
 
-/// Why an answer was cut.
+/// The reason given for a cut body.
 pub(super) const TOO_SLOW: &str = "too_slow";
 
-/// The body was not taken, or did not come, in time.
+/// The error of a body that was not read, or not sent, before its deadline.
 #[derive(Debug, thiserror::Error)]
 #[error("not taken, or not come, in time")]
 pub(super) struct TooSlow;
 
 impl BodyTimes {
-    /// Has bodies cut that take longer than `max`, by one of `tasks`.
+    /// Creates the limit, and spawns the task that cuts bodies that take longer than `max`.
     pub(super) fn new(max: Duration, tasks: &Tasks) -> Self {
         let times = Self { max, under_way: Arc::new(Deadlines::default()) };
         tasks.spawn_needed("slow bodies", times.clone().keep());
         times
     }
 
-    /// How long a body may take.
+    /// Returns the time limit for a body.
     pub(super) fn max(&self) -> Duration {
         self.max
     }
@@ -102,12 +101,12 @@ impl Drop for BodyTime {
 }
 
 impl<B: Body + Send + 'static> BoundedBody<B> {
-    /// Starts the time of a body.
+    /// Wraps a body and starts its deadline.
     ///
-    /// `answer` cuts the stream of an answer when its time is over: a codec whose window is closed never polls it. For
-    /// a request's body it cuts nothing.
+    /// At the deadline, `answer` resets the stream of the response, because a codec never polls the body while the
+    /// flow-control window is closed. For the body of a request, `answer` does nothing.
     pub(super) fn new(body: B, times: &BodyTimes, answer: Cut) -> Self {
-        // Most bodies are complete already, or empty.
+        // Most bodies are complete or empty, and need no deadline.
         let is_over = body.is_end_stream();
         let going = Arc::new(Going { body: Mutex::new(Taken { body: Some(body), waker: None }), answer });
         if is_over {
@@ -158,7 +157,7 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
     }
 }
 
-/// A LIST, written as the client takes it. It has a place. The pin on its state ends it.
+/// A LIST that is encoded as the client reads it. It holds a permit. The pin on its snapshot enforces the deadline.
 #[derive(Debug)]
 pub(super) struct List {
     written: ListEncoding,
@@ -167,7 +166,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// The terms of the pin on its state.
+    /// Returns the terms of the pin on the snapshot of a LIST.
     pub(super) fn terms(max: Duration) -> cache::PinTerms {
         cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
     }
@@ -202,12 +201,12 @@ impl Body for List {
     }
 }
 
-/// A complete answer that waits to be taken, a piece at a time. Pieces that were taken are held by the connection. The
-/// places are given back with the last piece.
+/// A complete body that is sent in pieces. The connection holds the pieces that were taken. The permits are released
+/// with the last piece.
 #[derive(Debug)]
 pub(super) struct Whole {
-    /// The parts in this order. None is joined with the next: an end of a few bytes is not taken before the large part
-    /// has found room.
+    /// The remaining parts, in this order. They are never joined, so that the codec cannot take a final part of a few
+    /// bytes before the large part has found room.
     left: [Bytes; 3],
     _places: Vec<Arc<ConcurrencyPermit>>,
 }
@@ -217,16 +216,16 @@ impl Whole {
         Self { left, _places: places }
     }
 
-    /// An answer in one piece.
+    /// Creates a body from one buffer.
     pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<ConcurrencyPermit>>) -> Self {
-        // The last byte is copied: if the codec has taken it and cannot send it, it must not keep all the others
-        // without a place.
+        // Copies the last byte. Otherwise a codec that has taken but cannot send it would keep the whole buffer alive
+        // without a permit.
         let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
         Self::new([Bytes::new(), bytes, end], places)
     }
 }
 
-/// The length of a TLS record, and by default of a frame of HTTP/2.
+/// The size of a TLS record, and the default size of an HTTP/2 frame.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 10;
 
 impl Body for Whole {
@@ -237,7 +236,7 @@ impl Body for Whole {
         let left = self.get_mut().left.iter_mut().find(|left| !left.is_empty());
         Poll::Ready(left.map(|left| {
             let len = left.len();
-            // A part that is taken whole is not kept here as an empty slice.
+            // Takes a whole part out, so that no empty slice keeps the buffer alive.
             let piece = if len > PIECE_BYTES_MAX { left.split_to(PIECE_BYTES_MAX) } else { take(left) };
             Ok(Frame::data(piece))
         }))
@@ -263,7 +262,7 @@ mod tests {
     use super::*;
     use crate::serve::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
-    /// Never says anything, and holds a place.
+    /// A body that never yields and holds a permit.
     struct Silent(#[expect(dead_code, reason = "it is held")] ConcurrencyPermit);
 
     impl Body for Silent {
@@ -330,7 +329,7 @@ mod tests {
         assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [1, PIECE_BYTES_MAX, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), body.as_ptr(), "it is not copied");
         assert!(whole.is_end_stream());
-        // What a codec has taken, and cannot send, keeps nothing else.
+        // A last piece that the codec has taken but cannot send keeps nothing else alive.
         let mut read_whole = Whole::of(body.clone(), Vec::new());
         let all = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
         let end = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");

@@ -12,49 +12,50 @@ use super::concurrency::ConcurrencyPermit;
 use crate::upstream::{ActingAs, Error};
 use base::{Tasks, mutant};
 
-/// An answer of upstream that several requests share.
+/// A response from upstream that several requests share.
 #[derive(Debug, Clone)]
 pub(super) struct SharedAnswer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
-    /// The place for its bytes in their user's share, held as long as anybody has them.
+    /// The permit for the response's bytes, charged to the user. It is held while any sharer holds the bytes.
     pub(super) place: Arc<ConcurrencyPermit>,
 }
 
-/// Why there is no answer to share.
+/// Why there is no response to share.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unshared {
-    /// It is too large to be read whole, or its user has no room for it.
+    /// The response is too large to buffer, or its user has no permits left for it.
     #[error("the answer is too large to be shared")]
     TooLarge,
     #[error(transparent)]
     Failed(#[from] Error),
 }
 
-/// Puts identical questions to upstream once, for all that came before the question was sent.
+/// Coalesces identical concurrent requests to upstream.
 ///
-/// A question serves only requests that were received before it was *sent* (L5). Those that come while it is under way
-/// wait for the next one, however similar they are. So at most one is under way for each key.
+/// A request to upstream serves only client requests that were received before it was *sent* (L5). Requests that arrive
+/// while one is in flight wait for the next one, even if they are identical. So at most one request is in flight for
+/// each key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Coalesced {
     waiting: Arc<Waiting>,
 }
 
-/// The longest time for a shared answer, read whole. Those who wait are told when it is over.
+/// The timeout for a shared response, including its body. When it expires, all waiters get an error.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// What all who ask together get.
+/// The result that all coalesced requests receive.
 type Outcome = Result<SharedAnswer, Arc<Unshared>>;
 type Askers = Vec<oneshot::Sender<Outcome>>;
-/// Who waits, by what is asked. In parts: for a question that nobody shares one, two and four threads take 462, 916 and
-/// 1,796 ns; with one lock 624, 1,279 and 2,496 ns (benches/README.md).
+/// The waiting requests by key. The map is sharded: for an unshared request, one, two and four threads take 462, 916
+/// and 1,796 ns. A single lock takes 624, 1,279 and 2,496 ns (benches/README.md).
 type Waiting = DashMap<Key, Askers>;
 
-/// Everything about a request that decides its answer.
+/// All properties of a request that determine its response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    /// The identity that asks: nobody gets an answer to another one's question.
+    /// The identity that sends the request, so that callers never receive each other's responses.
     pub(super) acting_as: ActingAs,
     pub(super) path_and_query: String,
     pub(super) accept: Option<String>,
@@ -62,14 +63,16 @@ pub(super) struct Key {
     pub(super) user_agent: Option<String>,
 }
 
-/// Asks upstream, once for each call.
+/// Sends the request to upstream, once per call.
 type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Unshared>> + Send>> + Send + Sync>;
 
 impl Coalesced {
-    /// The answer to `key`. `ask` puts the question, for this request or for all that wait with it.
+    /// Returns the response for `key`. `ask` sends the request to upstream, for this caller or for all that wait with
+    /// it.
     ///
-    /// A request that is alone asks by itself: most are, and a task in between costs more than the question. If it goes
-    /// away, the question is put again for those who have come meanwhile.
+    /// A request without company is sent on its caller's task, because most are, and a separate task costs more than
+    /// the request. If that caller is cancelled, a new request is sent for those who are waiting. `None` means that the
+    /// proxy is shutting down.
     pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Outcome> {
         let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
@@ -95,7 +98,7 @@ impl Coalesced {
     }
 }
 
-/// A question that is under way. However it ends, those who have come meanwhile get one of their own.
+/// A request that is in flight. When it is dropped, a new request is sent for the callers that arrived since.
 struct UnderWay {
     waiting: Arc<Waiting>,
     key: Key,
@@ -120,7 +123,8 @@ impl Drop for UnderWay {
     }
 }
 
-/// The task that asks for a key. However it ends, the key is removed, or later requests would wait for ever.
+/// The task that sends requests for a key. When it ends for any reason, the key is removed, because later requests
+/// would otherwise wait forever.
 struct Next {
     waiting: Arc<Waiting>,
     key: Key,
@@ -128,7 +132,7 @@ struct Next {
 }
 
 impl Next {
-    /// Removes the key. From here on it may be another task's.
+    /// Gives up the key. From here on, another task may own it.
     fn let_go(&mut self) {
         self.is_kept = false;
     }
@@ -142,7 +146,7 @@ impl Drop for Next {
     }
 }
 
-/// Puts a question once, for so many askers.
+/// Sends one request on behalf of `askers` callers.
 async fn question(ask: &Ask, askers: usize) -> Outcome {
     super::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
@@ -151,7 +155,7 @@ async fn question(ask: &Ask, askers: usize) -> Outcome {
     }
 }
 
-/// Those who wait now; when nobody does, the key is forgotten, so that the next request starts over.
+/// Takes the current waiters. If there are none, the key is removed, so that the next request starts over.
 fn take(waiting: &Waiting, key: &Key) -> Option<Askers> {
     let mut taken = Askers::new();
     waiting.remove_if_mut(key, |_, askers| {
@@ -182,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Questions that are answered by their number, one for each that is let through.
+    /// An upstream that answers each request with its number, once the semaphore lets it through.
     #[derive(Clone)]
     struct Desk {
         coalesced: Coalesced,
@@ -216,7 +220,7 @@ mod tests {
             })
         }
 
-        /// The first, whose question is under way, and those who wait.
+        /// Returns the first request, which is in flight, and `later` waiting ones.
         async fn one_and(&self, later: usize) -> (JoinHandle<Option<String>>, Vec<JoinHandle<Option<String>>>) {
             let first = self.request();
             self.until(|desk| desk.asked.load(Ordering::SeqCst) == 1).await;

@@ -10,25 +10,25 @@ use crate::listing::OverLimit;
 use base::Shares;
 use kubeapi::FlowDistinguisher;
 
-/// How much may be under way at once. Requests beyond a limit are refused at once: nothing queues.
+/// The concurrency limits. Requests beyond a limit are rejected immediately; nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConcurrencyConfig {
-    /// How many watches are served from the cache, in all and for one user.
+    /// The maximum number of watches served from the cache, in total and per user.
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
-    /// How many bytes of answers may be on their way. Each LIST is charged its length, a quarter MiB at most; large
-    /// objects and shared answers of upstream are charged their whole length. One user has half of this. It also limits
-    /// how many requests may wait, at [`WAITING_BYTES`] each, to at most [`WAITING_MAX`].
+    /// The maximum size in bytes of the responses in flight. A LIST is charged its length, up to 256 KiB. Large objects
+    /// and shared responses from upstream are charged their whole length. One user may have half of it. The value also
+    /// bounds the number of waiting requests: one per [`WAITING_BYTES`], up to [`WAITING_MAX`].
     pub lists_bytes_max: usize,
-    /// How many requests are passed through that are answered within seconds, in all and for one user.
+    /// The maximum number of short forwarded requests, in total and per user.
     pub forwards_max: usize,
     pub forwards_per_caller_max: usize,
-    /// How many streams and tunnels are passed through, in all and for one user.
+    /// The maximum number of forwarded streams and tunnels, in total and per user.
     pub streams_max: usize,
     pub streams_per_caller_max: usize,
-    /// How many reads are passed through because their feed is not ready.
+    /// The maximum number of reads that are forwarded because their feed is not ready.
     pub unready_forwards_max: usize,
-    /// How many requests without a credential are passed through.
+    /// The maximum number of forwarded requests without a credential.
     pub anonymous_forwards_max: usize,
 }
 
@@ -48,11 +48,11 @@ impl Default for ConcurrencyConfig {
     }
 }
 
-/// Counts what is under way.
+/// The counters of what is in flight.
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimits {
     watches: Room,
-    /// Places of a KiB each.
+    /// One permit per KiB.
     lists: Room,
     forwards: Room,
     streams: Room,
@@ -63,9 +63,9 @@ pub(super) struct ConcurrencyLimits {
     unknown: Room,
 }
 
-/// Places of which no user takes more than its share, however many credentials it has.
+/// A pool of permits that limits each user to a share, regardless of how many credentials the user has.
 ///
-/// The semaphores only count: how many places there are may change while some are taken, and those stay taken.
+/// The semaphores only count. The limits can change while permits are held, and held permits stay valid.
 #[derive(Debug)]
 struct Room {
     what: &'static str,
@@ -76,25 +76,25 @@ struct Room {
     few: usize,
 }
 
-/// A place, or several. They are given back on drop.
+/// One or more permits, which are released on drop.
 #[derive(Debug)]
 pub(super) struct ConcurrencyPermit {
     _all: OwnedSemaphorePermit,
     _own: Option<OwnedSemaphorePermit>,
 }
 
-/// The most that a LIST is charged: a chunk that HTTP/2 has taken and not sent, and the one behind it.
+/// The maximum charge for a LIST: one chunk that HTTP/2 has taken but not sent, and the next one.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// One out of so many places, the last ones, is for users who have no more than a few.
+/// One in `RESERVE` permits, the last ones, is reserved for users that hold only a few.
 const RESERVE: usize = 8;
-/// How many places are a few, where places are taken one by one.
+/// The number of permits that counts as a few, in pools where each request takes one.
 const FEW: usize = 4;
-/// The memory of a waiting request, which is about 12 KB.
+/// The charge for a waiting request, which uses about 12 KB.
 const WAITING_BYTES: usize = 16 << 10;
-/// The largest number of waiting requests; one user may have half of it. A read of a future version waits for three
-/// seconds and costs its sender about fifty bytes.
+/// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
+/// seconds and costs its sender only about fifty bytes.
 const WAITING_MAX: usize = 8_192;
-/// How much a watch may hold for its selector in its own place. Beyond that each so many bytes take another place.
+/// The selector memory that a watch's first permit covers. Each further `WATCH_SELECTOR_BYTES` take another permit.
 const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
 impl ConcurrencyLimits {
@@ -113,7 +113,7 @@ impl ConcurrencyLimits {
         admission
     }
 
-    /// Lets other limits hold for who comes from now on. What is under way beyond them goes on.
+    /// Applies new limits to later requests. Requests in flight continue even if they exceed the new limits.
     pub(super) fn tune(&self, limits: &ConcurrencyConfig) {
         let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
         self.watches.resize(limits.watches_max, limits.watches_per_caller_max);
@@ -127,8 +127,8 @@ impl ConcurrencyLimits {
         self.unknown.resize(waiting, waiting);
     }
 
-    /// Takes a place for a watch, and more of them for a long selector. `payer` is the user whose share it takes;
-    /// `None` where all callers are one.
+    /// Takes a permit for a watch, and more for a long selector. `payer` is the user that is charged; `None` if all
+    /// callers share one identity.
     pub(super) fn watch(
         &self,
         payer: Option<&FlowDistinguisher>,
@@ -137,13 +137,13 @@ impl ConcurrencyLimits {
         self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
-    /// Takes a place for a LIST of so many bytes.
+    /// Takes permits for a LIST of `bytes` bytes.
     pub(super) fn list(&self, payer: Option<&FlowDistinguisher>, bytes: usize) -> Result<ConcurrencyPermit, OverLimit> {
         self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
-    /// Takes a place among the LISTs for a complete answer. It may be the last that keeps its bytes, so it is charged
-    /// all of them.
+    /// Takes permits from the LIST pool for a complete response. It is charged its whole length, because it may be the
+    /// last to keep its bytes alive.
     pub(super) fn whole(
         &self,
         payer: Option<&FlowDistinguisher>,
@@ -168,10 +168,12 @@ impl ConcurrencyLimits {
         self.anonymous.take(None)
     }
 
-    /// Awaits what a request needs before it has a place of its own: a decision, a feed, a version, a proof. While it
-    /// waits, the request has a place among the waiting ones. What is ready at once takes no place.
+    /// Awaits what a request needs before it gets a permit of its own: an authorization decision, a feed, a version, a
+    /// proof. A request holds a waiting permit while it waits. If the future is ready immediately, no permit is taken.
     ///
-    /// # Errors All places are taken. Nothing is awaited then.
+    /// # Errors
+    ///
+    /// All waiting permits are taken. The future is not awaited then.
     pub(super) async fn while_waiting<T>(
         &self,
         payer: Option<&FlowDistinguisher>,
@@ -180,14 +182,14 @@ impl ConcurrencyLimits {
         self.waiting.while_waiting(payer, needed).await
     }
 
-    /// Awaits authentication, likewise.
+    /// Awaits authentication, with the same limits per process but not per user.
     pub(super) async fn while_unknown<T>(&self, needed: Pin<&mut impl Future<Output = T>>) -> Result<T, OverLimit> {
         self.unknown.while_waiting(None, needed).await
     }
 }
 
 impl Room {
-    /// Makes a room without places. Anybody may have up to `few` of them as long as there are any.
+    /// Creates a pool without permits. Any user can take up to `few` permits while any are left.
     fn new(what: &'static str, few: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
         let each = Shares::new(Semaphore::MAX_PERMITS);
@@ -216,7 +218,7 @@ impl Room {
         Ok(needed.await)
     }
 
-    /// Takes the places first and looks then, so that those who come at once never have more than there are.
+    /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
     fn take_many(&self, payer: Option<&FlowDistinguisher>, places: usize) -> Result<ConcurrencyPermit, OverLimit> {
         let (places_max, each_max) = (self.places_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(places).unwrap_or(u32::MAX);
@@ -231,7 +233,7 @@ impl Room {
         };
         let all = self.all.clone().try_acquire_many_owned(count).map_err(shed)?;
         let (held, of_all) = (own.as_ref().map_or(0, |(_, held)| *held), taken(&self.all));
-        // A handful of users who fill their shares leave something to everybody else.
+        // The reserve keeps permits for others when a handful of users fill their shares.
         let reserve = if held > self.few { places_max / RESERVE } else { 0 };
         if held > each_max || of_all.saturating_add(reserve) > places_max {
             return Err(OverLimit(self.what));
@@ -240,7 +242,7 @@ impl Room {
     }
 }
 
-/// How many places are taken of a semaphore that has all of them.
+/// Returns how many permits of a semaphore that started with [`Semaphore::MAX_PERMITS`] are held.
 fn taken(of: &Semaphore) -> usize {
     Semaphore::MAX_PERMITS - of.available_permits()
 }
@@ -265,7 +267,7 @@ mod tests {
         room
     }
 
-    /// What is under way stays so, and counts.
+    /// Held permits stay valid and count toward the new limits.
     #[test]
     fn limits_may_change_while_places_are_taken() {
         let (room, ada) = (room(100, 10), payer("ada"));
@@ -292,7 +294,7 @@ mod tests {
         assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
     }
 
-    /// Whatever a handful of users hold for as long as they can, somebody else finds a place.
+    /// Other users find permits even if a handful of users hold as many as they can.
     #[test]
     fn a_handful_of_users_who_fill_their_shares_leave_something_to_everybody_else() {
         let room = room(600, 200);
@@ -310,7 +312,7 @@ mod tests {
         assert!((0..100).all(|_| room.take(Some(&other)).map(|place| others.push(place)).is_ok()));
     }
 
-    /// Ten thousand watches of one caller hold no more with long selectors than with none.
+    /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
     #[test]
     fn a_watch_is_charged_for_what_its_selector_holds() {
         let admission = ConcurrencyLimits::new(&ConcurrencyConfig {
@@ -332,7 +334,7 @@ mod tests {
         assert_eq!(open(ada, 0).len(), 50);
     }
 
-    /// A user's waiting requests are limited before they wait; what is ready at once is never refused.
+    /// A user's waiting requests are limited before they wait; a ready request is never rejected.
     #[test]
     fn waiting_request_takes_a_place_and_ready_one_takes_none() {
         let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
@@ -350,7 +352,7 @@ mod tests {
         assert!(wait(&ada).now_or_never().is_none(), "a place that is given back");
     }
 
-    /// However large a list is, it holds what is on its way, and nothing else.
+    /// A list of any length is charged only for the bytes in flight.
     #[test]
     fn lists_are_charged_what_they_hold() {
         let admission =
@@ -366,7 +368,7 @@ mod tests {
         assert!(admission.list(Some(&ada), 0).is_ok(), "an empty list holds nothing");
     }
 
-    /// A place does not hide what an answer of one piece keeps alive.
+    /// A permit covers all bytes that a complete response keeps alive.
     #[test]
     fn an_answer_that_is_all_there_is_charged_its_length() {
         let admission =

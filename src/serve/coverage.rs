@@ -4,28 +4,28 @@ use crate::feeds::Scope;
 use crate::upstream::{Resource, ResourceOrigin};
 use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
 
-/// What feeds may hold, as operators choose it.
+/// The operator's choice of resources that feeds may cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// If set, only this node's objects are held, of resources that belong to nodes: the proxy serves the node's
+    /// If set, only this node's objects are cached, for resources that belong to nodes. The proxy serves the node's
     /// agents.
     pub node: Option<Arc<str>>,
-    /// The only resources that are held, if any are named: `pods`, `deployments.apps`.
+    /// If not empty, the only resources that are cached, as in `pods` or `deployments.apps`.
     pub resources: Vec<String>,
-    /// Sensitive kinds that are held nevertheless.
+    /// Sensitive kinds that are cached anyway.
     pub sensitive: Vec<Sensitive>,
-    /// Whether callers are told apart: then the proxy may read more than one of them may.
+    /// Whether the proxy authorizes each caller. If so, its own account may read more than a caller may.
     pub authorizes: bool,
 }
 
-/// Kinds whose objects are better not kept in one place (R-MODE-3).
+/// Kinds whose objects should not be collected in one place (R-MODE-3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sensitive {
     Secrets,
     ConfigMaps,
 }
 
-/// Why nothing of a resource is held.
+/// Why a resource is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideCoverage {
     #[error("it is not among feeds.resources")]
@@ -34,8 +34,8 @@ pub enum OutsideCoverage {
     Sensitive,
 }
 
-/// The resources that belong to nodes, and the field that names the node. The Node authorizer looks for these fields: a
-/// kubelet's own identity may list nothing wider (R-AUTHZ-4).
+/// The resources that belong to nodes, and the field that names the node. The Node authorizer requires these fields: a
+/// kubelet's own identity may not list anything wider (R-AUTHZ-4).
 const OF_NODES: [(&str, &str, &str); 5] = [
     ("", "pods", "spec.nodeName"),
     ("", "nodes", NAME_KEY),
@@ -45,9 +45,11 @@ const OF_NODES: [(&str, &str, &str); 5] = [
 ];
 
 impl Coverage {
-    /// The widest scope in which the resource may be held.
+    /// Returns the widest scope in which the resource may be cached.
     ///
-    /// # Errors Nothing of it may be held.
+    /// # Errors
+    ///
+    /// The resource may not be cached at all.
     pub fn scope(&self, resource: &Resource) -> Result<Scope, OutsideCoverage> {
         if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
             return Err(OutsideCoverage::NotChosen);
@@ -64,9 +66,9 @@ impl Coverage {
         })
     }
 
-    /// Whether a kind must not be held. Where every caller is the proxy itself, it reads nothing here that it could not
-    /// read upstream. But a node's proxy is for everybody on that node, and may have more rights than each of them
-    /// needs.
+    /// Whether a kind must not be cached. If every caller acts as the proxy itself, the cache reveals nothing that the
+    /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more rights
+    /// than each of them needs.
     fn protects(&self, kind: Sensitive) -> bool {
         match kind {
             Sensitive::Secrets => self.authorizes || self.node.is_some(),
@@ -78,7 +80,7 @@ impl Coverage {
 impl Sensitive {
     pub const ALL: [Self; 2] = [Self::Secrets, Self::ConfigMaps];
 
-    /// The resource's name.
+    /// Returns the resource's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Secrets => "secrets",
@@ -92,8 +94,8 @@ impl Sensitive {
     }
 }
 
-/// Whether a request asks for nothing beyond `scope`, as upstream's authorizers read it: by the name and the selector
-/// as they are written. What they would not recognize they refuse, so upstream answers that (R-FIELD-7).
+/// Whether a request stays within `scope`. Like upstream's authorizers, this compares the name and the selector as
+/// written. Requests that the authorizers would not recognize are forwarded, because upstream rejects them (R-FIELD-7).
 pub(super) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
     match scope {
         Scope::Cluster => true,
@@ -173,7 +175,7 @@ mod tests {
             (with(&node, &Sensitive::ALL), [ours, "all", "all", "all", "all"]),
             (some(&["pods", "deployments.apps"]), ["all", left, left, left, "all"]),
             (some(&["deployments.v1.apps", "pods.v1"]), ["all", left, left, left, "all"]),
-            // To choose a sensitive kind is not to name it as one.
+            // `feeds.resources` alone does not allow a sensitive kind.
             (some(&["secrets"]), [left, "Sensitive", left, left, left]),
             (some(&["secrets.hidden.example"]), [left, left, left, "all", left]),
         ] {
@@ -214,14 +216,14 @@ mod tests {
             ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn8,spec.nodeName%3Dn9", false),
             ("/api/v1/pods?fieldSelector=metadata.name%3Dn7", false),
             ("/api/v1/pods?labelSelector=spec.nodeName%3Dn7", false),
-            // The Node authorizer does not know that it means the same.
+            // The Node authorizer does not know that this field is equivalent.
             ("/api/v1/pods?fieldSelector=spec.host%3Dn7", false),
             ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7,nonsense", false),
-            // Only the first one counts.
+            // Only the first parameter counts.
             ("/api/v1/pods?fieldSelector=&fieldSelector=spec.nodeName%3Dn7", false),
-            // Selectors of this form of path are not authorized by.
+            // The apiserver does not authorize by selectors in this form of path.
             ("/api/v1/watch/pods?fieldSelector=spec.nodeName%3Dn7", false),
-            // A name says nothing of the node, nor does the selector of a GET say anything.
+            // A pod's name does not identify its node, and a GET ignores selectors.
             ("/api/v1/namespaces/a/pods/p", false),
             ("/api/v1/namespaces/a/pods/n7?fieldSelector=spec.nodeName%3Dn7", false),
         ] {

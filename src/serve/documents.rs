@@ -1,8 +1,8 @@
-//! What other proxies ask of an apiserver as such: its version, what it serves, whether it is ready. It is the same for
-//! everybody who may ask, so it is asked for once, and kept as long as nothing is heard of a change.
+//! The documents that other proxies request about the apiserver itself: version, discovery and health. A document is
+//! the same for all authorized callers, so it is fetched once and cached until a change is observed.
 //!
-//! Only proxies get it from here. Their clients' discovery lags behind definitions in any case; who asks us directly is
-//! answered by upstream, as ever.
+//! Only proxies are answered from this cache. Their clients' discovery lags behind definitions in any case. Requests
+//! from other clients are forwarded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,24 +29,24 @@ use crate::upstream::{Build, Catalog, Client, Error, SharedDocument, is_imperson
 use base::Ready;
 use kubeapi::{Offers, Query, RequestInfo, discovery_accept, pretty};
 
-/// Which document is asked for.
+/// The kind of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// What the server is.
+    /// The server's version.
     Version,
-    /// What it serves.
+    /// The APIs that the server offers.
     Discovery,
 }
 
-/// Everything that decides what a document says.
+/// All properties of a request that determine the document.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     path: String,
-    /// In its one spelling, so that no caller makes more keys than there are documents.
+    /// In its canonical spelling, so that callers cannot create more keys than there are documents.
     accept: HeaderValue,
 }
 
-/// Why there is no document from upstream.
+/// Why upstream did not return a document.
 #[derive(Debug, thiserror::Error)]
 enum NotAsked {
     #[error(transparent)]
@@ -61,7 +61,7 @@ struct Kept {
     document: Arc<SharedDocument>,
 }
 
-/// The documents that proxies below have asked for.
+/// The documents that downstream proxies have requested.
 #[derive(Debug)]
 pub(super) struct ServerDocuments {
     client: Client,
@@ -70,15 +70,15 @@ pub(super) struct ServerDocuments {
     kept: Remembered<Key, Kept>,
     admission: Arc<ConcurrencyLimits>,
     times: BodyTimes,
-    /// Upstream's discovery lags behind its own definitions. What was asked for so soon after a change serves nobody
-    /// who comes later.
+    /// How long upstream's discovery may lag behind its own definitions. A document fetched within this time after a
+    /// change is not reused for later requests.
     lag_max: Duration,
 }
 
-/// How long a document is kept for changes that no definition tells of: another server may answer by now.
+/// How long a document is cached when no change is observed, because another server may answer by now.
 const KEPT_MAX: Duration = Duration::from_secs(60);
 const KEPT_BYTES_MAX: u64 = 64 << 20;
-/// How long a request waits for a question. Then it is passed through.
+/// How long a request waits for a document. Then it is forwarded.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const SNIFFED: HeaderName = http::header::X_CONTENT_TYPE_OPTIONS;
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -94,7 +94,7 @@ impl ServerDocuments {
         Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), admission, times, lag_max }
     }
 
-    /// Whether the request is for a document that is kept here, whoever may see it.
+    /// Whether the request is for a cached document, regardless of the caller's permissions.
     pub(super) fn has(&self, request: &ReadRequest) -> bool {
         request.context.by_proxy && self.kind(request).is_some()
     }
@@ -111,16 +111,16 @@ impl ServerDocuments {
         kind_of(info).filter(|_| !group_of(&info.path).is_some_and(|group| self.catalog.is_elsewhere(group)))
     }
 
-    /// The response to a caller that may read the document; `None` if the caller's own request has to go upstream. It
-    /// is also `None` if the caller has too many requests running, and then its own request is refused. `hops` names
-    /// the proxies on the way, including this one.
+    /// Returns the response for a caller that may read the document. Returns `None` if the caller's own request must be
+    /// forwarded. That includes a caller with too many requests in flight, whose forwarded request is then rejected.
+    /// `hops` lists the proxies on the path, including this one.
     pub(super) async fn answer(&self, request: &ReadRequest, hops: &HeaderValue) -> Option<Response<ReplyBody>> {
         let kind = self.kind(request)?;
         let accept = HeaderValue::try_from(discovery_accept(request.context.accept.as_deref())?).ok()?;
         let key = Key { path: request.info.path.clone(), accept };
         let (asked_before, payer) = (Instant::now(), request.caller.payer());
         let ask = async |last| {
-            // It takes the same place as the caller's own request to upstream would.
+            // The fetch takes the same permit as the caller's forwarded request would.
             let _place = self.admission.forward(payer.as_ref())?;
             Ok::<_, NotAsked>(self.ask(&key, hops, last).await?)
         };
@@ -138,13 +138,13 @@ impl ServerDocuments {
         self.told(request, &kept.document)
     }
 
-    /// Whether a document is as upstream has it now, as far as changes are heard of.
+    /// Whether a document is current, as far as changes have been observed.
     fn will_do(&self, kind: Kind, kept: &Kept) -> bool {
         let is_settled = self.catalog.unchanged_since().is_some_and(|since| kept.asked >= since + self.lag_max);
         is_settled && kept.asked.elapsed() <= KEPT_MAX && (kind != Kind::Version || self.is_followed(&kept.document))
     }
 
-    /// Whether no feed is written by another build than this.
+    /// Whether all feeds are written by the build in this version document.
     fn is_followed(&self, version: &SharedDocument) -> bool {
         let build = Build::parse(&version.body);
         let by = |build: &Arc<Build>| Build::clone(build);
@@ -168,7 +168,7 @@ impl ServerDocuments {
         }
     }
 
-    /// The answer, or that nothing has changed since the one that the asker has.
+    /// Returns the document, or 304 if the caller already has it.
     fn told(&self, request: &ReadRequest, document: &SharedDocument) -> Option<Response<ReplyBody>> {
         let etag = document.headers.get(ETAG);
         let is_known = etag.is_some() && etag == request.http.headers().get(IF_NONE_MATCH);
@@ -189,7 +189,7 @@ impl ServerDocuments {
         Some(response)
     }
 
-    /// A large one has a place for its length, for as long as it is not taken.
+    /// Creates the body. A large one holds a permit for its length until the client has read it.
     fn body(&self, request: &ReadRequest, bytes: Bytes) -> Option<ReplyBody> {
         let cut = &request.context.cut;
         if bytes.len() <= FREE_BYTES_MAX {
@@ -201,8 +201,8 @@ impl ServerDocuments {
     }
 }
 
-/// What a proxy is told that asks how its upstream is: how we are, for we are what it uses. Nobody's rights are looked
-/// at, and nothing is said of anybody.
+/// Returns the health of this proxy to a proxy below it, for which this proxy is the upstream. It needs no
+/// authorization, because the response contains no data about any caller.
 pub(super) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready) -> Option<Response<ReplyBody>> {
     if *request.method() != Method::GET || request.uri().query().is_some() || !info.is_canonical {
         return None;
@@ -225,7 +225,7 @@ pub(super) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
     Some(response)
 }
 
-/// Whether a query asks for nothing but a time limit, as clients of discovery do.
+/// Whether the query is empty or only a time limit, as discovery clients send it.
 fn is_plain(query: &Query) -> bool {
     let raw = query.raw();
     let is_timeout = |pair: &str| pair.strip_prefix("timeout=").is_some_and(|time| time.ends_with('s'));
@@ -244,7 +244,7 @@ fn kind_of(info: &RequestInfo) -> Option<Kind> {
     }
 }
 
-/// The group that a document is about, if it is about one.
+/// Returns the API group that a document is about, if any.
 fn group_of(path: &str) -> Option<&str> {
     path.strip_prefix("/apis/").map(|rest| rest.split('/').next().unwrap_or_default())
 }

@@ -5,20 +5,21 @@ use memchr::memchr;
 
 use crate::wire::Encoding;
 
-/// Splits what a watch session puts into events, so that each becomes an HTTP/1.1 chunk of its own, as the apiserver
-/// writes them (R-HTTP-4). There are clients that read one event of a chunk and wait for the next chunk.
+/// Splits the batches of a watch session into events. Over HTTP/1.1, each event becomes one chunk, as with the
+/// apiserver (R-HTTP-4). Some clients read one event per chunk and then wait for the next chunk.
 ///
-/// Nothing is copied. An event that is in several pieces, as one of an initial state above 32 KiB, is as many chunks.
+/// Nothing is copied. An event that spans several pieces, such as an initial event above 32 KiB, becomes several
+/// chunks.
 #[derive(Debug)]
 pub(super) struct EventChunks {
     encoding: Encoding,
-    /// What is still to be sent, of one batch: a watch that is idle keeps no list.
+    /// The unsent pieces of the current batch. An idle watch keeps no allocation.
     pieces: VecDeque<Bytes>,
-    /// Protobuf: how many bytes of the current event are to come in the next piece.
+    /// For protobuf: how many bytes of the current event are still to come in later pieces.
     left: usize,
 }
 
-/// The length before an event in protobuf.
+/// The size of the length prefix of a protobuf event.
 const PREFIX_BYTES: usize = 4;
 
 impl EventChunks {
@@ -26,7 +27,7 @@ impl EventChunks {
         Self { encoding, pieces: VecDeque::new(), left: 0 }
     }
 
-    /// The next event of the batch, or the next part of one.
+    /// Returns the next event of the batch, or the next part of one.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         let mut piece = self.pieces.pop_front()?;
         let event = self.split(&mut piece);
@@ -38,12 +39,12 @@ impl EventChunks {
         Some(event)
     }
 
-    /// Takes a batch, once there is nothing left of the one before. Returns its first event.
+    /// Starts a new batch after the previous one is used up. Returns its first event.
     pub(super) fn first_of(&mut self, batch: &mut Vec<Bytes>) -> Bytes {
         let mut pieces = batch.drain(..);
         let mut first = pieces.next().unwrap_or_default();
         let event = self.split(&mut first);
-        // Most batches are one event, which needs no list.
+        // Most batches are one event, which needs no allocation.
         if !first.is_empty() {
             self.pieces.push_back(first);
         }
@@ -51,7 +52,7 @@ impl EventChunks {
         event
     }
 
-    /// Takes the first event from a piece, or what the piece has of it.
+    /// Splits the first event, or the available part of it, off a piece.
     fn split(&mut self, piece: &mut Bytes) -> Bytes {
         let end = match self.encoding {
             Encoding::Json | Encoding::Table => memchr(b'\n', piece).map_or(piece.len(), |at| at + 1),
@@ -73,10 +74,10 @@ impl EventChunks {
 mod tests {
     use super::*;
 
-    /// Batches of pieces, and the chunks that are made of them.
+    /// Batches of pieces, and the expected chunks.
     type Row<'a> = (&'a [&'a [&'static [u8]]], &'a [&'a [u8]]);
 
-    /// The chunks that are made of batches of pieces.
+    /// Returns the chunks for batches of pieces.
     fn chunks(encoding: Encoding, batches: &[&[&'static [u8]]]) -> Vec<Bytes> {
         let mut events = EventChunks::new(encoding);
         let mut chunks = Vec::new();

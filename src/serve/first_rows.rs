@@ -1,5 +1,5 @@
-//! The state that a Table watch of one object begins with. Upstream prints it when it is asked for, for cells are as of
-//! when they were printed.
+//! The initial state of a Table watch of one object. It is requested from upstream for each watch, because cells such
+//! as ages are computed when a row is printed.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::upstream::{Cause, Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
 
-/// Parameters that a watch has and a list has not, or that we choose ourselves.
+/// Parameters that a list does not have, or whose value the proxy chooses.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
-/// Why there are no rows to begin with.
+/// Why the initial rows are not available.
 #[derive(Debug, thiserror::Error)]
 enum NoRows {
-    /// There is no place for the question.
+    /// No permit is left for the request.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
     #[error(transparent)]
     Upstream(#[from] Error),
 }
 
-/// Lists the objects that Table watches begin with.
+/// Requests the initial rows of Table watches from upstream.
 #[derive(Debug)]
 pub(super) struct FirstRows {
     pub(super) client: Client,
@@ -35,9 +35,12 @@ pub(super) struct FirstRows {
 }
 
 impl FirstRows {
-    /// Turns a Table watch with a state into one that goes on behind a list, and returns the object as the list has it.
+    /// Replaces the initial state of a Table watch with a list from upstream. The watch continues after the list's
+    /// version. Returns the object from the list.
     ///
-    /// # Errors Upstream does not answer as expected: then the request passes through.
+    /// # Errors
+    ///
+    /// Upstream's response is not as expected. The request must be forwarded.
     pub(super) async fn of_watch(
         &self,
         request: &ReadRequest,
@@ -57,7 +60,7 @@ impl FirstRows {
                 tracing::debug!(%error, "the state of a Table watch could not be listed");
                 ForwardReason::Table
             })?;
-        // Upstream was asked with our own rights, so its answer is checked against the caller's.
+        // Upstream was asked with the proxy's identity, so the result is checked against the caller's view.
         if !continue_token.is_empty() || items.len() > 1 || !items.iter().all(|row| read.view.matches(row)) {
             return Err(ForwardReason::Table);
         }
@@ -81,7 +84,7 @@ impl FirstRows {
     }
 }
 
-/// The path of the list that gives a watch's state, with whole objects. `None` for the deprecated paths of watches.
+/// Returns the path of the list for a watch's initial state, with whole objects; `None` for deprecated watch paths.
 fn list_path(path: &str, namespace: &str, query: &Query, gvr: &Gvr) -> Option<String> {
     let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
     let of_lists = |pair: &&str| {

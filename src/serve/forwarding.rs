@@ -1,4 +1,4 @@
-//! Pass-through: everything that the cache does not answer, streaming in both directions.
+//! Forwards all requests that the cache does not answer, and streams in both directions.
 
 #[cfg(test)]
 mod tests;
@@ -37,10 +37,11 @@ use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HO
 use base::{Cut, DrainWatch, Tasks, mutant};
 use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
 
-/// What came of a shared question.
+/// The result of a coalesced request.
 enum Shared {
     Answered(Box<Response<ReplyBody>>),
-    /// Each has to ask for itself, and read as fast as it likes: the answer is large, or its user has no room for it.
+    /// The response cannot be shared, because it is large or its user has no permits left. Each caller sends its own
+    /// request and reads at its own pace.
     TooLarge(Arc<ConcurrencyPermit>),
 }
 
@@ -50,23 +51,23 @@ impl Shared {
     }
 }
 
-/// Upstream's answer, or why there is none.
+/// Upstream's response, or why there is none.
 type Answered = Result<Response<ResponseBody>, Error>;
 
-/// How much longer than a body upstream may take to begin an answer, so that its own answer about a timeout comes
-/// first.
+/// How long upstream may exceed the time limit for bodies before its response starts. This lets upstream's own timeout
+/// error arrive first.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest answer that is read whole to be shared.
+/// The largest response that is buffered to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
 /// The longest chain of proxies.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
 const LOOPED: &str = "this proxy is its own upstream: the request has passed it already";
 const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
-/// The most rows of a Table that identical requests share.
+/// The maximum `limit` of a Table request that identical requests may share.
 const SHARED_ROWS_MAX: usize = 1_000;
 
-/// Passes requests through, with the rights of their callers.
+/// Forwards requests with the rights of their callers.
 #[derive(Debug)]
 pub(super) struct Forwarding {
     client: Client,
@@ -91,7 +92,7 @@ impl Forwarding {
         Self { client, forwarder, gate, admission, coalesced, tasks, drain, times }
     }
 
-    /// Passes a request on, with its own bytes. The answer says why.
+    /// Forwards a request unchanged. The response has a header with the reason.
     pub(super) async fn forward(
         &self,
         request: Request<RequestBody>,
@@ -119,7 +120,7 @@ impl Forwarding {
         let lane = lane_of(request.headers(), request.method(), info);
         let acting_as = match self.acting_as(caller, request.headers(), info).await {
             Ok(acting_as) => acting_as,
-            // A path that cannot be read is upstream's to refuse. It does so before it asks who sends it (R-ORDER-1).
+            // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
             Err(_) if info.is_none() => ActingAs::Nobody,
             Err(status) => {
                 if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
@@ -166,7 +167,7 @@ impl Forwarding {
                 noticed(body, is_broken)
             }
         });
-        // Boxed, for it is some 3 KB: moved into another future it would take that twice.
+        // Boxed, because the future has about 3 KB and moving it into another future would double that.
         let answering = Box::pin(self.forwarder.forward(&acting_as, lane, request));
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
@@ -177,13 +178,13 @@ impl Forwarding {
         }
     }
 
-    /// Waits for the head of an answer. A request that waits for too long is given up.
+    /// Awaits the head of a response, and gives up after the timeout.
     async fn in_time(&self, answering: impl Future<Output = Answered>) -> Answered {
         let max = self.times.max() + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
-    /// Passes upstream's answer on. A refusal is short, whatever was asked for.
+    /// Passes upstream's response on. An error response is always treated as short.
     fn passed(
         &self,
         response: Response<ResponseBody>,
@@ -201,8 +202,8 @@ impl Forwarding {
         })
     }
 
-    /// Answers a read that may share its answer with identical ones; it is read whole. The place is held for as long as
-    /// somebody waits or upstream is being asked, whichever is longer.
+    /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is held
+    /// until the last caller stops waiting and the upstream request has ended.
     async fn shared(
         &self,
         request: &Request<RequestBody>,
@@ -242,7 +243,7 @@ impl Forwarding {
                 let mut response = Response::new(ReplyBody::whole(whole, &self.times, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
-                // Upstream's audit log has one entry for all that share its answer.
+                // Upstream's audit log has one entry for all requests that share a response.
                 if let (Some(_), Some(id)) = (&context.record, &context.audit_id) {
                     response.headers_mut().insert(AUDIT_ID, id.clone());
                     response.extensions_mut().insert(ServedLocally::default());
@@ -258,7 +259,7 @@ impl Forwarding {
         Shared::answered(response)
     }
 
-    /// Passes an upgrade on: bytes flow both ways once upstream has agreed, and not before (P3).
+    /// Forwards an upgrade request. Bytes flow in both directions only after upstream has accepted the upgrade (P3).
     async fn tunnel(
         &self,
         mut request: Request<RequestBody>,
@@ -279,8 +280,8 @@ impl Forwarding {
             Err(error) => return context.status(&unreachable(&error)),
         };
         if response.status().is_redirection() {
-            // A redirect is not passed on: clients follow it with their credentials, and some with those of the tunnel
-            // (R-THREAT-9).
+            // Redirects are not passed on, because clients follow them with their credentials, and some with those of
+            // the tunnel (R-THREAT-9).
             return context.status(&Status::from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS && !mutant(23) {
@@ -299,10 +300,11 @@ impl Forwarding {
         response.map(|_| ReplyBody::empty())
     }
 
-    /// The identity with which a request goes on.
+    /// Returns the identity with which a request is forwarded.
     ///
     /// # Errors
-    /// A caller whose credential cannot be passed on wants to be taken for somebody else, and may not.
+    /// The caller impersonates another user without permission, or with invalid headers. This is checked here only if the
+    /// caller's credential cannot be forwarded. Or too many requests are waiting.
     async fn acting_as(
         &self,
         caller: &Caller,
@@ -349,7 +351,7 @@ impl Forwarding {
         }
     }
 
-    /// Turns the headers of a request into those of one that leaves this proxy.
+    /// Rewrites the headers of a request for its next hop.
     fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) -> Result<(), Status> {
         self.add_hop(headers)?;
         headers.remove(CAUSE);
@@ -359,7 +361,7 @@ impl Forwarding {
         Ok(())
     }
 
-    /// Whether the request has been here before, or comes through too long a chain.
+    /// Rejects a request that has passed this proxy before, or too many proxies.
     pub(super) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
         let passed = hops(headers);
         let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
@@ -372,14 +374,14 @@ impl Forwarding {
         Ok(())
     }
 
-    /// The proxies that a request has passed, and us.
+    /// Returns the hop list, including this proxy.
     pub(super) fn hops_with_us(&self, headers: &HeaderMap) -> Result<HeaderValue, Status> {
         let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
         HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed hop list"))
     }
 }
 
-/// A body that notes when it does not come whole: that is its sender's fault, and not upstream's.
+/// Wraps a body and records when it breaks off, because then the sender is at fault and not upstream.
 fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
@@ -391,12 +393,12 @@ where
     body.map_err(notice).boxed_unsync()
 }
 
-/// Whether a request and its answer have a minute each. A caller without a credential never has more.
+/// Whether a request and its response have a deadline of one minute each. A caller without a credential always has one.
 fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
     lane == ForwardPool::Short || *acting_as == ActingAs::Nobody
 }
 
-/// The request without its body, and without the headers that describe one.
+/// Returns the request without its body and without the headers that describe the body.
 fn without_body(request: Request<RequestBody>) -> Request<UpstreamBody> {
     let mut request = request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync());
     for name in [CONTENT_LENGTH, EXPECT] {
@@ -405,13 +407,13 @@ fn without_body(request: Request<RequestBody>) -> Request<UpstreamBody> {
     request
 }
 
-/// The proxies that a request has passed, at most the allowed number.
+/// Returns the proxies in the hop list, up to [`HOPS_MAX`].
 fn hops(headers: &HeaderMap) -> Vec<&str> {
     let hops = headers.get(HOPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
     hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).take(HOPS_MAX).collect()
 }
 
-/// Whether the token of a request is for upstream, and not for us alone.
+/// Whether the token of a request may be forwarded to upstream.
 fn keeps_token(acting_as: &ActingAs) -> bool {
     matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Nobody)
 }
@@ -438,8 +440,8 @@ async fn ask(
     Ok(whole)
 }
 
-/// The answer with a place for its bytes, which all who share it hold together: each of them may take its bytes until
-/// its time is over.
+/// Takes a permit for the response's bytes. All requests that share the response hold the permit together, because each
+/// may keep the bytes until its deadline.
 fn in_place(
     answer: Response<Bytes>,
     admission: &ConcurrencyLimits,
@@ -450,19 +452,19 @@ fn in_place(
     Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
-/// Whether a Table is one row, or a page of some: a shared answer is read whole. kubectl asks for pages of 500.
+/// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
 fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
     let limit = query.first("limit").and_then(|limit| limit.parse::<usize>().ok());
     info.is_some_and(|info| info.verb == Verb::Get) || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
 }
 
-/// The pool of connections that a passed-through request uses.
+/// Returns the connection pool for a forwarded request.
 fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPool {
     if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
         return ForwardPool::Tunnel;
     }
     let Some(info) = info else { return ForwardPool::Short };
-    // Requests that upstream lets last; it ends the others after a minute.
+    // Upstream lets only these requests run longer than a minute.
     let streams = matches!(info.verb, Verb::Watch | Verb::Proxy)
         || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
         || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
@@ -477,14 +479,14 @@ fn is_spdy(headers: &HeaderMap) -> bool {
         .is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("spdy/"))
 }
 
-/// The Status for a client when upstream gave no answer.
+/// Returns the Status for a client when upstream did not respond.
 pub(super) fn unreachable(error: &Error) -> Status {
     match error {
         Error::Refused(status) => Status::clone(status),
         Error::Unsendable(_) => Status::from_code(403, &error.for_callers()),
         Error::Timeout(_) => Status::from_code(504, &error.for_callers()),
         Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
-        // Most of these are of what is read here: what is passed on is not looked at.
+        // Most of these occur only for responses that the proxy decodes; forwarded responses are not decoded.
         Error::Broken(_)
         | Error::Unaskable(_)
         | Error::OtherDocument(_)
@@ -498,7 +500,7 @@ pub(super) fn unreachable(error: &Error) -> Status {
     }
 }
 
-/// The Status for a write that may have happened. It has no `Retry-After`, because clients would retry.
+/// Returns the Status for a write that may have been applied. It has no `Retry-After`, because clients would retry.
 fn unknown(error: &Error) -> Status {
     Status::from_code(502, &error.for_callers())
 }

@@ -36,7 +36,7 @@ use crate::wire::Representation;
 use base::{DrainWatch, Ready, Reloadable, Tasks};
 use kubeapi::{FlowDistinguisher, Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 
-/// Accepts requests, and hands each to the part that answers it.
+/// Receives requests and dispatches each to the part that answers it.
 #[derive(Debug)]
 pub struct Frontend {
     reader: Reader,
@@ -54,7 +54,7 @@ pub struct Frontend {
     client: Client,
 }
 
-/// The parts that the frontend connects.
+/// The components that the frontend connects.
 pub struct Parts {
     pub client: Client,
     pub forwarder: Forwarder,
@@ -72,14 +72,13 @@ pub struct Parts {
 const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
                          machine can reach; use a unix socket, or set execOnLoopback";
 const NO_SHARE: &str = "all connections of this listener are taken, and no account holds more of them than yours";
-/// When a client may come back whose connection has no place. Others end by themselves rarely.
+/// The `Retry-After` for a client whose connection exceeds its share. Other connections rarely close soon.
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
-/// How often an unknown resource makes us ask upstream what it serves.
+/// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
-/// How long a request waits for that answer.
+/// How long a request waits for such a refresh.
 const REDISCOVER_MAX: Duration = Duration::from_secs(5);
-/// How many times a request is routed again because its feed has ended. If feeds end more often than that while it
-/// waits, upstream answers it.
+/// How many times a request is routed again because its feed has ended. After that, the request is forwarded.
 const REROUTES_MAX: u32 = 2;
 
 impl Frontend {
@@ -120,8 +119,8 @@ impl Frontend {
         }
     }
 
-    /// Lets other settings hold for requests that come from now on. What is under way goes on as it began. The node
-    /// that is served, and whether callers are told apart, stay as they were at the start.
+    /// Applies new settings to later requests; requests in flight are not affected. The node, authorization, body and
+    /// unread limits and the freshness timeout keep their initial values.
     pub fn tune(&self, to: &ServeConfig) {
         let now = self.config.get();
         let (node, authorizes) = (now.coverage.node.clone(), now.coverage.authorizes);
@@ -165,13 +164,13 @@ impl Frontend {
                     ReadRequest { http: request, caller, info, query, context, received, readable, rerouted: 0 };
                 self.dispatch(request).await
             }
-            // Upstream has its own words for a path that means nothing, and has them for everybody.
+            // Upstream has its own error for a path without a resource, and returns it to every caller.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 let caller = caller.unwrap_or(Caller::Anonymous);
                 Box::pin(self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::Spelling))
                     .await
             }
-            // Upstream is not asked about a path that is none: it would break our connection off.
+            // A path with an invalid escape is not forwarded, because upstream would close the connection.
             (Err(RequestInfoError::BadEscape), _) => {
                 metrics::refused(400);
                 malformed(request.version())
@@ -183,8 +182,8 @@ impl Frontend {
             None => response,
         };
         if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
-            // No two ids are alike: HTTP/2 would keep each in its table of headers, and compare the next with all of
-            // them.
+            // Every audit id is unique. As sensitive values, they are not added to HTTP/2's header table, which would
+            // store each one and compare it with all others.
             id.set_sensitive(true);
         }
         let (code, took) = (response.status().as_u16(), received.elapsed());
@@ -194,8 +193,8 @@ impl Frontend {
         finish(response)
     }
 
-    /// The answer to a request whose caller does not matter: a refusal, or a proxy's question about health. It ends the
-    /// connection unless a known caller has used that, so that each such answer costs its sender a handshake.
+    /// Returns the response to a request that needs no caller: a refusal, or a proxy's health check. It also closes the
+    /// connection, unless an authenticated caller has used it. So each such response costs the sender a handshake.
     fn unauthenticated(
         &self,
         peer: &Peer,
@@ -209,8 +208,8 @@ impl Frontend {
         Some(response)
     }
 
-    /// Adds to our own response what the connection and the client need: upstream's `Strict-Transport-Security`, and on
-    /// an error the header that says whose refusal it is.
+    /// Completes a response. Responses of the proxy itself get upstream's `Strict-Transport-Security`, and its errors
+    /// get a header that names the origin of the refusal.
     fn finished(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
         answered::count(&response);
         let is_ours = !response.headers().contains_key(REASON);
@@ -228,7 +227,7 @@ impl Frontend {
         self.admission.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
-    /// The answer to a proxy that asks how its upstream is.
+    /// Returns the response to a proxy's health check, if the request is one.
     fn health(
         &self,
         request: &Request<RequestBody>,
@@ -239,7 +238,7 @@ impl Frontend {
         health(request, info, &self.ready)
     }
 
-    /// The audit record of the request, if requests are recorded. The answer names the record.
+    /// Creates the audit record of the request if the audit log is on. The response names the record's id.
     fn record(
         &self,
         peer: &Peer,
@@ -251,7 +250,7 @@ impl Frontend {
         AuditRecord::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
     }
 
-    /// Checks that the request is for us, and can be read in one way only.
+    /// Checks that the request is addressed to this proxy and is unambiguous.
     fn admit(
         &self,
         peer: &Peer,
@@ -275,13 +274,14 @@ impl Frontend {
         checked.map_err(|foreign| Box::new(forbid(context, &foreign.to_string())))
     }
 
-    /// Whether every process of this machine can reach the socket, and acts with our rights then.
+    /// Whether any process on this machine can connect and act with the proxy's rights.
     fn is_open_to_all(&self, peer: &Peer) -> bool {
         self.gate.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
 
-    /// Why a request must not go on although its sender is known: perhaps the sender does not know that it sends it, or
-    /// anybody may be the sender. `kubectl proxy` rejects `exec` and `attach` for the latter reason.
+    /// Returns why a request is forbidden although its sender is authenticated, if it is. Either a web page may have
+    /// caused the sender's browser to send it, or any local process may be the sender. `kubectl proxy` rejects `exec`
+    /// and `attach` for the latter reason.
     fn forbids(
         &self,
         peer: &Peer,
@@ -290,11 +290,11 @@ impl Frontend {
         caller: &Caller,
     ) -> Option<String> {
         if caller.shows_certificate() {
-            // A browser adds the certificate to every request that a page has it send.
+            // A browser adds the client certificate to every request that a page sends.
             return self.browsers.get().check_site(request.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
-            // Such a request goes nowhere in any case.
+            // Such a request is always rejected.
             Err(RequestInfoError::BadEscape) => false,
             info => reaches_inside(request.uri().path(), info.as_ref().ok()),
         };
@@ -327,7 +327,7 @@ impl Frontend {
             Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
             Ok(ours) => ours,
         };
-        // A caller that may not read learns nothing of what else is wrong with the request.
+        // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the request.
         let permit = match self.permit(&mut request, resource).await {
             Ok(permit) => permit,
             Err(refused) => return request.turned_away(&refused),
@@ -340,7 +340,8 @@ impl Frontend {
                 let reading = pin!(self.reader.get(&request, &permit, resource, read));
                 self.admission.while_waiting(payer.as_ref(), reading).await.unwrap_or_else(|shed| Err(shed.into()))
             }
-            // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
+            // Boxed, so that the futures of other requests, which are moved while they are built, do not reserve space
+            // for these.
             Route::List(read) => {
                 let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
                 let answered = self.admission.while_waiting(payer.as_ref(), reading.as_mut()).await;
@@ -355,14 +356,15 @@ impl Frontend {
             Ok(response) => response,
             Err(why) => Box::pin(self.unready(request, why)).await,
         };
-        // A request that was routed again keeps its last decision.
+        // A request that was routed again keeps its latest decision.
         if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
             response.extensions_mut().insert(decision);
         }
         response
     }
 
-    /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.
+    /// Answers a proxy that requests a document of upstream. An unauthorized request is forwarded, and upstream rejects
+    /// it.
     async fn document(&self, request: ReadRequest) -> Response<ReplyBody> {
         let may = self.lets_proxy(&request).await;
         if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
@@ -375,7 +377,7 @@ impl Frontend {
         self.pass(request, ForwardReason::NonResource).await
     }
 
-    /// Answers a proxy that asks for a review, if it may.
+    /// Answers a proxy that requests a review, if it is authorized.
     async fn review(&self, request: ReadRequest) -> Response<ReplyBody> {
         let may = self.lets_proxy(&request).await;
         match self.forwarding.hops_with_us(request.http.headers()) {
@@ -402,12 +404,12 @@ impl Frontend {
         Ok(permit)
     }
 
-    /// The resource of a request, as discovery knows it. Upstream is asked again if it is not known and the request is
-    /// a read that can be answered here.
+    /// Returns the resource of a request as discovery knows it. Discovery is refreshed if the resource is unknown and
+    /// the request is a read that the cache could answer.
     ///
     /// # Errors
-    /// Upstream has been away since this process began, or too many requests wait. A read that is passed on would at
-    /// best meet an upstream that comes back at that moment, and a watch would stay there.
+    /// Upstream has been unreachable since the process started, or too many requests are waiting. The read is not
+    /// forwarded: it could at best reach an upstream that has just returned, and a watch would stay forwarded.
     async fn resource(&self, caller: &Caller, asked: &RouteInput<'_>) -> Result<Option<Arc<Resource>>, Status> {
         let info = asked.info;
         if !info.is_resource || info.resource.is_empty() {
@@ -417,7 +419,7 @@ impl Frontend {
         if let Some(resource) = self.catalog.find(&gvr) {
             return Ok(Some(resource));
         }
-        // A caller without a credential does not make us ask, and neither does what upstream answers in any case.
+        // Anonymous callers, and requests that are forwarded in any case, do not cause a refresh.
         if matches!(caller, Caller::Anonymous) || check_kind(asked).is_err() {
             return Ok(None);
         }
@@ -435,11 +437,11 @@ impl Frontend {
 
     async fn pass(&self, request: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
         let ReadRequest { http: request, caller, info, query, context, .. } = request;
-        // Boxed, so that requests that are answered here have no room for it.
+        // Boxed, so that the futures of requests answered from the cache do not reserve space for it.
         Box::pin(self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason)).await
     }
 
-    /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
+    /// Handles a request that a feed could not answer: routes it again, forwards it or rejects it.
     async fn unready(&self, mut request: ReadRequest, why: NotServable) -> Response<ReplyBody> {
         match why {
             NotServable::Over if request.rerouted < REROUTES_MAX => {
@@ -447,7 +449,7 @@ impl Frontend {
                 self.dispatch(request).await
             }
             NotServable::Over => self.pass(request, ForwardReason::Unavailable).await,
-            // Upstream would deny what it cannot show in part.
+            // Upstream would deny a collection that the caller may read only in part.
             NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
                 if request.context.extent == Some(Extent::Some) =>
             {
@@ -460,11 +462,11 @@ impl Frontend {
     }
 }
 
-/// Counts the connection for its caller. Returns whether the caller still has a share of the listener.
+/// Counts the connection for its caller. Returns false if the caller's share of the listener is used up.
 fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&FlowDistinguisher>) -> bool {
     match caller {
-        // As upstream does for unknown callers, the connection ends after this response, and further requests on it are
-        // not read. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
+        // Like upstream, closes the connection of an unknown caller after this response, and reads no further requests
+        // from it. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
         Some(Caller::Anonymous) | None => {
             peer.connection.turn_away();
             true

@@ -1,9 +1,9 @@
-//! Holds watches without a version whose proof is late, rather than refusing them.
+//! Holds watches without a version while their freshness proof is pending, instead of rejecting them.
 //!
-//! What has to be proven is fixed when the request comes (L5). A client that is refused asks again, for a state that is
-//! newer than the one that was nearly proven. So does everybody else, for ever while the cache lags
-//! (kubernetes#139766). A held request has a watch's place already, so those who wait are counted and limited like
-//! those who are served. All that they cost upstream is the one proof that all wait for.
+//! The required version is fixed when the request arrives (L5). A rejected client retries and then requires a newer
+//! version than the one that was almost proven. All its peers do the same, for as long as the cache lags
+//! (kubernetes#139766). A held request already holds a watch permit, so waiting watches are counted and limited like
+//! served ones. Upstream receives only one proof request for all of them.
 
 use std::time::Duration;
 
@@ -16,27 +16,27 @@ use crate::cache::FeedState;
 use crate::feeds::{FeedHandle, Freshness};
 use kubeapi::WatchTimeout;
 
-/// What became of a held request.
+/// The outcome of a held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HoldOutcome {
     /// The request can be answered.
     Proven,
-    /// The proof did not come in the time that the request is held for.
+    /// The proof did not arrive before the hold timeout.
     Late,
-    /// Upstream has not been reachable for a while.
+    /// Upstream has been unreachable for [`CUT_OFF_MAX`].
     CutOff,
     /// The feed has ended.
     Over,
-    /// The proxy is going away.
+    /// The proxy is draining.
     Draining,
 }
 
-/// How long a feed may be without its stream before requests that need a proof are told so.
+/// How long a feed may be disconnected before requests that need a proof fail.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
 impl Sources {
-    /// Waits until the feed is proven to have everything that was complete when the request came. If it is dropped,
-    /// nothing stays behind.
+    /// Waits until the feed is proven to contain every write that was complete when the request arrived. The future is
+    /// cancel-safe.
     pub(super) async fn hold(&self, feed: &FeedHandle, received: Instant, timeout_seconds: Option<i64>) -> HoldOutcome {
         let is_bounded =
             feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded;
@@ -56,12 +56,12 @@ impl Sources {
     }
 }
 
-/// The time that a request is held: as long as the client wants the watch to last, within a bound.
+/// Returns how long a request is held: the requested duration of the watch, up to a limit.
 fn held_for(timeout_seconds: Option<i64>) -> Duration {
     WatchTimeout::of(timeout_seconds).within(Freshness::WAIT_MAX)
 }
 
-/// Completes when the feed is over, or has been without its stream for too long.
+/// Completes when the feed has ended, or has been disconnected for too long.
 async fn upstream_is_gone(feed: &FeedHandle, began: Instant) -> HoldOutcome {
     let mut state = feed.reader.watch_state();
     loop {

@@ -1,8 +1,8 @@
-//! Sends an object from memory to the client that asked for it.
+//! Sends cached objects to clients.
 //!
-//! **Invariant.** All memory that is held by answers that are not taken is counted. An answer shares its object's
-//! bytes. A large one has a place among the LISTs of its user for its whole length, since it may be the last that keeps
-//! these bytes. Each answer ends in time.
+//! **Invariant.** All memory that unread responses hold is counted. A response shares its object's bytes. A large
+//! response may be the last to keep these bytes alive, so it takes permits for its whole length from its user's LIST
+//! pool. Every response has a deadline.
 
 use bytes::Bytes;
 use http::Response;
@@ -18,19 +18,20 @@ use super::statuses::{LIST_RETRY_SECONDS, too_many};
 use crate::listing::gzip;
 use crate::wire::{Encoding, Envelope};
 
-/// Answers up to this length have no place: most are far smaller, and few connections have so many streams.
+/// Responses up to this size take no permit. Most are far smaller, and few connections have that many streams.
 pub(super) const FREE_BYTES_MAX: usize = 64 << 10;
 
-/// Hands out objects.
+/// Creates responses from cached objects.
 #[derive(Debug)]
 pub(super) struct ObjectAnswers {
     pub(super) admission: Arc<ConcurrencyLimits>,
-    /// How much time a client has to take an answer.
+    /// The time limit for reading a response.
     pub(super) times: BodyTimes,
 }
 
 impl ObjectAnswers {
-    /// The answer around an object's body, compressed if that is asked for and worth it.
+    /// Returns the response with an object's body. It is compressed if the client accepts that and the body is large
+    /// enough.
     pub(super) async fn show(
         &self,
         request: &ReadRequest,
@@ -40,9 +41,9 @@ impl ObjectAnswers {
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
-            // Nothing is noted for an answer that is over at once, as most are.
+            // Nothing is allocated for a response that is sent at once, as most are.
             context.cut.within(self.times.max(), TOO_SLOW);
-            // An answer that is one piece anyway is copied as cheaply as shared.
+            // A response that fits into one piece is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
             } else {

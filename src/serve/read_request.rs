@@ -14,7 +14,7 @@ use crate::upstream::{CAUSE, Cause, Resource};
 use crate::wire::Representation;
 use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
 
-/// A read request, with what was understood of it.
+/// A read request and its parsed properties.
 pub(super) struct ReadRequest {
     pub(super) http: Request<RequestBody>,
     pub(super) caller: Caller,
@@ -22,9 +22,9 @@ pub(super) struct ReadRequest {
     pub(super) query: Arc<Query>,
     pub(super) context: ResponseContext,
     pub(super) received: Instant,
-    /// Whether the caller asks for what it may read, if it may not read all.
+    /// Whether the caller asks for the readable part of a collection if it may not read all of it.
     pub(super) readable: bool,
-    /// How many times it was routed again because the feed that was to answer it had ended.
+    /// How many times the request was routed again because its feed had ended.
     pub(super) rerouted: u32,
 }
 
@@ -33,19 +33,19 @@ impl ReadRequest {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
-    /// What another proxy says that it asks for, if it asks for itself.
+    /// Returns the cause that another proxy states, if the request is the proxy's own.
     fn cause(&self) -> Option<&HeaderValue> {
         self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy)
     }
 
-    /// Whether another proxy asks, for a feed of its own.
+    /// Whether another proxy sends the request to fill its own feed.
     pub(super) fn fills_a_feed(&self) -> bool {
         self.cause()
             .is_some_and(|cause| [Cause::List, Cause::Watch, Cause::Proof].iter().any(|of| cause == of.as_str()))
     }
 
-    /// What becomes of a read of a state that is not held here: upstream may have it. But a proxy that only compares
-    /// what it holds can do so another time.
+    /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
+    /// state. A proxy that only compares its own data is rejected, because it can compare later.
     pub(super) fn not_held(&self, reason: ForwardReason) -> NotServable {
         let compares =
             |cause: &HeaderValue| [Cause::Comparison, Cause::SelfCheck].iter().any(|of| cause == of.as_str());
@@ -61,7 +61,7 @@ impl ReadRequest {
         self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
     }
 
-    /// What this read needs of a feed.
+    /// Returns what this read requires of a feed.
     pub(super) fn need<'a>(
         &'a self,
         permit: &'a Permit,

@@ -5,12 +5,12 @@ use http::{Request, Uri};
 
 use kubeapi::Query;
 
-/// The header that asks for a readable part in a request, and says in an answer whether it is all.
+/// The request header that asks for the readable part. In a response, it states whether the result is complete.
 pub(super) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
-/// The parameter that asks for it, for callers that cannot set headers.
+/// The query parameter with the same meaning, for callers that cannot set headers.
 const PARAMETER: &str = "kubeFanoutReadable";
 
-/// How much of a collection an answer shows.
+/// How much of a collection a response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
     All,
@@ -26,7 +26,8 @@ impl Extent {
     }
 }
 
-/// Whether a request asks for what may be read. The header and the parameter are removed: only we know them.
+/// Removes the header and the parameter, which only this proxy knows, and returns whether the readable part is
+/// requested.
 pub(super) fn take<B>(request: &mut Request<B>) -> bool {
     let header = request.headers_mut().remove(READABLE);
     let said = header.and_then(|value| value.to_str().ok().map(is_true));
@@ -41,14 +42,14 @@ pub(super) fn take<B>(request: &mut Request<B>) -> bool {
     said.unwrap_or(value)
 }
 
-/// The query without the parameter, and the parameter's first value; `None` if it is not there.
+/// Returns the query without the parameter, and the parameter's first value; `None` if the parameter is absent.
 fn without(raw: &str) -> Option<(String, bool)> {
     let said = raw.split('&').find_map(value)?;
     let rest: Vec<_> = raw.split('&').filter(|pair| value(pair).is_none()).collect();
     Some((rest.join("&"), said))
 }
 
-/// The value of a pair, if it is the parameter. Most pairs are not, which shows without decoding them.
+/// Returns the value of a pair if it is the parameter. Most pairs can be excluded without decoding them.
 fn value(pair: &str) -> Option<bool> {
     let name = pair.split_once('=').map_or(pair, |(name, _)| name);
     if name != PARAMETER && !name.contains('%') {
@@ -57,7 +58,7 @@ fn value(pair: &str) -> Option<bool> {
     Query::parse(pair).first(PARAMETER).map(is_true)
 }
 
-/// Reads a value as the API does: everything but these is true.
+/// Parses a boolean as the API does: everything else is true.
 fn is_true(value: &str) -> bool {
     value != "0" && !value.eq_ignore_ascii_case("false")
 }

@@ -1,4 +1,4 @@
-//! Answers reads from the cache: from a route to a response.
+//! Answers reads from the cache: turns a route into a response.
 
 mod get;
 
@@ -36,7 +36,7 @@ use crate::wire::{Object, Representation};
 use base::{Cut, DrainWatch, Reloadable, Tasks, half_of_the_cores};
 use kubeapi::{Status, VersionMatch, WatchStart};
 
-/// When a watch may try again that found its feed still being filled.
+/// The `Retry-After` for a watch whose feed is still syncing.
 const SYNC_RETRY_SECONDS: u32 = 1;
 
 const WATCH_RETRY_SECONDS: u32 = 5;
@@ -45,18 +45,18 @@ const TOO_DEAR: &str = "the selectors compare too much for a collection of which
                         once, or for single namespaces";
 const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be proven to be current";
 
-/// A watch that may be opened, with its permission, its place and its feed.
+/// A watch that may be opened, with its permission, its permit and its feed.
 struct Admitted {
     received: Instant,
     permit: Permit,
     place: ConcurrencyPermit,
     source: FeedSource,
     opened: Result<OpenedWatch, TooOld>,
-    /// For a watch that may not show all: the namespaces with something to show.
+    /// For a partial view: the namespaces with something to show.
     namespaces: Vec<Arc<str>>,
-    /// The chunks of the state that it begins with.
+    /// The shared chunks of the initial state.
     chunks: Option<Arc<[Chunk]>>,
-    /// The row that a Table watch begins with.
+    /// The initial row of a Table watch.
     row: Option<Object>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Reader {
     drain: DrainWatch,
 }
 
-/// An answer, or why there is none here.
+/// A response, or why the cache cannot give one.
 type Answered = Result<Response<ReplyBody>, NotServable>;
 
 impl Reader {
@@ -163,7 +163,7 @@ impl Reader {
             Err(refused) => {
                 source.refuse(&refused);
                 drop((place, pin, pace));
-                // The representation is refused now and for good, so this recursion ends.
+                // The representation is refused permanently, so the recursion ends.
                 return Box::pin(self.list(request, permit, resource, read)).await;
             }
         };
@@ -173,7 +173,7 @@ impl Reader {
         Ok(request.context.list(encoding, standing, body, |it| List::new(it, place, pin)))
     }
 
-    /// Waits until the state can be shown that a list asks for.
+    /// Waits until the state that a list requests can be shown.
     async fn fit_to_show(
         &self,
         source: &FeedSource,
@@ -191,8 +191,8 @@ impl Reader {
         self.sources.of_present(source).await
     }
 
-    /// The answer to a read that costs too much: upstream gives it. But upstream would deny a part of a collection
-    /// altogether, and not say why, so that is refused here.
+    /// Handles a read that costs too much. It is forwarded, unless it is for the readable part of a collection.
+    /// Upstream would deny that without giving a reason, so the proxy rejects it.
     fn too_dear(request: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
             return Err(NotServable::Forward(ForwardReason::DearSelector));
@@ -201,14 +201,14 @@ impl Reader {
         Ok(request.context.status(&refused))
     }
 
-    /// Prepares a scan of this cost. It waits for its turn if the cost is more than a little.
+    /// Prepares a scan with this cost. A scan above a minimum cost waits for its turn.
     async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
         let whose = request.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.scans.turn(whose.clone()).await?) } else { None };
         Ok(ScanPace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
     }
 
-    /// The namespaces with something to show, once it is known which of them may be shown.
+    /// Returns the namespaces with something to show, after their permissions are decided.
     async fn find_out(
         &self,
         request: &ReadRequest,
@@ -221,7 +221,7 @@ impl Reader {
         let pace = self.pace(request, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
         let namespaces = look::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
-        // The turn is given back: nobody else should wait for upstream's answers to us.
+        // Ends the turn, so that other scans do not wait for authorization responses from upstream.
         drop(pace);
         let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
         asked.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
@@ -256,13 +256,13 @@ impl Reader {
         let need = request.need(&permit, resource, read.representation, resume);
         let source = match self.sources.source(resource, &need).await {
             Ok(source) => source,
-            // A watch that is passed through lasts for an hour. The apiserver's own words for a cache that is being
-            // filled are better (R-LIST-5).
+            // A forwarded watch would last for an hour. The apiserver's error for an initializing cache is better
+            // (R-LIST-5).
             Err(NotServable::Forward(ForwardReason::Syncing)) => return Err(initializing()),
             Err(why) => return Err(why),
         };
         let feed = &source.feed;
-        // If kubectl cannot go on from there it ends for good; its lists, which upstream answers, work.
+        // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them.
         if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
             && resume < feed.reader.floor()
         {
@@ -291,8 +291,8 @@ impl Reader {
         Ok(self.open_watch(request, admitted, &read, failed).await)
     }
 
-    /// Waits until the feed is as fresh as a watch needs it. If that takes too long, the stream says so, as the
-    /// apiserver's does (R-VERSION-4): an error is better than a private watch upstream for everybody.
+    /// Waits until the feed is as fresh as a watch requires. On a timeout, the stream returns an error like the
+    /// apiserver's (R-VERSION-4). This avoids a private upstream watch for every client.
     async fn fit_to_watch(
         &self,
         feed: &FeedHandle,
@@ -301,7 +301,7 @@ impl Reader {
     ) -> Result<Option<Status>, NotServable> {
         let unproven = match read.start {
             WatchStart::After(rv) => {
-                // Somebody has told that version already: another proxy, or the apiserver.
+                // The client has the version from another proxy or the apiserver, so the feed must catch up.
                 if feed.reader.progress().rv < rv && (by_proxy || feed.reader.shown_at() < rv) {
                     feed.freshness.want_version(rv);
                 }
@@ -333,7 +333,7 @@ impl Reader {
         }
     }
 
-    /// The namespaces that a watch may begin with, if it may not show all.
+    /// Returns the namespaces that a watch starts with, if it is a partial view.
     async fn begins_with(
         &self,
         request: &ReadRequest,
@@ -358,7 +358,7 @@ impl Reader {
             Some(Err(response)) => return response,
             None => None,
         };
-        // A WebSocket message has one frame.
+        // A WebSocket message contains exactly one frame.
         admitted.chunks = if websocket { None } else { chunks(&admitted).await };
         metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
         let feed = admitted.source.feed.clone();
@@ -369,7 +369,7 @@ impl Reader {
         let looks = ScanBudget::new(self.slices.clone(), request.caller.payer(), read.view.is_dear());
         let who = Who::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
         let session = self.session(admitted, read, failed, (protocol, cut, looks, request.context.by_proxy), who);
-        // Said behind that: if the writer changes in between, the watch ends.
+        // Read after the session was created. If the writer changes in between, the watch ends.
         let standing = session.standing(&feed);
         let Some(mut response) = upgrade else {
             let body = ReplyBody::watch(session, request.context.record.clone(), (protocol, encoding));
@@ -386,7 +386,7 @@ impl Reader {
         response
     }
 
-    /// The watch, or one that says why it cannot be and ends.
+    /// Returns the watch session, or one that sends an error and ends.
     fn session(
         &self,
         admitted: Admitted,
@@ -435,15 +435,14 @@ impl Reader {
     }
 }
 
-/// The chunks of the state that a watch begins with, if its view is made of them.
+/// Returns the shared chunks of the initial state, if the watch's view consists of whole chunks.
 async fn chunks(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
     let opened = admitted.opened.as_ref().ok()?;
     let snapshot = opened.snapshot.as_ref().filter(|_| admitted.permit.part().is_none())?;
     if PageChunks::suit(opened.cursor.view()) { Some(snapshot.chunks().await) } else { None }
 }
 
-/// The bytes that a watch holds for its selector while it is open: as it was written, to check the right again, and as
-/// it is matched.
+/// Returns how many bytes a watch holds for its selector: as written, to re-check the permission, and as compiled.
 fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
     let written = [&request.info.label_selector, &request.info.field_selector];
     let written: usize = written.into_iter().flatten().map(String::len).sum();

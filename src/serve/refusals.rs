@@ -1,4 +1,4 @@
-//! Refusals: answers to requests that are neither served nor passed through.
+//! Refusals: responses to requests that are neither served nor forwarded.
 
 use http::header::{EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Request, Response, StatusCode, Version};
@@ -23,8 +23,8 @@ pub(super) fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
     request.version() < Version::HTTP_2 && !expected.is_empty() && !expected.split(',').any(is_met)
 }
 
-/// The answer to a bad `timeout=`, which comes before who sends the request and whom that is to be taken for
-/// (R-ORDER-1). What is long-running has none (R-TIMEOUT-2).
+/// Returns the error for a bad `timeout=`, which takes precedence over authentication and impersonation (R-ORDER-1).
+/// Long-running requests have no timeout (R-TIMEOUT-2).
 pub(super) fn bad_timeout(info: &RequestInfo, query: &Query) -> Option<Status> {
     const LONG_RUNNING: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
     let is_long_running =
@@ -32,7 +32,7 @@ pub(super) fn bad_timeout(info: &RequestInfo, query: &Query) -> Option<Status> {
     check_timeout(query).err().filter(|_| !is_long_running)
 }
 
-/// The answer to a caller that gets nothing. A bad `timeout` comes first, whoever sends it (R-ORDER-1).
+/// Returns the response to a caller without permission. A bad `timeout` takes precedence for every caller (R-ORDER-1).
 pub(super) fn turned_away(
     context: &ResponseContext,
     user: &str,

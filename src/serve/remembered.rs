@@ -1,4 +1,4 @@
-//! Answers of upstream that many want, and are the same for all of them.
+//! A cache of upstream responses that are the same for all callers.
 
 use std::fmt;
 use std::hash::Hash;
@@ -8,22 +8,23 @@ use moka::future::Cache;
 use moka::ops::compute::{CompResult, Op};
 use tokio::time::Instant;
 
-/// An answer of upstream, with a moment before its question was sent.
+/// A response from upstream, with a time before its request was sent.
 pub(super) trait AskedAt {
     fn asked(&self) -> Instant;
-    /// The memory that it takes.
+    /// Returns the memory that the response takes.
     fn len_bytes(&self) -> usize;
 }
 
-/// Answers by what was asked. There is one question at a time for each, however many wait for it.
+/// Responses by request. At most one request per key is in flight, regardless of how many callers wait for it.
 ///
-/// Where upstream does not answer, each that waits asks in its turn, for as long as it waits.
+/// If upstream does not respond, the waiting callers send their requests one after the other, each within its own
+/// timeout.
 pub(super) struct Remembered<K, V> {
     answers: Cache<K, V>,
 }
 
 impl<K, V> fmt::Debug for Remembered<K, V> {
-    /// Neither questions nor answers are shown: they may be about credentials.
+    /// Omits requests and responses, because they may contain credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Remembered").finish_non_exhaustive()
     }
@@ -39,8 +40,9 @@ where
         Self { answers: Cache::builder().max_capacity(bytes_max).weigher(weigh).build() }
     }
 
-    /// The answer to a request that came at `received`: a remembered one if it will do, or else one that was asked for
-    /// since. `ask` gets the last one, which may be all that it needs. Errors are not remembered.
+    /// Returns the response for a caller whose request arrived at `received`. A cached response is used if it was
+    /// requested since, or if `will_do` accepts it. Otherwise `ask` requests a new one; it receives the last response,
+    /// which may spare a full request. Errors are not cached.
     pub(super) async fn get<E, F>(
         &self,
         key: &K,
@@ -52,7 +54,7 @@ where
         E: Send + Sync + 'static,
         F: Future<Output = Result<V, E>>,
     {
-        // A question that was sent before the request came may have been answered before it came, too.
+        // A response that was requested before the caller's request arrived may predate that request.
         let fits = |answer: &V| answer.asked() >= received || will_do(answer);
         if let Some(answer) = self.answers.get(key).await.filter(|answer| fits(answer)) {
             return Ok(answer);

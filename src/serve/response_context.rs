@@ -1,4 +1,4 @@
-//! Responses of our own: Statuses, objects and heads, with the apiserver's headers.
+//! Responses of the proxy itself: Statuses, objects and lists, with the apiserver's headers.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use base::Cut;
 use kubeapi::{MediaType, Offers, Query, Status, check_accept_length, negotiate, pretty};
 
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// Says of an answer that was passed through why it was.
+/// The header that states why a request was forwarded.
 pub(super) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
-/// Names whose refusal an error of ours is: `apiserver` where a review of the apiserver's denied the request, otherwise
+/// The header that names the origin of an error: `apiserver` if a review by the apiserver denied the request, otherwise
 /// `proxy`.
 pub(super) const REFUSED_BY: HeaderName = HeaderName::from_static("kube-fanout-refused-by");
 pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
 
-/// How a request wants to be answered, kept beside the request.
+/// The properties of a request that determine the form of its response.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResponseContext {
     pub(super) accept: Option<String>,
@@ -36,25 +36,25 @@ pub(super) struct ResponseContext {
     pub(super) accept_refused: Option<Box<Status>>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,
-    /// The request's audit record, where requests are recorded.
+    /// The request's audit record, if the audit log is on.
     pub(super) record: Option<Arc<AuditRecord>>,
-    /// Whether large answers may be compressed.
+    /// Whether the client accepts compressed responses.
     pub(super) gzip: bool,
     pub(super) query: Option<Arc<Query>>,
-    /// How much of a collection is shown, if it is a readable part.
+    /// How much of a collection is shown, if the readable part is requested.
     pub(super) extent: Option<Extent>,
-    /// Ends the request and its answer from outside.
+    /// Ends the request and its response from outside.
     pub(super) cut: Cut,
-    /// Whether the request comes by another proxy.
+    /// Whether the request arrived from another proxy.
     pub(super) by_proxy: bool,
 }
 
-/// What an answer from memory says of the feed that it comes from.
+/// The state of the feed as reported in a response from the cache.
 #[derive(Debug, Default)]
 pub(super) struct FeedStatus {
-    /// For how long the feed has been without upstream's stream.
+    /// For how many seconds the feed has been disconnected from upstream.
     pub(super) stale_seconds: Option<u64>,
-    /// Who has written the bodies, if that is known. Only proxies are told.
+    /// The apiserver build that wrote the bodies, if known. Only proxies receive it.
     pub(super) written_by: Option<Arc<Build>>,
 }
 
@@ -77,7 +77,7 @@ impl ResponseContext {
         }
     }
 
-    /// A Status in the encoding that the request accepts (R-ACCEPT-5).
+    /// Returns a Status in the encoding that the request accepts (R-ACCEPT-5).
     pub(super) fn status(&self, status: &Status) -> Response<ReplyBody> {
         let accept = self.accept.as_deref();
         let person =
@@ -85,7 +85,7 @@ impl ResponseContext {
         let (content_type, body) = match negotiate(accept, Offers::ERROR).media() {
             Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
             Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
-            // YAML errors are not written here: a request for YAML alone is passed through.
+            // YAML errors are not written here; a request that accepts only YAML is forwarded.
             _ => (MediaType::Json.as_str(), status.to_json_indented()),
         };
         let mut response = Response::new(ReplyBody::full(Bytes::from(body)));
@@ -101,7 +101,7 @@ impl ResponseContext {
         response
     }
 
-    /// A 200 from the cache.
+    /// Returns a 200 from the cache.
     pub(super) fn served(
         &self,
         encoding: Encoding,
@@ -127,12 +127,12 @@ impl ResponseContext {
         response
     }
 
-    /// Whether an answer of this length is compressed.
+    /// Whether a response of this length is compressed.
     pub(super) fn compresses(&self, bytes: usize) -> bool {
         self.gzip && bytes > gzip::PLAIN_BYTES_MAX
     }
 
-    /// A list from the cache, compressed if it is worth it.
+    /// Returns a list from the cache, compressed if it is large enough.
     pub(super) fn list(
         &self,
         encoding: Encoding,
@@ -160,7 +160,7 @@ pub(super) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> 
     response
 }
 
-/// The answer of Go's server to a request line that it cannot read, before any code of the apiserver's own.
+/// Returns the response of Go's server to an unreadable request line, which it sends before any apiserver code runs.
 pub(super) fn malformed(version: Version) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::full(Bytes::from_static(b"400 Bad Request")));
     *response.status_mut() = StatusCode::BAD_REQUEST;
@@ -171,7 +171,7 @@ pub(super) fn malformed(version: Version) -> Response<ReplyBody> {
     response
 }
 
-/// The answer of Go's server to an expectation that it does not know.
+/// Returns the response of Go's server to an unknown expectation.
 pub(super) fn expectation_failed() -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::EXPECTATION_FAILED;
@@ -186,7 +186,7 @@ pub(super) fn put_served(headers: &mut HeaderMap, stale_seconds: Option<u64>) {
     }
 }
 
-/// A random UUID, as the apiserver gives to requests that bring none.
+/// Returns a random UUID, as the apiserver assigns to requests without an id.
 pub(super) fn new_audit_id() -> HeaderValue {
     let [a, b] = [fastrand::u64(..), fastrand::u64(..)];
     let text = format!(

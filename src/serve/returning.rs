@@ -1,6 +1,6 @@
-//! Opens watches, and holds those from before the history of a feed while upstream is asked for it.
+//! Opens watches. A watch from before a feed's history is held while the history is extended from upstream.
 //!
-//! Nobody is told that a version is too old because a feed or the proxy ends: the next one may know what came after it.
+//! A client does not receive "too old" because a feed or the proxy ends. The next feed or proxy may have the history.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use crate::feeds::FeedHandle;
 use crate::wire::Encoding;
 use kubeapi::{WatchStart, WatchTimeout};
 
-/// The longest that such a watch is held. Then it is told what it would have been told at once.
+/// How long such a watch is held. After that, the client receives the error that it would have received at once.
 const HELD_MAX: Duration = Duration::from_secs(8);
 
 impl Sources {
-    /// Opens a watch where it wants to start. If that is before the feed's history, it is held for a while: perhaps the
-    /// history begins earlier then. `is_part` says that it does not show all.
+    /// Opens a watch at its start version. If the version precedes the feed's history, the watch is held for a while,
+    /// because the history may be extended. `is_part` marks a partial view.
     pub(super) async fn open(
         &self,
         feed: &FeedHandle,
         read: &WatchRead,
         (is_part, follows): (bool, bool),
     ) -> Result<Result<OpenedWatch, TooOld>, NotServable> {
-        // What goes with a right is taken back with what was there before.
+        // A partial view needs the previous state of each object, because revoking a permission deletes visible objects.
         let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
         let opened = match open(&feed.reader, read.start, view.clone(), follows) {
             Ok(opened) => Ok(opened),
@@ -35,7 +35,7 @@ impl Sources {
                 open(&feed.reader, read.start, view, follows)
             }
         };
-        // What a feed that is over does not have, the next one may.
+        // The next feed may have what an ended feed does not.
         if opened.is_err() && matches!(feed.reader.state(), FeedState::Ended(_)) {
             Err(NotServable::Over)
         } else {
@@ -43,8 +43,8 @@ impl Sources {
         }
     }
 
-    /// Waits until the feed's history reaches back to where a watch wants to start, or will not, or that takes too
-    /// long. If this is dropped, nothing stays behind.
+    /// Waits until the feed's history reaches the watch's start version, cannot reach it, or a timeout expires. The
+    /// future is cancel-safe.
     async fn look_back(
         &self,
         feed: &FeedHandle,
@@ -53,7 +53,7 @@ impl Sources {
         timeout_seconds: Option<i64>,
     ) -> Result<(), NotServable> {
         let from = too_old.requested;
-        // What it prints of an old change now is not what it printed then.
+        // Upstream would print an old change with current cells.
         let is_table = feed.spec.key.encoding == Encoding::Table;
         if is_table || feed.reader.reaches(from, view) || !feed.reader.may_begin_earlier() {
             return Ok(());
@@ -64,7 +64,7 @@ impl Sources {
             biased;
             () = feed.returners.wait(from, view, &feed.reader) => Ok(()),
             () = feed.reader.over() => Ok(()),
-            // The proxy after this one may have the answer.
+            // The proxy that replaces this one may have the history.
             () = drain.started() => Err(NotServable::going_away()),
             () = sleep(held_for(timeout_seconds)) => Ok(()),
         }
@@ -81,7 +81,7 @@ fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> R
     }
 }
 
-/// The time that a watch is held: as long as its client wants it to last, within a bound.
+/// Returns how long a watch is held: the requested duration, up to a limit.
 fn held_for(timeout_seconds: Option<i64>) -> Duration {
     WatchTimeout::of(timeout_seconds).within(HELD_MAX)
 }
@@ -98,7 +98,7 @@ mod tests {
     use base::DrainTrigger;
     use kubeapi::{Gvr, ResourceVersion};
 
-    /// What may end the wait of a watch.
+    /// The events that can end the wait of a watch.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Event {
         Nothing,
@@ -191,7 +191,7 @@ mod tests {
         for (encoding, version, comes_to) in [
             (Encoding::Json, 100, "opened"),
             (Encoding::Json, 120, "opened"),
-            // A row shows what upstream printed when it happened.
+            // A row shows the cells that upstream printed when the event occurred.
             (Encoding::Table, 90, "too old"),
         ] {
             let (feeds, feed, _writer) = feed(encoding);

@@ -1,8 +1,8 @@
-//! Reviews that other proxies ask for, of their callers. Identical ones that are asked for together are one question
-//! to upstream, and its answer serves those that come a little later, as long as no change of rights is seen.
+//! Reviews that other proxies request for their callers. Identical concurrent reviews are coalesced into one request to
+//! upstream. Its response also serves later reviews for a short time, unless a change of permissions is observed.
 //!
-//! Upstream is asked with our own rights, so only who may create reviews gets an answer from here. What a review says
-//! depends on nothing but its body.
+//! Upstream is asked with this proxy's identity, so only callers that may create reviews are answered here. A review's
+//! result depends only on its body.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,18 +30,18 @@ use crate::upstream::{
 };
 use kubeapi::{FlowDistinguisher, Status};
 
-/// What is reviewed.
+/// The kind of a review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// What somebody may who asks for something.
+    /// A SubjectAccessReview for a request.
     Access,
-    /// Whether an open watch may go on.
+    /// A SubjectAccessReview for an open watch.
     Lease,
     Token,
 }
 
-/// A question, by the digest of its body: it may have a token in it. What was asked for open watches is kept apart: if
-/// upstream is a proxy itself, its answer may be older than requests go by.
+/// The cache key of a review. It has a digest of the body, because the body may contain a token. Reviews for open
+/// watches are kept apart: if upstream is a proxy itself, its responses to them may be older than requests allow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     kind: Kind,
@@ -52,23 +52,23 @@ struct Key {
 struct Kept {
     asked: Instant,
     answer: Bytes,
-    /// How long it serves others.
+    /// How long the response serves requests.
     ttl: Duration,
-    /// How long it serves those who ask about an open watch.
+    /// How long the response serves reviews for open watches.
     lease_ttl: Duration,
 }
 
-/// How upstream's answers stand to the last change of rights that we have seen.
+/// When upstream's decisions reflect the last observed change of permissions.
 #[derive(Debug, Clone, Copy)]
 struct LastChange {
-    /// The moment from which they go by it, as a rule.
+    /// The time from which they normally reflect the change.
     seen: Instant,
-    /// The moment from which they do for certain. Behind a change each lease asks once more, and must not be told what
-    /// it was told before.
+    /// The time from which they certainly reflect the change. After a change, each open watch is reviewed once more,
+    /// and must not receive the earlier decision.
     settled: Instant,
 }
 
-/// Asks upstream for others what they may not be told by anybody else.
+/// Creates reviews on behalf of proxies below this one and shares the results.
 #[derive(Debug)]
 pub(super) struct PeerReviews {
     client: Client,
@@ -79,10 +79,10 @@ pub(super) struct PeerReviews {
     lag_max: Duration,
 }
 
-/// How long a question may take, with the time that it waits for others like it.
+/// The timeout of a review, including the wait for identical ones.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const KEPT_BYTES_MAX: u64 = 32 << 20;
-/// A review has the name and the groups of a user, or a token.
+/// The maximum size of a review. It contains the name and groups of a user, or a token.
 const REVIEW_BYTES_MAX: usize = 128 << 10;
 const JSON: &str = "application/json";
 const UNREADABLE: &str = "the review's body is too long, or broke off";
@@ -98,7 +98,7 @@ impl PeerReviews {
         Self { client, gate, kept: Remembered::new(KEPT_BYTES_MAX), admission, body_max, lag_max }
     }
 
-    /// Whether another proxy asks for a review, for itself and in the form that proxies ask in.
+    /// Whether another proxy requests a review for itself, in the form that proxies use.
     pub(super) fn has(request: &ReadRequest) -> bool {
         let headers = request.http.headers();
         let is_json = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == JSON);
@@ -110,7 +110,7 @@ impl PeerReviews {
             && !headers.keys().any(is_impersonation)
     }
 
-    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    /// Answers a review for a caller that may create reviews. `hops` lists the proxies on the path, including this one.
     pub(super) async fn answer(&self, request: ReadRequest, hops: HeaderValue) -> Response<ReplyBody> {
         let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
         let ReadRequest { http, context, .. } = request;
@@ -152,14 +152,14 @@ impl PeerReviews {
     async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
         let asked = Instant::now();
         let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
-        // What is nobody's may be somebody's a moment later.
+        // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.gate.remembers_for().token_ttl } else { Duration::ZERO };
         Ok(Kept { asked, answer, ttl, lease_ttl: Duration::ZERO })
     }
 
-    /// Asks what a user may, unless we have asked ourselves: of a node its proxy asks what its kubelet may, and we what
-    /// its proxy may, which is the same.
+    /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy asks about its
+    /// kubelet, and this proxy asks about the node's proxy. These are the same review.
     async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
         let question = AccessVerdict::question(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
@@ -187,13 +187,13 @@ impl PeerReviews {
             AccessVerdict { reason, .. } if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
             AccessVerdict { .. } => ages.denied_ttl,
         };
-        // We hear of each change of RBAC, which not every proxy behind us may.
+        // This proxy observes every change of RBAC, which not every proxy below it may.
         let is_by_rbac = verdict.allowed && AccessVerdict::is_by_rbac(&verdict.reason);
         let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
         Kept { asked, answer, ttl, lease_ttl }
     }
 
-    /// The last change of rights, if we would have seen it.
+    /// Returns the last change of permissions, or `None` if changes are not observed.
     fn last_change(&self) -> Option<LastChange> {
         let recheck = self.gate.remembers_for().recheck;
         let at = self.gate.policy_unchanged_since()?;
@@ -202,19 +202,19 @@ impl PeerReviews {
 }
 
 impl LastChange {
-    /// Whether each who asks about that must be told what goes by this for certain.
+    /// Whether responses of this kind must certainly reflect the change.
     fn is_settled(self, kind: Kind, now: Instant) -> bool {
         kind == Kind::Lease && now >= self.settled
     }
 
-    /// The moment before which no answer will do.
+    /// Returns the time before which no response may have been requested.
     fn least(self, kind: Kind, now: Instant) -> Instant {
         if self.is_settled(kind, now) { self.settled } else { self.seen }
     }
 }
 
 impl Kind {
-    /// What another proxy says that it asks for.
+    /// Returns the kind of review that another proxy states.
     fn of(request: &ReadRequest) -> Option<Self> {
         let says = |cause: Cause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
         match request.http.uri().path() {
@@ -225,8 +225,7 @@ impl Kind {
         }
     }
 
-    /// Whether an answer is as old at most as one that we would go by ourselves, and no right has changed since that we
-    /// have seen.
+    /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
     fn will_do(self, kept: &Kept, change: Option<LastChange>, now: Instant) -> bool {
         let age = now.saturating_duration_since(kept.asked);
         match change {
@@ -266,8 +265,8 @@ impl AskedAt for Kept {
 mod tests {
     use super::*;
 
-    /// A change at 0 s, which answers go by from 5 s on, and certainly from 60 s on. They serve 10 s, and RBAC's for
-    /// open watches 600 s.
+    /// A change at 0 s. Decisions normally reflect it from 5 s on, and certainly from 60 s on. They are reused for 10
+    /// s, and decisions by RBAC for open watches for 600 s.
     #[test]
     fn an_answer_serves_as_long_as_one_of_our_own_and_no_longer_than_until_a_change() {
         let zero = Instant::now();
@@ -281,7 +280,7 @@ mod tests {
             (Kind::Access, 100, 111, by_rbac, false),
             (Kind::Lease, 4, 6, by_rbac, false),
             (Kind::Lease, 6, 15, by_rbac, true),
-            // Upstream need not know of the change yet.
+            // Upstream may not know of the change yet.
             (Kind::Lease, 6, 17, by_rbac, false),
             (Kind::Lease, 55, 59, by_rbac, true),
             (Kind::Lease, 55, 60, by_rbac, false),

@@ -1,5 +1,4 @@
-//! Routing: a pure function from a request and what is known of its resource to a route. The tables in its tests are
-//! its specification.
+//! Routing: a pure function from a request and its resource to a route. The tables in its tests are its specification.
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +17,7 @@ use kubeapi::{
     prefers_cbor, pretty, router_accepts,
 };
 
-/// The answer that we give, if the caller may read.
+/// The response that the proxy gives, if the caller may read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Route {
     Refuse(Box<Status>),
@@ -27,70 +26,70 @@ pub(super) enum Route {
     Watch(WatchRead),
 }
 
-/// Why a request goes upstream. Every variant is a metric label.
+/// Why a request is forwarded to upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ForwardReason {
-    /// It is not about a resource: discovery, health, version, OpenAPI.
+    /// It is not for a resource: discovery, health, version, OpenAPI.
     NonResource,
-    /// It is no read.
+    /// It is not a read.
     Verb,
     /// `log`, `exec`, `status`, `scale`, …
     Subresource,
     /// It is spelled in a way that only upstream should interpret.
     Spelling,
-    /// The caller asks to be taken for somebody else. Upstream decides whether it may, and what that user may read.
+    /// The caller impersonates another user. Upstream decides whether it may, and what that user may read.
     Impersonation,
-    /// The caller has no credential, and so only the rights that upstream gives to everybody.
+    /// The caller has no credential, and so only the permissions of anonymous users.
     Anonymous,
-    /// The caller's permission is not for the collection that would be read.
+    /// The caller's permission does not cover the collection that would be read.
     Ungranted,
     /// Discovery does not know the resource.
     Unknown,
-    /// Another server behind the aggregation layer serves it.
+    /// Another server behind the aggregation layer serves the resource.
     Aggregated,
     /// The resource cannot be watched, so it cannot be cached.
     NotWatchable,
     /// It asks for YAML, CBOR or indented JSON.
     Representation,
-    /// It asks for a Table with cells as of now, which upstream prints when it is asked.
+    /// It asks for a Table with current cells, which upstream prints per request.
     Table,
-    /// It is a Table watch from before the history that is held here.
+    /// It is a Table watch that starts before the cached history.
     TooOld,
-    /// The representation cannot be derived from what is cached.
+    /// The representation cannot be derived from the cached encoding.
     Underivable,
-    /// No encoding is acceptable: upstream says it in its words.
+    /// No encoding is acceptable; upstream returns its own error.
     NotAcceptable,
-    /// It has a parameter that changes the answer and that we do not interpret.
+    /// It has a parameter that changes the response and that the proxy does not interpret.
     Parameter,
-    /// It asks for the most recent state of one object, and to prove that ours is would cost upstream as much.
+    /// It asks for the most recent state of one object. A freshness proof would cost upstream as much as the read.
     ConsistentGet,
-    /// It asks for the exact state at a version that is not held here.
+    /// It asks for the exact state at a version that is not cached.
     ExactVersion,
-    /// It has a continue token of a list that is not held here.
+    /// It has a continue token of a list that is not cached.
     Continue,
-    /// No feed runs that could answer a single read.
+    /// No running feed can answer this read of one object.
     NotCached,
     /// The feed was not ready in time.
     Syncing,
-    /// Our identity may not list the resource.
+    /// The proxy's identity may not list the resource.
     Forbidden,
-    /// The resource is not among those that are held.
+    /// The operator's configuration does not cache the resource.
     NotChosen,
-    /// The resource is of a sensitive kind, which is not held.
+    /// The resource is of a sensitive kind, which is not cached.
     Sensitive,
-    /// It asks for more of the resource than is held.
+    /// It asks for more of the resource than is cached.
     OutOfScope,
-    /// The feed cannot be kept: upstream does not serve it in this encoding, or it is not readable.
+    /// The feed cannot run: upstream does not serve the encoding, or its data is not readable.
     Unavailable,
-    /// The feed does not fit into the memory that feeds may take.
+    /// The feed does not fit into the memory budget for feeds.
     OverBudget,
-    /// That the cache is current could not be proven in time.
+    /// The freshness proof did not arrive in time.
     NoProof,
-    /// Its selector costs more than is spent here for one request, or for one event of a watch.
+    /// Its selector exceeds the CPU cost limit for one request, or for one event of a watch.
     DearSelector,
 }
 
-/// One object.
+/// A read of one object.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GetRead {
     pub(super) representation: Representation,
@@ -104,24 +103,24 @@ impl GetRead {
     }
 }
 
-/// A stream of changes.
+/// A watch.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct WatchRead {
     pub(super) representation: Representation,
     pub(super) view: View,
     pub(super) start: WatchStart,
     pub(super) bookmarks: bool,
-    /// The timeout as asked: see `WatchTimeout`.
+    /// The timeout as requested: see `WatchTimeout`.
     pub(super) timeout_seconds: Option<i64>,
 }
 
-/// Why a read cannot be answered from what is held.
+/// Why a read cannot be answered from the cache.
 enum Unread {
     Forward(ForwardReason),
     Refuse(Box<Status>),
 }
 
-/// The parts of a request that decide its route.
+/// The parts of a request that determine its route.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RouteInput<'a> {
     pub(super) method: &'a Method,
@@ -129,19 +128,19 @@ pub(super) struct RouteInput<'a> {
     pub(super) query: &'a Query,
     pub(super) accept: Option<&'a str>,
     pub(super) user_agent: Option<&'a str>,
-    /// The caller asks to be taken for somebody else.
+    /// Whether the caller impersonates another user.
     pub(super) impersonates: bool,
-    /// Another proxy asks, for a feed of its own.
+    /// Whether another proxy sends the request to fill its own feed.
     pub(super) fills_a_feed: bool,
-    /// The caller requests the part that it may read.
+    /// Whether the caller requests the readable part of a collection.
     pub(super) readable: bool,
 }
 
-/// Decides what we answer, and of which resource. `resource` is what discovery knows under the request's group, version
-/// and plural.
+/// Returns the route of a request and its resource. `resource` is the entry that discovery has for the request's group,
+/// version and plural.
 ///
 /// # Errors
-/// Upstream answers, for that reason.
+/// The request must be forwarded, for the returned reason.
 pub(super) fn route<'a>(
     asked: &RouteInput<'_>,
     resource: Option<&'a Resource>,
@@ -156,10 +155,10 @@ pub(super) fn route<'a>(
     }
 }
 
-/// Checks that requests of this kind can be answered here, whatever their resource is.
+/// Checks that requests of this kind can be answered here, regardless of their resource.
 ///
 /// # Errors
-/// Upstream answers, for that reason.
+/// The request must be forwarded, for the returned reason.
 pub(super) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
     let info = asked.info;
     if !info.is_resource {
@@ -180,7 +179,7 @@ pub(super) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
     Ok(())
 }
 
-/// The resource, if requests of this kind for it can be answered here at all.
+/// Returns the resource, if requests of this kind for it can be answered here at all.
 fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
     check_kind(asked)?;
     let info = asked.info;
@@ -191,7 +190,7 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
     if !resource.watchable {
         return Err(ForwardReason::NotWatchable);
     }
-    // A Namespace's own request carries its name as its namespace (R-PATH-2).
+    // A request for a Namespace has the Namespace's name as its namespace (R-PATH-2).
     let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
         // No path watches one object without its namespace.
@@ -208,18 +207,19 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
     Ok(resource)
 }
 
-/// The scope in which the resource is held, if the request asks for nothing beyond it.
+/// Returns the scope in which the resource is cached, if it covers the request.
 fn covered(asked: &RouteInput<'_>, resource: &Resource, coverage: &Coverage) -> Result<Scope, ForwardReason> {
     let scope = coverage.scope(resource)?;
     if covers(&scope, asked.info) { Ok(scope) } else { Err(ForwardReason::OutOfScope) }
 }
 
-/// `/api/v1/namespaces/a/namespaces/a` reads like the Namespace's own request, and is no path of the API.
+/// Whether a path repeats the namespaces segment. `/api/v1/namespaces/a/namespaces/a` parses like a request for the
+/// Namespace `a`, but it is not a path of the API.
 fn is_inside_itself(info: &RequestInfo) -> bool {
     info.path.matches("/namespaces/").count() > 1
 }
 
-/// The read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
+/// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
 fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Unread> {
     let RouteInput { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;
@@ -243,7 +243,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if prefers_cbor(accept, offers) {
         return Err(ForwardReason::Representation.into());
     }
-    // Errors are not written in YAML here either.
+    // The proxy does not write errors in YAML either.
     if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
         return Err(ForwardReason::Representation.into());
     }
@@ -258,7 +258,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     }
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
-    // A later release, or a definition that was changed a moment ago, may have the key.
+    // A later release, or a definition that has just changed, may have the key.
     let Ok(mut fields) = options.fields.compile(&resource.fields) else { return Err(ForwardReason::Parameter.into()) };
     if !info.name.is_empty() {
         fields = narrow(fields, &info.name)?;
@@ -271,7 +271,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     };
     if watch {
         let start = options.watch_start()?;
-        // No proxy shows the rows that its feeds begin with to anybody.
+        // The initial rows of a feed are shown only to proxies that fill a feed.
         let is_printed = asked.fills_a_feed || is_printed(start, &view, resource);
         if matches!(representation, Representation::Table(_)) && !is_printed {
             return Err(ForwardReason::Table.into());
@@ -289,14 +289,14 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
 }
 
-/// Whether a selector is too long to be evaluated here, where it costs CPU with each later event. Such reads pass
-/// through, except reads of a readable part, which upstream does not offer.
+/// Whether a selector is too long to be evaluated here, where it costs CPU for each later event. Such reads are
+/// forwarded, except reads of a readable part, which upstream does not offer.
 fn is_upstreams_selector(asked: &RouteInput<'_>, resource: &Resource) -> bool {
     let is_part = asked.readable && resource.namespaced && asked.info.namespace.is_empty();
     !is_part && !ListOptions::has_short_selectors(asked.query)
 }
 
-/// Why a list cannot be answered from what is held in `scope`, however fresh that is.
+/// Returns why a list cannot be answered from the data cached in `scope`, however fresh that is.
 fn unheld(
     options: &ListOptions,
     plan: &ListPlan,
@@ -306,18 +306,18 @@ fn unheld(
 ) -> Option<ForwardReason> {
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
-        // A resource without a watch cache has no whole list that would be cheaper than a page.
+        // For a resource without a watch cache, a whole list is not cheaper than a page.
         (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => {
             Some(ForwardReason::Parameter)
         }
-        // A list that continues in the most recent state: only upstream knows that without a proof for every page.
+        // The list continues in the most recent state. Answering it here would need a proof for every page.
         (VersionMatch::Unset, Some(_)) => Some(ForwardReason::Continue),
-        // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
+        // A list of one name reads one key: it has no second page, and a version with a limit is not an exact one.
         (_, Some(_)) if single => Some(ForwardReason::Continue),
         (VersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
             Some(ForwardReason::ExactVersion)
         }
-        // Whether there is a further page depends on what the apiserver would have to scan, which is more than we hold.
+        // Whether there is a next page depends on what the apiserver would scan, which is more than the cache holds.
         (VersionMatch::Exact(_), _) if plan.limit.is_some() && !single && scope.selector().is_some() => {
             Some(ForwardReason::OutOfScope)
         }
@@ -325,9 +325,9 @@ fn unheld(
     }
 }
 
-/// The representation of an answer, if it can be written here. Tables are only for watches, for their cells are as old
-/// as the events. A list's metadata is asked for as a list, and that of one object, or of each object of a watch, as
-/// one; upstream says what other pairs mean.
+/// Returns the representation of the response, if the proxy can write it. Tables are available only for watches,
+/// because their cells are as old as the events. PartialObjectMetadataList applies to lists, and PartialObjectMetadata
+/// to single objects and watch events. Requests for other combinations are forwarded.
 fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
     let encoding = match choice.media()? {
         MediaType::Json => Encoding::Json,
@@ -347,9 +347,9 @@ fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Represen
     }
 }
 
-/// Whether the rows of a Table watch can be had here. Ages and similar cells are as of when a row was printed. That is
-/// right for events from now on, and wrong for a state, except the state of one object, which upstream can be asked
-/// for.
+/// Whether the rows of a Table watch are available here. Ages and similar cells are as of when a row was printed. That
+/// is correct for later events and wrong for an initial state. The exception is a single object, whose row is requested
+/// from upstream.
 fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
     match start {
         WatchStart::After(_) => true,
@@ -361,7 +361,7 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
 fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Unread> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
-        // It is read from upstream's storage, which has other words for it.
+        // Upstream reads such a resource from storage, which returns a different error.
         Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::Parameter.into()),
         version => version?,
     };
@@ -373,7 +373,7 @@ fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representati
     Ok(Route::Get(GetRead { representation, key, version }))
 }
 
-/// A name from the path (`/watch/…/NAME`) or from the selector; both must agree.
+/// Combines the name in the path (`/watch/…/NAME`) with the selector. Both must agree.
 fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
     Ok(fields.narrowed_to(name)?)
 }

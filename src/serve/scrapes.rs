@@ -1,4 +1,4 @@
-//! Decides who may read the proxy's own metrics, by what upstream says.
+//! Authorizes reads of the proxy's own metrics.
 
 use http::HeaderMap;
 
@@ -7,7 +7,7 @@ use crate::auth::{Authorizer, BrowserGuard, NotGranted, RequestSender};
 use base::Reloadable;
 use kubeapi::{Access, Query, RequestInfo, Status};
 
-/// Lets those read metrics who may `get` their path as upstream says.
+/// Allows callers to read metrics if upstream allows them to `get` the path `/metrics`.
 #[derive(Clone)]
 pub struct ScrapeAuthorizer {
     gate: Authorizer,
@@ -17,15 +17,16 @@ pub struct ScrapeAuthorizer {
 const PATH: &str = "/metrics";
 
 impl ScrapeAuthorizer {
-    /// `browsers` is for senders with client certificates, which a browser shows for any page.
+    /// Creates the authorizer. `browsers` checks senders with client certificates, because a browser sends the
+    /// certificate for any page.
     pub fn new(gate: Authorizer, browsers: Reloadable<BrowserGuard>) -> Self {
         Self { gate, browsers }
     }
 
-    /// Finds out whether the sender of a request may.
+    /// Checks whether the sender of a request may read the metrics.
     ///
     /// # Errors
-    /// It may not, or that cannot be found out.
+    /// The sender is not authorized, or upstream cannot be asked.
     pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
         let info = RequestInfo::parse("GET", PATH, &Query::default());
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;

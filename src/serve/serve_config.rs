@@ -5,39 +5,39 @@ use super::coverage::Coverage;
 use super::slow_readers::Unread;
 use crate::feeds::WantedVersions;
 
-/// How requests are answered.
+/// The settings for answering requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeConfig {
     pub consistency: Consistency,
     pub coverage: Coverage,
-    /// Whether requests that reach into pods, services and nodes are passed on from a TCP socket where everybody who
-    /// reaches it is the proxy itself.
+    /// Whether requests that reach into pods, services and nodes (exec, attach, portforward, proxy) are forwarded from a
+    /// TCP socket without authentication, where every caller acts as the proxy itself.
     pub exec_on_loopback: bool,
-    /// How long a request waits for a feed that is being filled.
+    /// How long a request waits for a feed that is syncing.
     pub sync_wait_max: Duration,
-    /// How long a read waits for a proof that it is current, or for the version that it names: as long as the
-    /// apiserver waits (R-VERSION-3). It is not configurable for operators.
+    /// How long a read waits for a freshness proof or for the version that it names. It equals the apiserver's wait
+    /// (R-VERSION-3), and operators cannot change it.
     pub fresh_wait_max: Duration,
-    /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
-    /// `--request-timeout`.
+    /// The time limit for a LIST, a forwarded response that is not a stream, and a request's body. It corresponds to
+    /// the apiserver's `--request-timeout`.
     pub body_max: Duration,
-    /// How long a watch lasts whose client does not say it: so long to twice as long, as with the apiserver's
-    /// `--min-request-timeout`.
+    /// The minimum duration of a watch without a client timeout. The duration is random, up to twice this value, as
+    /// with the apiserver's `--min-request-timeout`.
     pub watch_min: Duration,
     pub limits: ConcurrencyConfig,
     pub unread: Unread,
-    /// How long upstream's discovery and authorizers may lag behind a change that we have seen: what they said until
-    /// then serves no other proxy later.
+    /// How long upstream's discovery and authorizers may lag behind an observed change. Responses from within this time
+    /// are not reused for other proxies.
     pub lag_max: Duration,
 }
 
-/// What a read without a resourceVersion may be answered from.
+/// The required freshness of a read without a resourceVersion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Consistency {
-    /// From a state that is proven to contain every write that was complete when the request came.
+    /// The state is proven to contain every write that was complete when the request arrived.
     #[default]
     Strict,
-    /// From a live feed: milliseconds old as a rule, without proof.
+    /// The state of a live feed, without a proof. It is normally milliseconds old.
     Bounded,
 }
 

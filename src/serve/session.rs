@@ -35,51 +35,53 @@ use crate::wire::{Columns, Object, Refused, Representation};
 use base::{Draining, mutant};
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
-/// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
+/// One downstream watch: its position in the feed, its clock, and its end. It buffers no events.
 ///
-/// A sink pulls it whenever its client has room. It does not know the sink's protocol.
+/// A sink polls the session whenever its client has room. The session does not depend on the sink's protocol.
 pub(super) struct WatchSession {
     feed: FeedHandle,
     cursor: Cursor,
     phase: Phase,
     bookmarks: bool,
-    /// What the client was last told, or started from: bookmarks are only for later versions.
+    /// The last version that was sent to the client, or from which the watch started. Bookmarks are sent only for later
+    /// versions.
     told: ResourceVersion,
-    /// Upstream's bookmarks seen so far.
+    /// The number of upstream bookmarks seen so far.
     seen_bookmarks: u64,
     clock: Clock,
     watchdog: Arc<Watchdog>,
-    /// The end of the permission, if it can end. It wakes the watchdog.
+    /// The future of the permission's end, if the permission can end. It wakes the watchdog.
     _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
-    /// Held until the watch is over, also for a watch that is no request's any more (WebSocket).
+    /// Keeps the drain waiting until the watch has ended, even after its request has ended (WebSocket).
     _held: Draining,
     /// The task that the watchdog wakes.
     task: Waker,
     /// The timer that has fired, until the watch has reacted to it.
     fired: Option<Fired>,
-    /// A bookmark is due once there is nothing else to say.
+    /// Whether to send a bookmark once no events are pending.
     is_bookmark_due: bool,
-    /// There is nothing to say until the waker is woken.
+    /// Whether no frames will come until the waker is woken.
     is_parked: bool,
     /// The columns of a Table, which only the first event carries.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    /// For a watch that does not show all namespaces.
+    /// Set for a watch that shows only some namespaces.
     partial: Option<Box<PartialView>>,
     looks: ScanBudget,
-    /// For a proxy: how many times another build had come to write the feed's bodies when the watch began.
+    /// Set for a downstream proxy: how often the build that writes the feed's bodies had changed when the watch
+    /// started.
     changes: Option<u32>,
-    /// What the end of the watch waits for: the rest of a transaction, or of the newest version.
+    /// The version that the end of the watch waits for: the rest of a transaction, or the newest version.
     rest: Option<AwaitedVersion>,
     _place: ConcurrencyPermit,
 }
 
-/// What the client gets next.
+/// The next frames for the client.
 #[derive(Debug)]
 enum Phase {
-    /// The state as ADDED events.
+    /// The initial state, as ADDED events.
     Initial(Box<InitialEvents>),
-    /// The state of one object as upstream has just printed it, older than all events.
+    /// The initial state of one object, which upstream has printed for this watch. It is older than all events.
     Row(Box<Object>),
     Live,
     /// A last frame, and then the end.
@@ -88,7 +90,7 @@ enum Phase {
 }
 
 impl WatchSession {
-    /// Starts the watch. Its clock has run since the request came.
+    /// Starts the watch. Its clock has been running since the request arrived.
     pub(super) fn new(opening: Opening) -> Self {
         let Opening { permit, place, feed, renderer, opened, namespaces, chunks, row, terms, .. } = opening;
         let Opening { received, drain, looks, metrics, cut, overdue, .. } = opening;
@@ -109,12 +111,12 @@ impl WatchSession {
         let cursor = cursor.rendered_by(renderer);
         let cursor = if terms.by_proxy { cursor.for_a_proxy() } else { cursor };
         let phase = match snapshot.zip(pin) {
-            // Its time is over when it begins (R-TIMEOUT-1).
+            // The timeout has already expired (R-TIMEOUT-1).
             _ if over => {
                 metrics.ended(WatchEnd::Timeout);
                 Phase::Ended
             }
-            // The state is told in parts.
+            // A partial view sends the initial state in turns.
             _ if partial.is_some() => Phase::Live,
             Some((snapshot, pin)) => {
                 let initial = InitialEvents::new(snapshot, pin, terms.end_bookmark);
@@ -150,7 +152,7 @@ impl WatchSession {
             rest: None,
             _place: place,
         };
-        // From now on timers are heard, whether or not the watch is ever polled.
+        // From here on, timers take effect even if the watch is never polled.
         session.set_timer(session.clock.next());
         if session.is_ended() {
             session.watchdog.end();
@@ -158,18 +160,18 @@ impl WatchSession {
         session
     }
 
-    /// Ends the watch when it is not polled. The sink holds it for as long as what was told is on its way.
+    /// Returns the watchdog, which ends the watch if it is not polled. The sink holds it while frames are in flight.
     pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
         &self.watchdog
     }
 
-    /// Whether all has been said.
+    /// Whether all frames were put.
     pub(super) fn is_ended(&self) -> bool {
         matches!(self.phase, Phase::Ended)
     }
 
-    /// Whether there is nothing to say until the waker is woken that it was last polled with. This may be so right
-    /// after frames, too: then the watch need not be polled to learn that there are no more.
+    /// Whether no frames will come until the waker of the last poll is woken. This can be true right after frames were
+    /// put; then another poll would find nothing.
     pub(super) fn is_parked(&self) -> bool {
         self.is_parked
     }
@@ -198,7 +200,7 @@ impl WatchSession {
                         Ok(put) => frames = put,
                         Err(refused) => self.underivable(&refused),
                     }
-                    // An empty state has no frames, but nobody has registered for a wake-up yet either.
+                    // An empty state has no frames, but no waker was registered yet.
                     if batch.is_empty() {
                         continue;
                     }
@@ -224,7 +226,7 @@ impl WatchSession {
                 return Poll::Ready(Some(()));
             }
             if self.looks.are_used_up() {
-                // There is more to look at after others have had their turn.
+                // More events remain to be scanned after other tasks had their turn.
                 continue;
             }
             let waits = self.fired(cx).is_none() || self.is_resting();
@@ -235,7 +237,7 @@ impl WatchSession {
         }
     }
 
-    /// Finishes a batch if there is something in it: so many frames, or as many as there are pieces.
+    /// Completes a batch, unless it is empty. It has `frames` frames, or as many as there are pieces.
     fn says(&mut self, frames: usize, batch: &mut [Bytes]) -> bool {
         let Some(first) = batch.first_mut() else { return false };
         if let Some(headed) = self.columns.as_ref().and_then(|columns| columns.put(first)) {
@@ -249,7 +251,7 @@ impl WatchSession {
         true
     }
 
-    /// Ends the watch if the client may not read it any more, whatever was to come (A4).
+    /// Ends the watch if its permission was revoked, even if frames are pending (A4).
     fn check_grant(&mut self) {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
@@ -259,7 +261,7 @@ impl WatchSession {
         }
     }
 
-    /// Puts a portion of the initial state. Returns how many frames it is.
+    /// Puts a portion of the initial state. Returns the number of frames.
     fn initial(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
         let reader = &self.feed.reader;
@@ -301,7 +303,7 @@ impl WatchSession {
         self.partial.as_deref().is_none_or(PartialView::is_settled)
     }
 
-    /// Puts what comes or goes with rights. Returns false if there is nothing of the kind.
+    /// Puts the frames of namespaces whose permission has changed. Returns false if there are none.
     fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, Refused> {
         if let Some(partial) = &mut self.partial {
             partial.notice(cx);
@@ -350,7 +352,7 @@ impl WatchSession {
                 if caught_up.is_some() {
                     self.looks.begin_anew();
                 }
-                // Events that come with rights, and bookmarks, are looked for when there are no others.
+                // Changes of permissions and bookmarks are checked only when no events are pending.
                 self.is_parked = self.partial.is_none()
                     && !self.has_another_writer()
                     && self.rest.is_none()
@@ -365,15 +367,16 @@ impl WatchSession {
                 let announced = progress.bookmarks != self.seen_bookmarks;
                 self.seen_bookmarks = progress.bookmarks;
                 let due = self.bookmark_due();
-                // What is due says the same again, as upstream's does: whoever hears nothing for long takes the stream
-                // for dead. A feed that has lost its own has nothing to vouch for.
+                // Like upstream, repeats the last version when a bookmark is due, because a client may consider a
+                // silent stream dead. A disconnected feed cannot confirm the version, so it sends none.
                 let again = due && progress.rv == self.told && self.feed.reader.state() == FeedState::Live;
                 if self.bookmarks && (again || (due || announced) && progress.rv > self.told) {
                     self.told = progress.rv;
                     batch.push(self.bookmark(progress.rv)?);
                 }
             }
-            // The feed is over: the resource is gone, or we may not read it any more. No version was too old.
+            // The feed has ended: the resource is gone, or the proxy may no longer read it. This is not an expired
+            // version.
             Pull::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
                 self.phase = Phase::Ended;
                 self.metrics.ended(WatchEnd::FeedEnded);
@@ -383,7 +386,7 @@ impl WatchSession {
                 self.end_with(&status, WatchEnd::Expired);
             }
             Pull::Refused(refused) => return Err(refused),
-            // The next event must wait, and so must a bookmark behind it.
+            // The next event must wait, and so must a bookmark after it.
             Pull::Stopped(Stop::AtMark | Stop::Undecided) => {
                 self.bookmark_due();
             }
@@ -396,21 +399,20 @@ impl WatchSession {
         self.feed.reader.bookmark(rv, false, self.cursor.renderer())
     }
 
-    /// Ends the watch because an object cannot be written as this client wants it. The watch ends between two events,
-    /// as watches sometimes do. The client goes on from the last version it has seen, and from a feed that has the
-    /// whole object.
+    /// Ends the watch because an object cannot be rendered for this client. The watch ends between two events, as
+    /// watches may. The client resumes after the last version it has seen, from a feed that has the whole object.
     fn underivable(&mut self, refused: &Refused) {
         self.feed.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, refused);
         self.phase = Phase::Ended;
         self.metrics.ended(WatchEnd::Underivable);
     }
 
-    /// Whether the watch ends now: its time is up, or the proxy drains.
+    /// Ends the watch if its timeout has expired or the proxy drains. Returns whether it has ended.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        // A renderer is revoked after it was disproven, so whoever sees the first sees the second.
+        // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
-            // What this client holds may be wrong, and would stay so if it went on from here.
+            // The client's data may be wrong, and would stay wrong if it resumed here.
             let status = Status::too_old(self.told.0, self.feed.reader.progress().rv.0);
             self.end_with(&status, WatchEnd::Underivable);
             return true;
@@ -432,7 +434,7 @@ impl WatchSession {
         true
     }
 
-    /// Why the watch ends, if a timer says so. If not, the timer is set again.
+    /// Returns why a timer ends the watch, if it does. Otherwise, the timer is set again.
     fn ended_by_timer(&mut self, cx: &Context<'_>) -> Option<WatchEnd> {
         match self.fired(cx)? {
             Fired::Time if self.clock.is_over(Instant::now()) => Some(WatchEnd::Timeout),
@@ -447,7 +449,7 @@ impl WatchSession {
         }
     }
 
-    /// The timer that has fired and to which the watch has not reacted yet.
+    /// Returns the timer that has fired and to which the watch has not reacted yet.
     fn fired(&mut self, cx: &Context<'_>) -> Option<Fired> {
         if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
             self.fired = self.watchdog.due();
@@ -455,7 +457,8 @@ impl WatchSession {
         self.fired
     }
 
-    /// Sets the timer. If it fires at once, the watch reacts when it is polled next, which may be never.
+    /// Sets the timer. If it fires at once, the watch is woken, and it reacts when it is polled next, which may be
+    /// never.
     fn set_timer(&mut self, at: Instant) {
         self.watchdog.set_alarm(at);
         self.fired = self.watchdog.due();
@@ -475,11 +478,11 @@ impl WatchSession {
     }
 }
 
-/// The end of the permission, which wakes the watchdog from now on.
+/// Returns the future of the permission's end, which wakes the watchdog from now on.
 fn revocation(watchdog: &Arc<Watchdog>) -> Option<Pin<Box<WaitForCancellationFutureOwned>>> {
     let mut over = Box::pin(watchdog.grant().over()?.cancelled_owned());
     let watchdog = Waker::from(watchdog.clone());
-    // If it is over already, whoever polls the watch sees that first.
+    // If the permission has already ended, the next poll checks it first.
     let _ = over.as_mut().poll(&mut Context::from_waker(&watchdog));
     Some(over)
 }

@@ -1,9 +1,10 @@
-//! Wakes watches when it is time, and ends those from outside whose clients do not read.
+//! Wakes watches when their timers fire, and cuts watches whose clients do not read.
 //!
 //! A watch ends itself when it is polled, and a codec polls it when its client has room. If the client never has room,
-//! the watch is never polled again, and would keep its place, its feed and perhaps a state for ever. So each watch has
-//! a [`Watchdog`], which its timers wake. A watch that has not been polled for a while after a timer has fired is
-//! cut if its time is up, its permission has ended or the proxy drains. Watches whose timers do not fire cost nothing.
+//! the watch is never polled again. It would hold its permit, its feed and perhaps a snapshot forever. So each watch
+//! has a [`Watchdog`], which its timers wake. If a watch is not polled within the grace period after a timer fired, it
+//! is checked. It is cut if its timeout has expired, its permission was revoked or the proxy drains. Watches whose
+//! timers do not fire cost nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,12 +20,12 @@ use crate::auth::GrantStatus;
 use crate::cache::PinTerms;
 use base::{Cut, Deadlines, DrainWatch, mutant, until};
 
-/// How much time is given to clients that do not read.
+/// The time limits for clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unread {
-    /// The time for a watch to end by itself once it has to, and for its last bytes to be taken.
+    /// The grace period for a watch to end after its timer fired, and for the client to take the last bytes.
     pub grace: Duration,
-    /// The time to take the next piece of the state that a watch begins with.
+    /// The maximum time between two pieces of the initial state.
     pub state_idle_max: Duration,
 }
 
@@ -34,7 +35,7 @@ impl Default for Unread {
     }
 }
 
-/// The watches that must be looked at, and when. Cloning shares.
+/// The watches to wake and check, and when. Clones share the same data.
 #[derive(Debug, Clone)]
 pub(super) struct SlowReaderReaper(Arc<Shared>);
 
@@ -42,61 +43,62 @@ pub(super) struct SlowReaderReaper(Arc<Shared>);
 struct Shared {
     unread: Unread,
     started: Instant,
-    /// For each watch at most three: a while after a timer fired, after its deadline, and after its end.
+    /// The scheduled checks, at most three per watch: one grace period after a timer fired, after its deadline and
+    /// after its end.
     looks: Deadlines<Watchdog>,
-    /// When watches are woken. Their times are microseconds after `started`.
+    /// The timers of watches, in microseconds since `started`.
     alarms: Mutex<TimerQueue<Watchdog>>,
     next: AtomicU64,
-    /// Notified when there is an earlier first alarm.
+    /// Notified when there is an earlier first timer.
     earlier: Notify,
     is_draining: AtomicBool,
 }
 
-/// Wakes a watch when one of its timers fires, and notices when it does not react.
+/// Wakes a watch when one of its timers fires, and detects when it does not react.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     overdue: SlowReaderReaper,
     cut: Cut,
-    /// In microseconds as the alarms have it.
+    /// In microseconds since [`Shared::started`].
     deadline: u64,
     grant: GrantStatus,
     alarm: WatchAlarm,
-    /// The task of the watch, which is woken.
+    /// The task of the watch.
     task: Mutex<Waker>,
-    /// When a timer last fired, if the watch has not been polled since: microseconds after [`Shared::started`], or 0.
+    /// When a timer last fired, in microseconds since [`Shared::started`]; 0 if the watch has been polled since.
     fired: AtomicU64,
-    /// When the watch put its last frame, in microseconds likewise, or [`NEVER`].
+    /// When the watch put its last frame, in microseconds since [`Shared::started`], or [`NEVER`].
     over: AtomicU64,
-    /// Whether the watch came during a drain.
+    /// Whether the watch was opened during a drain.
     is_late: bool,
     is_awaited: AtomicBool,
     is_awaited_at_the_end: AtomicBool,
 }
 
-/// What fired first.
+/// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// The time that was set has come.
+    /// The time that the watch has set.
     Time,
-    /// It is this watch's turn to leave a proxy that goes away.
+    /// The watch's time to leave in a drain.
     Drained,
-    /// The permission is over.
+    /// The revocation of the permission.
     Revoked,
 }
 
-/// What happens to a watch that has not reacted to its timers.
+/// The outcome for a watch that has not reacted to its timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Cut(&'static str),
-    /// It is looked at again at that time.
+    /// Check the watch again at that time.
     Later(Instant),
 }
 
-/// Everything that the verdict depends on.
+/// The input of the verdict.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     now: Instant,
-    /// The deadline with the grace.
+    /// The deadline plus the grace period.
     last: Instant,
     is_over: bool,
     is_revoked: bool,
@@ -116,17 +118,17 @@ impl SlowReaderReaper {
         }))
     }
 
-    /// The terms of a pin on a state that a watch is told.
+    /// Returns the terms of the pin on an initial state.
     pub(super) fn state_terms(&self) -> PinTerms {
         PinTerms { until: None, idle_max: Some(self.0.unread.state_idle_max) }
     }
 
-    /// Wakes watches, and looks at them, when it is time; never completes.
+    /// Wakes and checks watches when they are due; never completes.
     pub(super) async fn keep(self, drain: DrainWatch) {
         tokio::join!(self.hear(drain), self.look_on());
     }
 
-    /// Lets watches leave in a drain.
+    /// Makes watches leave in a drain.
     async fn hear(&self, mut drain: DrainWatch) {
         let slots = drain.slots().await;
         self.0.is_draining.store(true, Ordering::Release);
@@ -139,7 +141,7 @@ impl SlowReaderReaper {
 
     fn leave(&self, leaving: Leaving) {
         let all = self.0.alarms.lock().leave(leaving, self.micros(Instant::now()));
-        // Who does not react to that now would not at its own moment.
+        // A watch that does not react to this would not react to its own timer either.
         all.into_iter().for_each(Watchdog::wake);
         self.0.earlier.notify_one();
     }
@@ -159,13 +161,13 @@ impl SlowReaderReaper {
         }
     }
 
-    /// Wakes the watches whose time has come.
+    /// Wakes the watches whose timers are due.
     fn ring(&self, now: Instant) {
         let due = self.0.alarms.lock().take_due(self.micros(now));
         due.into_iter().for_each(Watchdog::wake);
     }
 
-    /// The time as the alarms have it.
+    /// Returns a time in microseconds since [`Shared::started`].
     fn micros(&self, at: Instant) -> u64 {
         let passed = at.saturating_duration_since(self.0.started);
         u64::try_from(passed.as_micros()).unwrap_or(NEVER - 1)
@@ -191,7 +193,7 @@ impl TimerTarget for Watchdog {
 }
 
 impl Watchdog {
-    /// Makes the watchdog of a watch that `cut` ends. `is_late` says that it has come during a drain.
+    /// Creates the watchdog of a watch that `cut` ends. `is_late` marks a watch that was opened during a drain.
     pub(super) fn new(
         overdue: SlowReaderReaper,
         cut: Cut,
@@ -215,7 +217,7 @@ impl Watchdog {
         })
     }
 
-    /// The cut, which ends the watch and says why.
+    /// Returns the cut, which ends the watch and records the reason.
     pub(super) fn cut(&self) -> &Cut {
         &self.cut
     }
@@ -224,15 +226,15 @@ impl Watchdog {
         &self.overdue
     }
 
-    /// The permission of the watch.
+    /// Returns the permission of the watch.
     pub(super) fn grant(&self) -> &GrantStatus {
         &self.grant
     }
 
-    /// Has the watch woken at this time, and no more at the one that was set before.
+    /// Sets the watch's timer to `at`, replacing the previous time.
     pub(super) fn set_alarm(self: &Arc<Self>, at: Instant) {
         let Shared { alarms, earlier, started, .. } = &*self.overdue.0;
-        // Not before its time.
+        // Rounds up, so that the timer never fires early.
         let micros = at.saturating_duration_since(*started).as_nanos().div_ceil(1_000);
         let (micros, now) = (u64::try_from(micros).unwrap_or(NEVER - 1), self.overdue.micros(Instant::now()));
         let is_first = alarms.lock().set(self, micros, now);
@@ -241,12 +243,12 @@ impl Watchdog {
         }
     }
 
-    /// The watch is over, and not woken any more.
+    /// Removes the timer of a watch that has ended.
     pub(super) fn clear_alarm(&self) {
         self.overdue.0.alarms.lock().clear(&self.alarm);
     }
 
-    /// What has fired.
+    /// Returns the timer that has fired, if any.
     pub(super) fn due(&self) -> Option<Fired> {
         let now = self.overdue.micros(Instant::now());
         match () {
@@ -257,8 +259,8 @@ impl Watchdog {
         }
     }
 
-    /// Whether a timer has fired since this was last called. From now on timers wake the task of `cx`. `task` remembers
-    /// which task that is, so that mostly nothing is written.
+    /// Whether a timer has fired since the last call. From now on, timers wake the task of `cx`. `task` caches that
+    /// waker, so that most calls take no lock.
     pub(super) fn has_fired(&self, task: &mut Waker, cx: &Context<'_>) -> bool {
         if !task.will_wake(cx.waker()) {
             task.clone_from(cx.waker());
@@ -267,7 +269,7 @@ impl Watchdog {
         self.fired.load(Ordering::Acquire) != 0 && self.fired.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Notes that the watch has put its last frame, which its client may take or not.
+    /// Records that the watch has put its last frame. Its client then has the grace period to read it.
     pub(super) fn end(self: &Arc<Self>) {
         let now = Instant::now();
         let micros = self.overdue.micros(now);
@@ -282,13 +284,13 @@ impl Watchdog {
         }
     }
 
-    /// When a timer fired to which the watch has not reacted.
+    /// Returns when a timer fired to which the watch has not reacted.
     fn fired(&self) -> Option<Instant> {
         let micros = self.fired.load(Ordering::Acquire);
         (micros != 0).then(|| self.overdue.at(micros))
     }
 
-    /// When the watch put its last frame.
+    /// Returns when the watch put its last frame.
     fn over(&self) -> Option<Instant> {
         let micros = self.over.load(Ordering::Acquire);
         (micros != NEVER).then(|| self.overdue.at(micros))
@@ -300,7 +302,7 @@ impl Watchdog {
         let is_over = self.over().is_some_and(|over| over + grace <= now);
         match self.fired() {
             _ if is_over => {}
-            // The look belongs to an earlier timer, to which the watch has reacted since.
+            // The check belongs to an earlier timer, to which the watch has reacted.
             Some(fired) if now < fired + grace => return self.await_look(fired + grace),
             Some(_) => {}
             None => return,
@@ -342,7 +344,7 @@ impl Wake for Watchdog {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let now = Instant::now();
-        // Stored before the task is woken, for it looks at once.
+        // Stored before the task is woken, because the task reads it immediately.
         self.fired.swap(self.overdue.micros(now).max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
         self.await_look(now + self.overdue.0.unread.grace);

@@ -1,4 +1,4 @@
-//! Finds the feed that can answer a request, and waits until it is ready and as fresh as asked.
+//! Finds the feed that can answer a request, and waits until it is ready and as fresh as required.
 
 #[cfg(test)]
 mod tests;
@@ -22,32 +22,32 @@ use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
 use base::{DrainWatch, Reloadable, mutant};
 use kubeapi::{ResourceVersion, Status, VersionMatch};
 
-/// What a request needs of a feed.
+/// What a request requires of a feed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need<'a> {
-    /// The permission: without one, nobody gets a feed.
+    /// The permission, without which no feed is returned.
     pub(super) permit: &'a Permit,
-    /// The namespace that the path names.
+    /// The namespace in the path.
     pub(super) namespace: Option<&'a str>,
     pub(super) representation: Representation,
     pub(super) received: Instant,
-    /// The version behind which a watch goes on.
+    /// The version after which a watch resumes.
     pub(super) resume: Option<ResourceVersion>,
 }
 
 /// Why a feed cannot answer.
 #[derive(Debug)]
 pub(super) enum NotServable {
-    /// Upstream can answer.
+    /// The request must be forwarded to upstream.
     Forward(ForwardReason),
-    /// The feed ended while it was waited for. Another one may have its place, so the request is routed again.
+    /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
     Over,
-    /// Nobody can answer now.
+    /// The request must be rejected.
     Refuse(Box<Status>),
 }
 
 impl NotServable {
-    /// Refuses a watch that would have to wait: it is asked for again, of another proxy.
+    /// Rejects a watch that would have to wait during a drain; the client retries at another replica.
     pub(super) fn going_away() -> Self {
         Self::Refuse(Box::new(unavailable("the proxy is going away")))
     }
@@ -59,19 +59,19 @@ impl From<OverLimit> for NotServable {
     }
 }
 
-/// How long a read waits for a version of a resource without bookmarks, where a proof lists the versions of all
-/// objects.
+/// How long a read waits for a version of a resource without a watch cache. Its streams have no bookmarks, and a proof
+/// lists the versions of all objects.
 const UNTOLD_MAX: Duration = Duration::from_secs(1);
 
-/// Why waiting for a feed was in vain.
+/// Why waiting for a feed failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InVain {
     Late,
-    /// The feed has ended, so what was waited for does not come any more.
+    /// The feed has ended.
     Over,
 }
 
-/// A feed, and how its objects are written for one request.
+/// A feed, and the renderer for one request.
 #[derive(Debug)]
 pub(super) struct FeedSource {
     pub(super) feed: FeedHandle,
@@ -79,8 +79,8 @@ pub(super) struct FeedSource {
 }
 
 impl FeedSource {
-    /// Refuses the representation for good, because an object of this source cannot be written in it. From now on it
-    /// comes from elsewhere.
+    /// Refuses the representation permanently, because an object of this source cannot be rendered in it. Later
+    /// requests use another source.
     pub(super) fn refuse(&self, refused: &Refused) {
         self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
@@ -99,8 +99,8 @@ impl Sources {
         Self { feeds, config, drain }
     }
 
-    /// A feed that covers the request, has a complete state and can write what is asked for. It is started and waited
-    /// for if need be.
+    /// Returns a feed that covers the request, has a complete state and can render the representation. Starts the feed
+    /// and waits for it if necessary.
     pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, NotServable> {
         if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
             return Err(NotServable::Forward(ForwardReason::Ungranted));
@@ -108,7 +108,8 @@ impl Sources {
         let mut why = NotServable::Forward(ForwardReason::Underivable);
         for encoding in encodings(resource, need.representation) {
             match self.source_from(resource, need, *encoding).await {
-                // This encoding is not offered, or cannot be derived from. The next one may do.
+                // Upstream does not offer this encoding, or the representation cannot be derived from it. The next
+                // encoding may work.
                 Err(NotServable::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
                     why = NotServable::Forward(reason);
                 }
@@ -142,7 +143,7 @@ impl Sources {
         }
     }
 
-    /// A feed in this encoding that covers the request and has a complete state.
+    /// Returns a feed in this encoding that covers the request and has a complete state.
     async fn ready_feed(
         &self,
         resource: &Resource,
@@ -166,14 +167,14 @@ impl Sources {
         let deadline = if mutant(13) { need.received } else { self.sync_deadline(need) };
         match feed.reader.synced(deadline).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
-            // A second try would end the same way.
+            // A retry would fail in the same way.
             FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(Unavailable::Ended(end).into())),
             FeedState::Ended(_) => Err(NotServable::Over),
             FeedState::Syncing => Err(NotServable::Forward(ForwardReason::Syncing)),
         }
     }
 
-    /// How long a watch lasts, up to twice, whose client does not say it.
+    /// Returns the minimum duration of a watch without a client timeout; the maximum is twice that.
     pub(super) fn watch_min(&self) -> Duration {
         self.config.get().watch_min
     }
@@ -182,7 +183,7 @@ impl Sources {
         need.received + self.config.get().sync_wait_max
     }
 
-    /// A running feed for a read of one object, which is not worth starting one for.
+    /// Returns a running feed for a read of one object, which does not justify starting a feed.
     pub(super) fn running_source(
         &self,
         permit: &Permit,
@@ -205,7 +206,7 @@ impl Sources {
             if wanted == Representation::verbatim(*encoding) {
                 return Some(FeedSource { renderer: feed.reader.verbatim().clone(), feed });
             }
-            // It asks, so that the next read may have it.
+            // Requests the rendering, so that a later read may use it.
             feed.renderings.want(wanted);
             match feed.renderings.mode(wanted) {
                 Some(RenderingMode::Derived(renderer)) => Some(FeedSource { feed, renderer }),
@@ -214,15 +215,14 @@ impl Sources {
         })
     }
 
-    /// Waits until the feed is as fresh as the request asks, for `fresh_wait_max` at most and no longer than the feed
-    /// runs.
+    /// Waits until the feed is as fresh as the request requires, for at most `fresh_wait_max`. Fails if the feed ends.
     pub(super) async fn fresh(
         &self,
         feed: &FeedHandle,
         version: VersionMatch,
         (received, by_proxy): (Instant, bool),
     ) -> Result<(), NotServable> {
-        // Without a watch cache upstream never says how far a quiet stream has come: the version may well exist.
+        // Without a watch cache, upstream sends no bookmarks on a quiet stream, so the version may well exist.
         let untold = !feed.spec.key.gvr.has_watch_cache();
         let wait_max = self.config.get().fresh_wait_max;
         let deadline = Instant::now() + if untold { UNTOLD_MAX } else { wait_max };
@@ -251,8 +251,8 @@ impl Sources {
         }
     }
 
-    /// Waits like [`fresh`](Self::fresh), for a caller that is told the feed's version: then what came a moment ago is
-    /// included.
+    /// Waits like [`fresh`](Self::fresh), for a caller that receives the feed's version. It also waits for the rest of
+    /// a version that has just arrived.
     pub(super) async fn fit_to_list(
         &self,
         feed: &FeedHandle,
@@ -266,8 +266,8 @@ impl Sources {
         Ok(())
     }
 
-    /// Completes when the feed is at a version. For a client a state that is proven at that version is enough. For a
-    /// proxy the stream has to reach it.
+    /// Completes when the feed has reached a version. For a client, a state that is proven at that version is
+    /// sufficient. For a proxy, the stream must reach it.
     async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
         let is_there = feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv;
         if is_there {
@@ -297,8 +297,8 @@ impl Sources {
         })
     }
 
-    /// Waits until states of the feed are none of before it began, and as the server that it follows writes them. It
-    /// must be called right before a state is taken: an earlier wait may have taken longer than an upgrade.
+    /// Waits until the feed serves no state from before it started, and its bodies match the server that it follows.
+    /// Call this right before taking a state, because an earlier wait may have spanned an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), NotServable> {
         let feed = &source.feed;
         let deadline = Instant::now() + self.config.get().sync_wait_max;
@@ -310,13 +310,13 @@ impl Sources {
             InVain::Late => NotServable::Forward(ForwardReason::Syncing),
             InVain::Over => NotServable::Over,
         })?;
-        // A revoked renderer would write new bodies as the old release did.
+        // A revoked renderer would render new bodies as the old release did.
         if source.renderer.is_revoked() { Err(NotServable::Over) } else { Ok(()) }
     }
 
-    /// The state of exactly `rv`, if it is held. For another proxy, which begins where its clients had been, it is put
-    /// together of what has changed since, and waited for if the feed is not so far. But bodies that another build has
-    /// written are told to nobody as a state.
+    /// Returns the state at exactly `rv`, if it is cached. For another proxy, which resumes from its clients' versions,
+    /// the state is reconstructed from the history. If the feed has not reached `rv`, this waits. If the build that
+    /// writes the bodies has changed, nothing is reconstructed, because old bodies must not appear as a state.
     pub(super) async fn state_at(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) -> Option<Snapshot> {
         let held = feed.reader.snapshot_at(rv);
         if held.is_some() || !by_proxy || feed.vintage.changes() > 0 {
@@ -327,12 +327,12 @@ impl Sources {
         feed.reader.past_at(rv)
     }
 
-    /// What an answer from the feed says of it.
+    /// Returns the feed's state as reported in a response.
     pub(super) fn standing(feed: &FeedHandle) -> FeedStatus {
         FeedStatus { stale_seconds: Self::stale_seconds(feed), written_by: feed.vintage.written().by }
     }
 
-    /// For how many seconds the feed has been without upstream's stream.
+    /// Returns for how many seconds the feed has been disconnected from upstream.
     pub(super) fn stale_seconds(feed: &FeedHandle) -> Option<u64> {
         match feed.reader.state() {
             FeedState::Stale { since } => Some(since.elapsed().as_secs()),
@@ -341,7 +341,7 @@ impl Sources {
     }
 }
 
-/// Waits for something of a feed until the deadline, and no longer than the feed runs.
+/// Awaits a future until the deadline or the end of the feed.
 async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Future<Output = T>) -> Result<T, InVain> {
     tokio::select! {
         biased;
@@ -351,9 +351,10 @@ async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Fu
     }
 }
 
-/// The encodings that a representation can be derived from, the best first. Built-in resources are held in protobuf,
-/// which most clients ask for and the others can be derived from; they are held in JSON only for what that does not
-/// give (R-DERIVE-3). Tables come from upstream alone, for nobody else knows what it prints.
+/// Returns the encodings that a representation can be derived from, best first. Built-in resources are cached in
+/// protobuf, which most clients request and from which most representations can be derived. They are cached in JSON
+/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream knows the
+/// columns.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],
@@ -364,16 +365,16 @@ fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding]
     }
 }
 
-/// The scopes of the feeds that may answer. The widest serves every request. If our identity may not list the cluster,
-/// it may perhaps list the namespace.
+/// Returns the scopes of the feeds that may answer. The widest scope serves every request. If the proxy's identity may
+/// not list the cluster, it may still be allowed to list the namespace.
 fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope> {
     let narrower = namespace.filter(|_| widest == Scope::Cluster).map(|namespace| Scope::Namespace(namespace.into()));
     std::iter::once(widest).chain(narrower)
 }
 
-/// The spec of the feed for this resource.
+/// Returns the spec of the feed for this resource.
 pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
-    // Nodes' agents list their own node's objects: the apiserver has an index for that (R-FIELD-5).
+    // Agents on nodes list their own node's objects. The apiserver has an index for this field (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
         key: key(resource, scope, encoding),

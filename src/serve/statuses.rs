@@ -4,12 +4,13 @@ use crate::auth::{NotGranted, Revoked};
 use crate::listing::OverLimit;
 use kubeapi::{Access, Status};
 
-/// When a client may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
+/// The `Retry-After` for a client when a concurrency limit is reached. Lists complete within seconds, and the apiserver
+/// uses the same value.
 pub(super) const LIST_RETRY_SECONDS: u32 = 1;
-/// When a client may try again because upstream is gone.
+/// The `Retry-After` for a client when upstream is unreachable.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// The Status for a caller that gets nothing, in the apiserver's words (R-STATUS-3, R-AUTHZ-3).
+/// Returns the Status for a caller without permission, in the apiserver's words (R-STATUS-3, R-AUTHZ-3).
 pub(super) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Status {
     match why {
         NotGranted::Unauthenticated => Status::unauthorized(),
@@ -19,19 +20,19 @@ pub(super) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Stat
     }
 }
 
-/// The Status for a permission that has ended.
+/// Returns the Status for a revoked permission.
 pub(super) fn revoked(revoked: &Revoked) -> Status {
     not_granted(&revoked.why, &revoked.user.name, &revoked.access)
 }
 
-/// A 503 that the client should repeat.
+/// Returns a 503 that asks the client to retry.
 pub(super) fn unavailable(message: &str) -> Status {
     let mut status = Status::service_unavailable(message);
     status.set_retry_after(RETRY_AFTER_SECONDS);
     status
 }
 
-/// The refusal of a request because too many requests wait already.
+/// Returns the refusal of a request because too many requests are already waiting.
 pub(super) fn too_many_wait(_: OverLimit) -> NotGranted {
     NotGranted::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
 }

@@ -1,3 +1,3 @@
-//! Lists as they go out: pages, encodings, compression, and what bounds them.
+//! Tests of LIST responses: pages, encodings, compression and their limits.
 
 mod lists;

@@ -3,49 +3,49 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// When watches are woken besides events: for a bookmark, for their end, and in a drain at a moment of their own. All
-/// of them stand in one map, for a timer and a drain that each watch waits for by itself were 400 bytes of 2 KiB.
+/// The timers of all open watches: for bookmarks, for deadlines, and for leaving during a drain. All watches share one
+/// map, because a timer and a drain future per watch took 400 bytes of 2 KiB.
 ///
-/// Times are microseconds after some moment.
+/// Times are in microseconds since a reference time that the caller chooses.
 #[derive(Debug)]
 pub(super) struct TimerQueue<W> {
-    /// Every watch that is open has an entry.
+    /// Every open watch has an entry.
     by_time: BTreeMap<(u64, u64), Weak<W>>,
     leaving: Leaving,
 }
 
-/// Somebody who is woken by an alarm.
+/// A target that timers wake.
 pub(super) trait TimerTarget {
     fn alarm(&self) -> &WatchAlarm;
 
-    /// Whether it has come during a drain.
+    /// Whether the target was created during a drain.
     fn is_late(&self) -> bool;
 }
 
-/// How far a drain is.
+/// The progress of a drain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Leaving {
     #[default]
     Nobody,
-    /// Those leave who were there before it, each at a moment between these.
+    /// Watches from before the drain leave, each at a random time between these two.
     Early(u64, u64),
     Everybody,
 }
 
-/// The alarm of one watch. Only who has locked [`TimerQueue`] changes it.
+/// The timer of one watch. It may be changed only while [`TimerQueue`] is locked.
 #[derive(Debug)]
 pub(super) struct WatchAlarm {
-    /// Tells it from others at the same time.
+    /// Distinguishes timers with the same time.
     number: u64,
-    /// Where it stands in the map.
+    /// The time of the entry in the map.
     stands_at: AtomicU64,
-    /// The time that the watch has asked for.
+    /// The time that the watch has set.
     at: AtomicU64,
-    /// When the watch leaves.
+    /// The time at which the watch leaves in a drain.
     leaves: AtomicU64,
 }
 
-/// No time at all.
+/// A time that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
 impl WatchAlarm {
@@ -54,12 +54,12 @@ impl WatchAlarm {
         Self { number, stands_at, at, leaves }
     }
 
-    /// Whether the time has come that the watch has asked for.
+    /// Whether the time that the watch has set has come.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.at.load(Ordering::Acquire) <= now
     }
 
-    /// Whether the watch is to leave.
+    /// Whether the watch must leave.
     pub(super) fn is_leaving(&self, now: u64) -> bool {
         self.leaves.load(Ordering::Acquire) <= now
     }
@@ -76,7 +76,7 @@ impl<W> Default for TimerQueue<W> {
 }
 
 impl<W: TimerTarget> TimerQueue<W> {
-    /// Sets the time of a watch in the place of the one before. Returns whether it is the first of all now.
+    /// Replaces the time that a watch has set. Returns whether its entry is now the first of all.
     pub(super) fn set(&mut self, watchdog: &Arc<W>, at: u64, now: u64) -> bool {
         let alarm = watchdog.alarm();
         self.by_time.remove(&alarm.key());
@@ -86,17 +86,17 @@ impl<W: TimerTarget> TimerQueue<W> {
         self.by_time.first_key_value().is_some_and(|(first, _)| *first == alarm.key())
     }
 
-    /// Forgets a watch.
+    /// Removes a watch.
     pub(super) fn clear(&mut self, alarm: &WatchAlarm) {
         self.by_time.remove(&alarm.key());
     }
 
-    /// When somebody is to be woken next.
+    /// Returns the next time at which a target must be woken.
     pub(super) fn first(&self) -> Option<u64> {
         self.by_time.first_key_value().map(|((at, _), _)| *at).filter(|at| *at != NEVER)
     }
 
-    /// Those whose time has come. They stay known, for they may not react.
+    /// Returns the targets that are due. They stay registered, because they may not react.
     pub(super) fn take_due(&mut self, now: u64) -> Vec<Arc<W>> {
         let later = self.by_time.split_off(&(now.saturating_add(1), 0));
         let due = std::mem::replace(&mut self.by_time, later);
@@ -109,7 +109,7 @@ impl<W: TimerTarget> TimerQueue<W> {
         due
     }
 
-    /// Lets watches leave, those that are here, which it returns, and those that come.
+    /// Sets the progress of a drain for present and future watches. Returns the present ones.
     pub(super) fn leave(&mut self, leaving: Leaving, now: u64) -> Vec<Arc<W>> {
         self.leaving = leaving;
         let all: Vec<_> = std::mem::take(&mut self.by_time).into_values().filter_map(|it| it.upgrade()).collect();
@@ -122,7 +122,7 @@ impl<W: TimerTarget> TimerQueue<W> {
         all
     }
 
-    /// Gives a watch its moment to leave, if it has none and is to leave.
+    /// Assigns a watch its time to leave, if it must leave and has none yet.
     fn see_off(&self, watchdog: &W, now: u64) {
         let leaves = &watchdog.alarm().leaves;
         match self.leaving {

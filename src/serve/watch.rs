@@ -12,35 +12,35 @@ use super::watch_transport::WatchTransport;
 use crate::wire::Encoding;
 use base::WakeFlag;
 
-/// A watch as an HTTP body: JSON lines or length-prefixed protobuf. Over HTTP/1.1 each event is a chunk of its own. A
-/// piece of HTTP/2 has several events when the client is behind.
+/// A watch as an HTTP body: JSON lines or length-prefixed protobuf. Over HTTP/1.1, each event is a separate chunk. Over
+/// HTTP/2, a piece contains several events if the client lags.
 #[derive(Debug)]
 pub(super) struct WatchBody {
-    /// `None` once it has put its last frame.
+    /// `None` once the last frame was put.
     session: Option<WatchSession>,
-    /// Cuts what is not taken.
+    /// Cuts the watch if the client does not read.
     _watchdog: Arc<Watchdog>,
-    /// For HTTP/1.1.
+    /// Set for HTTP/1.1 only.
     chunked: Option<Box<Chunked>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
 }
 
-/// What a watch over HTTP/1.1 needs besides.
+/// The additional state of a watch over HTTP/1.1.
 #[derive(Debug)]
 struct Chunked {
-    /// Set by what the session waits for, because the codec polls a body also whenever it has made room. That of HTTP/2
-    /// polls it when its waker was woken, and mostly not otherwise.
+    /// Set when the session has something new. It is needed because this codec also polls a body whenever it has made
+    /// room. The HTTP/2 codec rarely polls a body unless its waker was woken.
     flag: WakeFlag,
     events: EventChunks,
 }
 
 thread_local! {
-    /// The list into which all watches of a thread pull, one after the other: an idle watch keeps none.
+    /// The batch buffer that all watches of a thread share in turn, so that an idle watch keeps no buffer.
     static BATCH: Cell<Vec<Bytes>> = const { Cell::new(Vec::new()) };
 }
 
-/// How many bytes are pulled at a time: one client may make us hold so much for it.
+/// The number of bytes that are pulled at a time, which limits the memory that one client can occupy.
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
@@ -58,7 +58,7 @@ impl WatchBody {
         }
     }
 
-    /// Whether there is nothing until the waker is woken that it was last polled with.
+    /// Whether no frames will come until the waker of the last poll is woken.
     pub(super) fn is_parked(&self) -> bool {
         self.session.as_ref().is_some_and(WatchSession::is_parked)
     }
@@ -75,7 +75,7 @@ impl WatchBody {
         let mut batch = BATCH.take();
         let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch);
         if session.is_ended() {
-            // The session is over, whatever happens to its last frames.
+            // Frees the session now; only its last frames remain.
             self.session = None;
         }
         let chunk = polled.map(|more| {
@@ -90,7 +90,7 @@ impl WatchBody {
     }
 }
 
-/// One piece of several frames. A single frame is not copied but shared with every other watch.
+/// Joins several frames into one piece. A single frame is not copied but shared with all other watches.
 fn joined(batch: &mut Vec<Bytes>) -> Bytes {
     match batch.as_slice() {
         [_] => batch.pop().unwrap_or_default(),
@@ -106,7 +106,7 @@ fn joined(batch: &mut Vec<Bytes>) -> Bytes {
 mod tests {
     use super::*;
 
-    /// There is one for each watch.
+    /// Each open watch has one body.
     #[test]
     fn what_a_watch_is_made_of_is_small() {
         assert!(size_of::<WatchBody>() <= 384, "{} bytes", size_of::<WatchBody>());

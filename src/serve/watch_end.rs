@@ -1,23 +1,23 @@
 /// Why a watch has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WatchEnd {
-    /// Its time was up.
+    /// Its timeout expired.
     Timeout,
-    /// Its position left the ring, or its feed started a new history: 410.
+    /// Its position left the history, or its feed started a new history: 410.
     Expired,
-    /// The state that it asked for did not come: 504.
+    /// The requested state did not arrive in time: 504.
     TooLarge,
     /// Its feed has ended.
     FeedEnded,
-    /// Its representation can no longer be derived: the client goes on from another feed.
+    /// Its representation can no longer be derived; the client resumes from another feed.
     Underivable,
-    /// Its client may not read any more: 403 or 401.
+    /// Its client's permission was revoked: 403 or 401.
     Revoked,
-    /// A proxy has to be told that another build of the apiserver writes what it is told from now on.
+    /// Another build of the apiserver now writes the objects, and the downstream proxy must learn about it.
     Upgraded,
-    /// The proxy is going away.
+    /// The proxy is draining.
     Drained,
-    /// The client went away.
+    /// The client disconnected.
     Closed,
     /// It was cut from outside, for this reason.
     Cut(&'static str),

@@ -1,6 +1,6 @@
 use http::{Request, Version};
 
-/// How the events of a watch are framed.
+/// The protocol that frames the events of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum WatchTransport {
     Http1,
@@ -9,7 +9,7 @@ pub(super) enum WatchTransport {
 }
 
 impl WatchTransport {
-    /// The protocol of a watch that is asked for so, perhaps as a WebSocket.
+    /// Returns the transport of a watch request.
     pub(super) fn of<B>(request: &Request<B>, is_websocket: bool) -> Self {
         match (is_websocket, request.version()) {
             (true, _) => Self::WebSocket,
@@ -18,7 +18,7 @@ impl WatchTransport {
         }
     }
 
-    /// Its name in metrics and for operators.
+    /// Returns the name used in metrics and on the debug pages.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Http1 => "h1",

@@ -37,13 +37,13 @@ pub fn is_upgrade(headers: &HeaderMap) -> bool {
     upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
 }
 
-/// Whether the request asks to turn the connection into something else.
+/// Whether the request asks to upgrade the connection.
 pub(super) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
 }
 
-/// Removes the token from the subprotocols: it is the caller's credential and must not leave this proxy.
+/// Removes the token from the subprotocols, because it is the caller's credential and must not leave this proxy.
 pub fn drop_bearer(headers: &mut HeaderMap) {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let offered: Vec<_> = offered
@@ -59,7 +59,7 @@ pub fn drop_bearer(headers: &mut HeaderMap) {
     }
 }
 
-/// The 101 for a well-formed handshake, or the answer of the apiserver's library for any other.
+/// Returns the 101 for a well-formed handshake, or the error of the apiserver's library for any other.
 pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
     let refuse = |code: StatusCode, text: &'static str| {
         let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
@@ -75,11 +75,11 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<Re
     let Some(key) = text(SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty()) else {
         return Err(refuse(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
     };
-    // Any origin will do, but there must be one that parses.
+    // Any origin is accepted, but it must be present and parse.
     if !text(ORIGIN).is_some_and(is_request_uri) {
         return Err(refuse(StatusCode::FORBIDDEN, ""));
     }
-    // Only the first header counts, with its empty items: as Go reads it.
+    // Like Go, reads only the first header, including its empty items.
     let named = text(SEC_WEBSOCKET_PROTOCOL).map(str::trim).filter(|named| !named.is_empty());
     let protocols: Vec<_> = named
         .into_iter()
@@ -107,8 +107,8 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<Re
     Ok(response)
 }
 
-/// Whether Go's `url.ParseRequestURI` takes it: a path, or a scheme and what follows it. `null` is neither; `file://`
-/// is.
+/// Whether Go's `url.ParseRequestURI` accepts the text: a path, or a scheme and what follows it. `null` is neither;
+/// `file://` is valid.
 fn is_request_uri(text: &str) -> bool {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return false;
@@ -135,16 +135,16 @@ fn is_request_uri(text: &str) -> bool {
     port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The longest message that a client of a watch may send. All of them are ignored (R-DOWNSTREAM-10).
+/// The longest message that a client of a watch may send. All messages are ignored (R-DOWNSTREAM-10).
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
-/// How long a client may take to read our close.
+/// How long a client may take to read the close frame.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// How much of what a client has still sent is read and discarded then, so that the socket is not reset.
+/// How many further bytes from the client are read and discarded after that, so that the socket is not reset.
 const DISCARDED_BYTES_MAX: usize = 4 << 20;
-/// How much is read at a time. The library reserves it for as long as the connection lasts.
+/// The read size. The library reserves it for the lifetime of the connection.
 const READ_BYTES: usize = 4 << 10;
 
-/// How messages of clients are read, and ours written.
+/// Returns the limits for reading clients' messages and writing the proxy's own.
 pub fn limits() -> WebSocketConfig {
     WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES_MAX))
@@ -154,13 +154,13 @@ pub fn limits() -> WebSocketConfig {
         .max_write_buffer_size(usize::MAX)
 }
 
-/// Runs a watch on an upgraded connection until either side ends it, or it is cut. Messages of the client are read at
-/// the pace of `looks`.
+/// Runs a watch on an upgraded connection until either side ends it or it is cut. `looks` limits the rate at which the
+/// client's messages are read.
 pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, looks: ScanBudget) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
         biased;
-        // Bytes that are not read do not outlive the cut.
+        // A cut also drops unread bytes.
         () = watchdog.cut().over() => {}
         () = converse(upgrade, encoding, session, looks) => {}
     }
@@ -177,13 +177,13 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
             biased;
             message = poll_fn(|cx| poll_message(cx, &mut socket, &mut looks)) => match message {
                 None => return,
-                // The library has our own close ready.
+                // The library has already queued the close frame.
                 Some(Ok(Message::Close(_))) => break None,
                 Some(Err(error)) => match code_for(&error) {
                     Some(code) => break Some(code),
                     None => return,
                 },
-                // Pings are answered by the library when it is next written to or flushed.
+                // The library answers pings at its next write or flush.
                 Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
                 Some(Ok(_)) => {}
             },
@@ -197,7 +197,7 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
         }
     };
     drop(session);
-    // TLS has an end of its own. Without it the client could not tell the end from a cut.
+    // Sends TLS's `close_notify`, without which the client could not distinguish the end from a truncation.
     let _ = timeout(CLOSE_MAX, async {
         let _ = match code {
             Some(code) => socket.close(Some(CloseFrame { code, reason: Utf8Bytes::default() })).await,
@@ -205,7 +205,7 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
         };
         let io = socket.get_mut().io();
         let _ = io.shutdown().await;
-        // What is closed while something of it is unread is reset, and what was said last may be lost with it.
+        // Closing a socket with unread data resets it, which can discard the last bytes sent.
         if code.is_some_and(|code| code != CloseCode::Normal) {
             let mut unread = io.take(DISCARDED_BYTES_MAX as u64);
             let _ = tokio::io::copy(&mut unread, &mut tokio::io::sink()).await;
@@ -214,8 +214,8 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
     .await;
 }
 
-/// Reads the next message of the client. Messages have no effect, but reading and answering one costs about as much as
-/// deriving an object. So the first few are free, and further ones use slices of the client's user.
+/// Reads the client's next message. Messages have no effect, but reading and answering one costs about as much as
+/// deriving an object. So the first few are free, and further ones use CPU slices of the client's user.
 fn poll_message<S>(
     cx: &mut Context<'_>,
     socket: &mut WebSocketStream<S>,
@@ -232,7 +232,7 @@ where
 
 type Failure = tokio_tungstenite::tungstenite::Error;
 
-/// What a client is told that sends what is no message (RFC 6455 §7.4.1); nothing, where it cannot be told any more.
+/// Returns the close code for an invalid message (RFC 6455 §7.4.1), or `None` if a close frame can no longer be sent.
 fn code_for(error: &Failure) -> Option<CloseCode> {
     match error {
         Failure::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
@@ -246,7 +246,7 @@ fn code_for(error: &Failure) -> Option<CloseCode> {
     }
 }
 
-/// One message per event: text for JSON, binary for protobuf.
+/// Sends one message per event: text for JSON, binary for protobuf.
 async fn send<S>(socket: &mut WebSocketStream<S>, encoding: Encoding, batch: &[Bytes]) -> Result<(), Failure>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use crate::listing::CpuSlices;
 
-    /// The number of messages that are read at once.
+    /// Returns the number of messages that are read without waiting.
     async fn read_now(socket: &mut WebSocketStream<DuplexStream>, looks: &mut ScanBudget) -> usize {
         let mut read = 0;
         while let Some(message) = poll_fn(|cx| poll_message(cx, socket, looks)).now_or_never() {

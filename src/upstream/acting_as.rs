@@ -3,20 +3,20 @@ use std::sync::Arc;
 
 use kubeapi::{FlowDistinguisher, User};
 
-/// Identifies a credential within this process. The credential cannot be computed from it.
+/// Identifies a credential within this process. The credential cannot be derived from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CredentialId([u8; 32]);
 
-/// Says with whose rights a request goes upstream.
+/// The identity with which a request is sent upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ActingAs {
-    /// With our rights: the caller is the user that we are ourselves.
+    /// The proxy's own identity: the caller is the same user as the proxy.
     Ours,
-    /// With the bearer token that the request carries; its user is the payer.
+    /// The bearer token of the request. The user of the token is its flow distinguisher.
     Bearer(CredentialId, FlowDistinguisher),
-    /// With no rights of ours: no user is known for what the request carries.
+    /// No identity of the proxy: the user of the request's credential is unknown.
     Nobody,
-    /// With the rights of a user whose credential cannot be passed on: we impersonate the user.
+    /// A user whose credential cannot be forwarded: the proxy impersonates the user.
     User(Arc<User>),
 }
 

@@ -18,20 +18,20 @@ impl fmt::Display for Release {
     }
 }
 
-/// The build that a server reports in `/version`. Servers that report the same build write the same bytes.
+/// The build that a server reports in `/version`. Servers that report the same build produce the same bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Build {
     /// The release that the server behaves as. It may be older than the server itself (`--emulated-version`).
     pub release: Release,
-    /// The minor of the server's own release. The layout of objects in JSON follows this one: it depends on the Go
-    /// types that were compiled into the server, not on the release that it emulates.
+    /// The minor version of the server's own release. It determines the layout of objects in JSON, which depends on the
+    /// Go types compiled into the server, not on the emulated release.
     pub minor: u32,
     /// Everything that may change bytes: patches and distributions add fields, emulation and compatibility change
-    /// defaults. It is a `/version` document with nothing else in it.
+    /// defaults. It is a `/version` document reduced to these fields.
     said: Box<str>,
 }
 
-/// What is read of a `/version` document.
+/// The fields that are read from a `/version` document.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Said {
@@ -46,13 +46,14 @@ struct Said {
 }
 
 impl Build {
-    /// The build of a server whose `/version` document is this.
+    /// The build of a server with this `/version` document.
     #[cfg(test)]
     pub(crate) fn of(version: &str) -> Option<Self> {
         Self::parse(version.as_bytes())
     }
 
-    /// Reads a `/version` document. Some distributions write a minor as `31+`.
+    /// Parses a `/version` document; returns `None` if it is invalid. Some distributions write a minor version as
+    /// `31+`.
     pub fn parse(body: &[u8]) -> Option<Self> {
         let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
         let said: Said = serde_json::from_slice(body).ok()?;
@@ -63,12 +64,12 @@ impl Build {
         Some(Self { release, minor, said: serde_json::to_string(&said).ok()?.into() })
     }
 
-    /// The build that an answer of a proxy says has written its bodies (`Kube-Fanout-Build`).
+    /// The build that encoded the bodies of a proxy's response, from its `Kube-Fanout-Build` header.
     pub(super) fn named_in(headers: &HeaderMap) -> Option<Self> {
         Self::parse(headers.get(BUILD)?.as_bytes())
     }
 
-    /// What a proxy says of the bodies of an answer, for proxies below it.
+    /// The value of the `Kube-Fanout-Build` header, for proxies below this one.
     pub fn header(&self) -> Option<HeaderValue> {
         HeaderValue::from_str(&self.said).ok()
     }

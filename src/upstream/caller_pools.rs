@@ -12,41 +12,42 @@ use super::{CredentialError, Error, ForwardPool};
 use base::Shares;
 use kubeapi::FlowDistinguisher;
 
-/// Connections for requests that carry a credential of their own, or none.
+/// Connections for requests that carry their own credential, or none.
 ///
-/// They share nothing with our own connections. They do not show our certificate: upstream would take it for the
-/// caller's credential. No connection is shared, neither with us nor between two credentials: upstream closes a
-/// connection when it refuses a credential on it (R-HTTP-2).
+/// They are separate from the proxy's own connections and do not present its client certificate, which upstream would
+/// take for the caller's credential. No two credentials share a connection, because upstream closes a connection when
+/// it rejects a credential on it (R-HTTP-2).
 #[derive(Debug)]
 pub(super) struct CallerPools {
     credentials: UpstreamCredentials,
     pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
-    /// How many pools one user's credentials may have.
+    /// Limits how many pools the credentials of one user may have.
     shares: Shares<FlowDistinguisher>,
-    /// Makes a new connection for each request.
+    /// Opens a new connection for each request.
     once: Pool,
 }
 
 #[derive(Debug)]
 struct Pools {
     short: Pool,
-    /// For streams: each has a connection of its own.
+    /// For streams: each has its own connection.
     long: Pool,
     _place: OwnedSemaphorePermit,
 }
 
-/// How many credentials have connections of their own at a time. The cache evicts beyond that; requests that run on the
-/// connections of an evicted credential go on.
+/// The maximum number of credentials with their own connections. Beyond it the cache evicts; requests in progress on
+/// evicted connections continue.
 const CREDENTIALS_MAX: u64 = 20_000;
 const IDLE_MAX: Duration = Duration::from_secs(90);
-/// How many of these credentials may belong to one user. A user can get any number of tokens, and one token has several
-/// spellings. Requests with credentials beyond this number use connections that are not kept.
+/// The maximum number of these credentials per user. A user can obtain any number of tokens, and one token has several
+/// spellings. Requests with further credentials use connections that are not kept.
 const CREDENTIALS_OF_A_USER_MAX: usize = 256;
-/// How many idle connections for streams one credential keeps for its next streams.
+/// The number of idle connections that one credential keeps for its next streams.
 const IDLE_STREAMS_MAX: usize = 4;
 
 impl CallerPools {
-    /// `credentials` are our own; only upstream's address and how to connect to it are taken from them.
+    /// Creates empty pools. Only the address and the server verification are taken from `credentials`, which are the
+    /// proxy's own.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
         let once = Pool::new(&credentials, PoolProtocol::Once)?;
@@ -54,7 +55,7 @@ impl CallerPools {
         Ok(Self { credentials, pools, shares: Shares::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
 
-    /// Sends what the bearer of `credential` asks, on connections that only its requests use.
+    /// Sends a request of the bearer of `credential`, on connections that only that credential uses.
     pub(super) async fn send(
         &self,
         (credential, payer): (CredentialId, &FlowDistinguisher),
@@ -65,23 +66,23 @@ impl CallerPools {
         match lane {
             ForwardPool::Short => pools.short.send(outgoing).await,
             ForwardPool::Stream => pools.long.send(outgoing).await,
-            // If the upgrade to a tunnel fails, the state of the connection is uncertain: it is not used again.
+            // If the upgrade to a tunnel fails, the state of the connection is uncertain, so it is not reused.
             ForwardPool::Tunnel => self.once.send(outgoing).await,
         }
     }
 
-    /// Sends a request for which no user is known, on a connection that is not used again.
+    /// Sends a request without a known user, on a connection that is not reused.
     pub(super) async fn send_once(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
         self.once.send(outgoing).await
     }
 
-    /// The connections of a credential; `None` if its user already has pools for as many credentials as it may have.
+    /// The connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
     fn pools(&self, credential: CredentialId, payer: &FlowDistinguisher) -> Result<Option<Arc<Pools>>, Error> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));
         }
         let place = self.place(payer).or_else(|| {
-            // The cache drops idle pools only when it is used; they may hold the places of this payer.
+            // The cache drops idle pools only when it is used, and they may hold this user's permits.
             self.pools.run_pending_tasks();
             self.place(payer)
         });
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
     use kubeapi::User;
 
-    /// Ends a hang.
+    /// A timeout that ends a hang.
     const STUCK: Duration = Duration::from_secs(60);
 
     fn payer(name: &str) -> FlowDistinguisher {
@@ -132,8 +133,8 @@ mod tests {
         assert!(has(0, &ada), "those that are there stay");
         assert!(has(usize::MAX, &bob));
         caller_pools.pools.invalidate(&id(0));
-        // The cache drops what has gone when no thread looks at it any more, those of other tests included. A thread
-        // that waits for a processor may hold it up for as long as that takes.
+        // The cache frees dropped entries only once no thread reads it, including threads of other tests. A descheduled
+        // thread may delay that.
         let began = std::time::Instant::now();
         while !has(usize::MAX - 1, &ada) {
             assert!(began.elapsed() < STUCK, "one that has gone leaves its place to the next");

@@ -23,7 +23,7 @@ use base::Tasks;
 use kubeapi::{FlowDistinguisher, Status};
 use tokio::sync::watch;
 
-/// Talks to upstream with our own credentials. Cloning shares the connections.
+/// A client of upstream with the proxy's own credentials. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -34,23 +34,23 @@ struct Shared {
     links: Links,
     costs: CostLedger,
     instance: String,
-    /// Questions that outlive whoever waits for their answer.
+    /// Tasks for requests that outlive the callers that wait for them.
     tasks: Tasks,
-    /// Counts the answers received, for tasks that wait until upstream can be reached again.
+    /// Counts the received responses, for tasks that wait until upstream is reachable again.
     answered: watch::Sender<u64>,
     strict_transport: StrictTransport,
 }
 
-/// Which connections a request of ours may use, and how long it may take to be answered.
+/// The kind of a request of the proxy: it selects the connections and the timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// A stream that lives for minutes.
     Watch,
-    /// One answer.
+    /// A single response.
     Short,
 }
 
-/// A document that upstream has for everybody.
+/// A document that is the same for every caller.
 #[derive(Debug, Clone)]
 pub struct SharedDocument {
     pub headers: HeaderMap,
@@ -59,19 +59,20 @@ pub struct SharedDocument {
 
 const JSON: &str = "application/json";
 const REVIEW_BYTES_MAX: usize = 1 << 20;
-/// The largest document that is shared.
+/// The largest document that is shared, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 16 << 20;
-/// Time to the response head of a request of ours; the apiserver's own limit is 60 s (R-TIMEOUT-2).
+/// The timeout for the response head of the proxy's own requests; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Reads the credentials, for the server that they name. No request is sent yet. What requests cost is counted in
+    /// Reads the credentials, for the server that they name. Sends no request. The cost of later requests is counted in
     /// `costs`.
     pub fn connect(source: &CredentialSource, costs: CostLedger) -> Result<Self, CredentialError> {
         Self::connect_to(source, Endpoints::new(EndpointsConfig::default()), costs, Tasks::new())
     }
 
-    /// The same for whichever of these servers is used. `tasks` own the questions that outlive whoever waits for them.
+    /// Reads the credentials, for the servers in `endpoints`. `tasks` own the requests that outlive the callers that
+    /// wait for them.
     pub fn connect_to(
         source: &CredentialSource,
         endpoints: Endpoints,
@@ -81,7 +82,7 @@ impl Client {
         Ok(Self::of(Links::load(source, endpoints)?, costs, tasks))
     }
 
-    /// One in front of what these connections lead to, for tests on a clock of theirs.
+    /// A client whose connections come from `connect`, for tests with a paused clock.
     #[cfg(test)]
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
         let memory = super::MemoryUpstream::new(connect, false).without_idle();
@@ -95,13 +96,13 @@ impl Client {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Reads the credentials again whenever their files change; to be spawned once. New requests use the new
-    /// credentials on new connections; streams that run already go on.
+    /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
+    /// new connections; open streams continue.
     pub async fn keep_up(self, every: Duration) {
         self.shared.links.clone().keep_up(every).await;
     }
 
-    /// Follows the credentials as they are read again.
+    /// Returns a receiver of credential changes.
     pub fn credentials(&self) -> CredentialChanges {
         self.shared.links.changes()
     }
@@ -110,39 +111,41 @@ impl Client {
         &self.shared.tasks
     }
 
-    /// The servers that upstream has.
+    /// The servers of upstream.
     pub fn endpoints(&self) -> &Endpoints {
         &self.shared.links.endpoints
     }
 
-    /// The URL of the server that is used.
+    /// The URL of the server in use.
     pub fn server_url(&self) -> String {
         self.shared.links.current().credentials.base.to_string().trim_end_matches('/').to_owned()
     }
 
-    /// When the certificate is valid that we show, if the credentials have one; not that of an exec plugin.
+    /// The validity of the proxy's client certificate, if the credentials have one. Certificates from exec plugins are
+    /// not included.
     pub fn client_certificate(&self) -> Option<CertificateValidity> {
         self.shared.links.current().credentials.client_certificate
     }
 
-    /// A name of this process, for recognizing its own requests.
+    /// The identifier of this process, by which it recognizes its own requests.
     pub fn instance(&self) -> &str {
         &self.shared.instance
     }
 
-    /// The `Strict-Transport-Security` of upstream's last answer to a request of ours, if it had one.
+    /// The `Strict-Transport-Security` header of upstream's last response to a request of the proxy.
     pub fn strict_transport_security(&self) -> Option<HeaderValue> {
         self.shared.strict_transport.get()
     }
 
-    /// Completes when upstream answers any request after this call, which shows that it can be reached.
+    /// Completes when upstream responds to any request after this call, which shows that it is reachable.
     pub async fn answers(&self) {
         let mut answered = self.shared.answered.subscribe();
         // The sender lives as long as this client, so waiting cannot fail.
         let _ = answered.changed().await;
     }
 
-    /// Sends a GET of ours; the caller reads the body as it comes. Any answer but a success is [`Error::Refused`].
+    /// Sends a GET of the proxy and returns the response, whose body is read by the caller. Any response other than a
+    /// success is [`Error::Refused`].
     pub async fn open(
         &self,
         cause: Cause,
@@ -154,13 +157,13 @@ impl Client {
         self.ask(cause, kind, path_and_query, request, Bytes::new()).await
     }
 
-    /// Sends a POST of ours and reads the answer; both bodies are JSON.
+    /// Sends a POST of the proxy and reads the response; both bodies are JSON.
     pub(super) async fn post(&self, cause: Cause, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
         self.read(self.ask(cause, Question::Short, path, request, body.into()).await?).await
     }
 
-    /// Sends a review that another proxy asks for, and reads the answer. `hops` names those who ask, and us.
+    /// Sends a review for another proxy and reads the response. `hops` names the proxies below and this one.
     pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
         let request = Request::builder().method(Method::POST).header(super::HOPS, hops);
         let request = request.header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
@@ -192,8 +195,7 @@ impl Client {
         answer
     }
 
-    /// Sends a GET of ours to one of the servers, on a connection that is not used again. Returns the code of the
-    /// answer.
+    /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the response code.
     pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, Error> {
         let link = self.shared.links.at(endpoint);
         let request = Request::builder().method(Method::GET);
@@ -202,7 +204,7 @@ impl Client {
         Ok(link.tunnels.send(Outgoing { request, counter }).await?.status().as_u16())
     }
 
-    /// Sends a GET of ours on the connection to `server`, as long as that connection is in use.
+    /// Sends a GET of the proxy on the connection to `server`, as long as that connection is in use.
     pub(super) async fn open_beside(
         &self,
         cause: Cause,
@@ -219,7 +221,7 @@ impl Client {
                 Ok(sent) => sent,
                 Err(outgoing) => match link.short.send_beside(server, outgoing).await {
                     Ok(sent) => sent,
-                    // The credentials have changed since, and the connections with them.
+                    // The credentials have been reloaded since, and so have the connections.
                     Err(outgoing) => link.short.send(outgoing).await,
                 },
             }
@@ -227,7 +229,7 @@ impl Client {
         self.taken(sending).await
     }
 
-    /// Makes a request with the credentials of a link.
+    /// Builds a request with the credentials of a link.
     async fn prepared(
         &self,
         link: &Link,
@@ -243,13 +245,13 @@ impl Client {
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
             .map_err(|error| Error::Unaskable(error.to_string()))?;
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
-        // What is asked because somebody asks us names those before us as well.
+        // A request on behalf of another proxy already names the proxies below.
         request.headers_mut().entry(super::HOPS).or_insert_with(ourselves);
         put_all(request.headers_mut(), link.credentials.headers().await?);
         Ok(request)
     }
 
-    /// Waits for the answer; anything but a success is read and returned as [`Error::Refused`].
+    /// Waits for the response. Any response other than a success is read and returned as [`Error::Refused`].
     async fn taken(
         &self,
         sending: impl Future<Output = Result<Response<ResponseBody>, Error>>,
@@ -265,7 +267,7 @@ impl Client {
         Err(Error::Refused(Box::new(read_status(&head, &body))))
     }
 
-    /// Sends a GET of ours and reads the whole body; returns the encoding that Content-Type names, and the body.
+    /// Sends a GET of the proxy and reads the whole body. Returns the encoding from Content-Type, and the body.
     pub async fn fetch(
         &self,
         cause: Cause,
@@ -277,8 +279,8 @@ impl Client {
         Ok((encoding, self.read(response).await?))
     }
 
-    /// Sends a GET of ours; returns the answer's `ETag` and body, or `None` if upstream says that nothing has changed
-    /// since the answer with the `ETag` `known`.
+    /// Sends a GET of the proxy. Returns the `ETag` and the body of the response, or `None` if the document still has
+    /// the `ETag` `known`.
     pub(super) async fn fetch_changed(
         &self,
         cause: Cause,
@@ -300,8 +302,8 @@ impl Client {
         }
     }
 
-    /// Asks for a document that others want as well, in the name of the proxies `hops`. Returns `None` if upstream says
-    /// that nothing has changed since the answer with the `ETag` `known`.
+    /// Requests a document that other callers share, on behalf of the proxies in `hops`. Returns `None` if the document
+    /// still has the `ETag` `known`.
     pub async fn document(
         &self,
         path_and_query: &str,
@@ -324,18 +326,18 @@ impl Client {
         }
     }
 
-    /// Reads the body of an answer, whole, if it is no longer than `bytes_max`.
+    /// Reads the whole body of a response. Fails with [`Error::TooLarge`] if it exceeds `bytes_max`.
     pub async fn read_at_most(&self, response: Response<ResponseBody>, bytes_max: usize) -> Result<Bytes, Error> {
         read_whole(response.into_body(), bytes_max, |_| Ok(())).await
     }
 
-    /// Reads the body of an answer of ours, whole.
+    /// Reads the whole body of a response to a request of the proxy.
     pub async fn read(&self, response: Response<ResponseBody>) -> Result<Bytes, Error> {
         read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await
     }
 
-    /// Reads the body of an answer whole, as long as `goes_on` allows it; `goes_on` gets the bytes of memory that the
-    /// body takes so far.
+    /// Reads the whole body of a response, as long as `goes_on` returns `Ok`; `goes_on` receives the bytes of memory
+    /// that the body occupies so far.
     pub async fn read_while(
         &self,
         response: Response<ResponseBody>,
@@ -344,8 +346,8 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
-    /// Sends a caller's request with our credentials in place of its own. Impersonation headers stay: upstream decides
-    /// whether we may impersonate that user.
+    /// Sends a caller's request with the proxy's credentials instead of its own. Impersonation headers are kept:
+    /// upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,
         lane: super::ForwardPool,
@@ -369,8 +371,8 @@ impl Client {
         Outgoing { request, counter: self.shared.costs.counter(Cause::PassedThrough, is_stream) }
     }
 
-    /// Sends a caller's request with the credential that it carries, on connections that only that credential uses.
-    /// Without a credential of a known user it uses a connection that is not used again.
+    /// Sends a caller's request with its own credential, on connections that only that credential uses. Without a
+    /// credential of a known user, it uses a connection that is not reused.
     pub(super) async fn send_bare(
         &self,
         credential: Option<(CredentialId, &FlowDistinguisher)>,
@@ -397,10 +399,10 @@ impl Client {
 }
 
 const STATUS_BYTES_MAX: usize = 1 << 20;
-/// The longest silence between two frames of an answer that is read whole.
+/// The maximum silence between two frames of a response that is read as a whole.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The encoding that the response says it is in.
+/// The encoding in the Content-Type of the response.
 pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<Encoding> {
     let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
     Encoding::from_content_type(content_type)
@@ -426,8 +428,8 @@ async fn read_whole(
     Ok(whole.freeze())
 }
 
-/// The Status of a refusal. If the body is not a Status, one is made from the HTTP code. The `Retry-After` header is
-/// used if the Status does not say when to retry.
+/// Reads the Status of a refusal. If the body is not a Status, one is made from the HTTP code. The `Retry-After` header
+/// applies if the Status has no retry delay.
 pub fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
     let code = head.status.as_u16();
     let parsed = if body.starts_with(b"k8s\0") { Status::from_protobuf(body) } else { Status::from_json(body) };
@@ -467,7 +469,7 @@ mod tests {
             let (head, ()) = refused.body(()).expect("a header").into_parts();
             assert_eq!(read_status(&head, b"").retry_after_seconds(), seconds, "{header:?}");
         }
-        // What the Status says counts before the header.
+        // The delay in the Status has precedence over the header.
         let refused = http::Response::builder().status(503).header(http::header::RETRY_AFTER, "9").body(());
         let (head, ()) = refused.expect("a header").into_parts();
         let mut status = Status::service_unavailable("later");

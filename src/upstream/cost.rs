@@ -3,55 +3,55 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kubeapi::Gvr;
 
-/// What upstream is asked for. Whoever sends a request names its cause.
+/// The purpose of an upstream request. Every request names its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The state of a feed, in pages or streamed.
+    /// Loads the state of a feed, in pages or streamed.
     List,
-    /// What happens to a feed's objects.
+    /// Watches the objects of a feed.
     Watch,
-    /// Whether a feed is current: a position, versions, the events since.
+    /// Proves that a feed is current: a position, versions, recent events.
     Proof,
-    /// What happened while no stream was open, or before a feed's first list.
+    /// Reads past changes: of a gap in the stream, or from before a feed's first list.
     Past,
-    /// Whether what is derived is what upstream writes.
+    /// Compares derived objects with upstream's encoding.
     Comparison,
-    /// Whether what a feed holds is what upstream has.
+    /// Compares the contents of a feed with upstream.
     SelfCheck,
-    /// Which resources there are, and of which release upstream is.
+    /// Discovers the resources and the release of upstream.
     Discovery,
-    /// Definitions of custom resources and `APIServices`: their feeds, or lists where there are none.
+    /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
     Definitions,
-    /// Roles and bindings: their feeds.
+    /// Follows roles and bindings.
     Rbac,
-    /// What a user may do who asks for something (`SubjectAccessReview`).
+    /// Checks the permissions of a user for a request (`SubjectAccessReview`).
     AccessReview,
-    /// Whether an open watch may go on (`SubjectAccessReview`).
+    /// Checks whether an open watch may continue (`SubjectAccessReview`).
     LeaseReview,
-    /// Whose a token is (`TokenReview`).
+    /// Authenticates a token (`TokenReview`).
     TokenReview,
-    /// Who we are (`SelfSubjectReview`), and whether we may create reviews (`SelfSubjectAccessReview`).
+    /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
     SelfReview,
-    /// Whether one of several servers is ready, when another may have failed.
+    /// Checks whether one of several servers is ready, when another may have failed.
     Readiness,
-    /// What callers ask and upstream answers.
+    /// Callers' requests that are passed through.
     PassedThrough,
 }
 
-/// What requests for one cause have cost since the process started.
+/// The cost of requests with one cause since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Those that were sent, answered or not.
+    /// Requests that were sent, with or without a response.
     pub requests: u64,
-    /// Answers that are open for long: watches, followed logs, tunnels.
+    /// Long-lived responses: watches, followed logs, tunnels.
     pub streams_opened: u64,
     pub streams_open: u64,
-    /// The bytes of answers' bodies as they came: compressed where upstream compresses, without headers, the framing
-    /// of HTTP, TLS, and what goes through tunnels.
+    /// Bytes of response bodies as received: compressed if upstream compresses. Headers, HTTP framing, TLS and
+    /// tunnelled bytes are not included.
     pub body_bytes: u64,
 }
 
-/// Counts what requests cost upstream. Cloning shares.
+/// Counts the cost of requests for upstream. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct CostLedger {
     accounts: Arc<[Account; Cause::ALL.len()]>,
@@ -65,7 +65,7 @@ struct Account {
     body_bytes: AtomicU64,
 }
 
-/// Counts one request and its answer. Its stream, if it is one, counts as open until this is dropped.
+/// Counts one request and its response. If the response is a stream, it counts as open until this is dropped.
 #[derive(Debug)]
 pub(super) struct CostCounter {
     costs: CostLedger,
@@ -113,7 +113,8 @@ impl Cause {
         }
     }
 
-    /// The cause for a feed of this resource: lists and watches of what the proxy itself reads have their own.
+    /// The cause for a feed of this resource: lists and watches of resources that the proxy itself uses have separate
+    /// causes.
     #[must_use]
     pub fn of(self, gvr: &Gvr) -> Self {
         match (self, &*gvr.group, &*gvr.resource) {
@@ -124,7 +125,7 @@ impl Cause {
         }
     }
 
-    /// A streamed list is a watch from its first byte on.
+    /// The cause of a stream: a streamed list counts as a watch from its first byte.
     fn of_stream(self) -> Self {
         if self == Self::List { Self::Watch } else { self }
     }
@@ -152,7 +153,7 @@ impl CostLedger {
 }
 
 impl CostCounter {
-    /// One for the same request, which is sent once more.
+    /// A counter for the same request when it is retried.
     pub(super) fn again(&self) -> Self {
         Self { costs: self.costs.clone(), is_open: false, ..*self }
     }
@@ -161,7 +162,7 @@ impl CostCounter {
         self.account().requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that the answer has begun.
+    /// Records that the response has begun.
     pub(super) fn answered(&mut self, is_success: bool) {
         if self.is_stream && is_success {
             self.is_open = true;
@@ -175,7 +176,7 @@ impl CostCounter {
         self.account().body_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Notes that the state which the stream began with is whole: what follows are events.
+    /// Records that the initial state of the stream is complete: events follow.
     pub(super) fn is_listed(&mut self) {
         self.cause = self.cause.of_stream();
     }

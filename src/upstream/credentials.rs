@@ -21,27 +21,27 @@ use super::token_file::TokenFile;
 use crate::net::{CertificateValidity, is_loopback};
 use base::WallClock;
 
-/// Says where our credentials come from.
+/// The source of the proxy's own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialSource {
     /// A kubeconfig file: certificates, tokens, token files, exec plugins.
     File(PathBuf),
-    /// The service account of the pod that we run in. Its rotated tokens are followed.
+    /// The service account of the proxy's pod. Rotated tokens are followed.
     InCluster,
     /// No credentials, as for the demo upstream.
     Anonymous(Uri),
-    /// None either, for an upstream in this process.
+    /// No credentials, for an upstream in this process.
     Memory(MemoryUpstream),
 }
 
-/// What an upstream in this process is called in requests; nobody looks for it.
+/// The address of an in-process upstream in requests; it is never resolved.
 const IN_MEMORY: &str = "http://127.0.0.1:1";
 
 impl CredentialSource {
-    /// The files that connections are made from: a kubeconfig and the certificates and keys that it names.
+    /// The files that connections depend on: a kubeconfig and the certificates and keys that it names.
     ///
-    /// Token files are not among them: they are read again without new connections ([`TokenFile`]). In a pod there are
-    /// none, because kube-client looks at the CA every minute by itself.
+    /// Token files are not included, because they are reloaded without new connections ([`TokenFile`]). In a pod there
+    /// are none, because kube-client rereads the CA every minute.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         let Self::File(path) = self else { return Vec::new() };
         let mut files = vec![path.clone()];
@@ -72,7 +72,7 @@ fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
     Some(files.into_iter().map(PathBuf::from).collect())
 }
 
-/// Says why the credentials cannot be used.
+/// Why the credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     #[error("kubeconfig {path}: {reason}")]
@@ -97,40 +97,40 @@ pub enum CredentialError {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Failure>;
 
-/// Everything that a request to upstream needs besides itself.
+/// Everything that a request to upstream needs in addition to its own contents.
 #[derive(Clone)]
 pub(super) struct UpstreamCredentials {
     pub(super) base: Uri,
-    /// Which one of upstream's servers that is.
+    /// The index of the server among upstream's servers.
     pub(super) endpoint: usize,
     pub(super) tls: rustls::ClientConfig,
     /// The same without a client certificate.
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
-    /// Where connections lead to, if not to the address.
+    /// The in-process upstream that connections lead to, instead of the address.
     pub(super) memory: Option<MemoryUpstream>,
-    /// When the certificate is valid that we show.
+    /// The validity of the proxy's client certificate.
     pub(super) client_certificate: Option<CertificateValidity>,
     headers: HeaderService,
-    /// When it was last logged that there are no headers.
+    /// When missing credentials were last logged.
     said: Arc<Mutex<Option<Instant>>>,
 }
 
-/// The shortest time between two log lines about missing credentials: without it every request would log one.
+/// The minimum interval between log lines about missing credentials; otherwise every request would log one.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
     /// Reads the credentials for the server that they name.
     pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
         let credentials = Self::read(source)?;
-        // Anonymous sends no credentials that could leak, and no configuration can name it.
+        // Anonymous sends no credentials that could leak, and no configuration can select it.
         if !matches!(source, CredentialSource::Anonymous(_)) && !is_private(&credentials.base) {
             return Err(CredentialError::Plaintext(credentials.base));
         }
         Ok(credentials)
     }
 
-    /// Reads the credentials for each of these servers of one cluster, whichever server they name.
+    /// Reads the credentials for each of `servers` of one cluster, whichever server the credentials name.
     pub(super) fn load_for<'a>(
         source: &CredentialSource,
         servers: impl Iterator<Item = &'a Uri>,
@@ -171,7 +171,7 @@ impl UpstreamCredentials {
         let anonymous_tls = tls_of(&anonymous)?;
         let invalid = |error: kube_client::Error| CredentialError::Invalid(words(&error));
         // The innermost service only returns the headers of its request. kube-client's layers (static tokens, exec
-        // plugins) are put around it and add theirs.
+        // plugins) wrap it and add theirs.
         let echo = echo();
         let extra = config.extra_headers_layer().map_err(invalid)?;
         let headers = match token_file(&config.auth_info)? {
@@ -191,7 +191,7 @@ impl UpstreamCredentials {
         Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, said })
     }
 
-    /// The headers that identify us: the current token, refreshed when due, and configured extras.
+    /// The headers that identify the proxy: the current token, refreshed when due, and configured extras.
     pub(super) async fn headers(&self) -> Result<HeaderMap, Error> {
         let response = self
             .headers
@@ -218,7 +218,7 @@ impl UpstreamCredentials {
         Error::Credentials(why)
     }
 
-    /// The same address and server verification, without anything that identifies us.
+    /// The same address and server verification, without anything that identifies the proxy.
     pub(super) fn without_identity(&self) -> Self {
         Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
@@ -234,15 +234,15 @@ fn client_certificate(auth: &AuthInfo) -> Option<CertificateValidity> {
     CertificateValidity::of_pem(&pem)
 }
 
-/// The configuration for a server without TLS that takes everybody for nobody.
+/// The configuration for a server without TLS and authentication.
 fn without_identity(server: Uri) -> kube_client::Config {
     let mut config = kube_client::Config::new(server);
-    // Nothing to verify. An empty root set also keeps the platform's roots from being read.
+    // There is nothing to verify. An empty root set also keeps the platform's roots from being read.
     config.root_cert = Some(Vec::new());
     config
 }
 
-/// Whether the traffic to a server is protected from others: TLS, or it does not leave this machine.
+/// Whether the traffic to a server is protected: by TLS, or because it does not leave this machine.
 pub(super) fn is_private(server: &Uri) -> bool {
     let host = server.host().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse();
@@ -250,8 +250,7 @@ pub(super) fn is_private(server: &Uri) -> bool {
     server.scheme() == Some(&Scheme::HTTPS) || is_local
 }
 
-/// The file that the token is in, where nothing has precedence over it: neither a password nor a token that is given
-/// itself, as in kube-client.
+/// The token file, unless a password or an inline token has precedence over it, as in kube-client.
 fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError> {
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
@@ -260,7 +259,7 @@ fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError
     Ok(Some(Arc::new(TokenFile::load(path.into()).map_err(fail)?)))
 }
 
-/// A service that hands back the token's header.
+/// A service that adds the token's header to those of a request.
 fn with_token(
     file: Arc<TokenFile>,
 ) -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
@@ -275,7 +274,7 @@ fn with_token(
     })
 }
 
-/// A service that hands a request's headers back.
+/// A service that returns a request's headers.
 fn echo()
 -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
     service_fn(|request: Request<String>| async move {
@@ -286,13 +285,13 @@ fn echo()
 }
 
 impl std::fmt::Debug for UpstreamCredentials {
-    /// Prints no secret.
+    /// Omits all secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
     }
 }
 
-/// Puts `ours` into `headers`, replacing what is there.
+/// Puts `ours` into `headers`, replacing headers of the same names.
 pub(super) fn put_all(headers: &mut HeaderMap<HeaderValue>, ours: HeaderMap<HeaderValue>) {
     let mut last = None;
     for (name, value) in ours {

@@ -1,4 +1,4 @@
-//! How connections to upstream are made: over TCP, or within this process.
+//! Opens connections to upstream: over TCP, or within this process.
 
 use std::fmt;
 use std::io;
@@ -16,24 +16,24 @@ use tower::Service;
 
 use base::{DESCRIPTOR_TRIES, lacks_descriptor, want_descriptor};
 
-/// An upstream within this process, without a socket: for those who have a clock of their own, which a kernel does not
-/// follow.
+/// An upstream within this process, without a socket, for tests and simulations with a virtual clock, which a kernel
+/// does not follow.
 #[derive(Clone)]
 pub struct MemoryUpstream {
     connect: Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>,
-    /// Whether it is spoken to by HTTP/2, as an apiserver is.
+    /// Whether connections use HTTP/2, as with an apiserver.
     multiplexes: bool,
-    /// Connections that are kept while nothing is under way on them, at most.
+    /// The maximum number of idle connections.
     idle_max: usize,
 }
 
 impl MemoryUpstream {
-    /// One that these connections lead to; with none it cannot be reached.
+    /// An upstream that `connect` connects to; if it returns `None`, the upstream is unreachable.
     pub fn new(connect: impl Fn() -> Option<DuplexStream> + Send + Sync + 'static, multiplexes: bool) -> Self {
         Self { connect: Arc::new(connect), multiplexes, idle_max: usize::MAX }
     }
 
-    /// The same with a connection for each request, which no server can close meanwhile.
+    /// Uses a new connection for each request, so that no idle connection can be closed.
     #[cfg(test)]
     pub(super) fn without_idle(self) -> Self {
         Self { idle_max: 0, ..self }
@@ -43,7 +43,7 @@ impl MemoryUpstream {
         self.idle_max
     }
 
-    /// The same for a pool that may use HTTP/2, or may not.
+    /// The same upstream for a pool that may or may not use HTTP/2.
     pub(super) fn speaking(&self, multiplexes: bool) -> Self {
         Self { multiplexes: self.multiplexes && multiplexes, ..self.clone() }
     }
@@ -63,7 +63,7 @@ impl PartialEq for MemoryUpstream {
 
 impl Eq for MemoryUpstream {}
 
-/// Makes connections of one pool.
+/// Opens the connections of one pool.
 #[derive(Clone, Debug)]
 pub(super) enum Dialer {
     Tcp(HttpConnector),
@@ -105,7 +105,7 @@ impl Service<Uri> for Dialer {
     }
 }
 
-/// Connects. Where there is no descriptor for it, clients that say nothing give up theirs first.
+/// Connects. If the process is out of file descriptors, idle client connections are closed first.
 async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<Dialled, Failure> {
     for _ in 0..DESCRIPTOR_TRIES {
         match tcp.call(uri.clone()).await {

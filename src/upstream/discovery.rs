@@ -1,4 +1,4 @@
-//! What upstream serves, and what of it can be watched.
+//! Discovers the resources that upstream serves, and which of them can be watched.
 
 mod declaration;
 mod definitions;
@@ -34,23 +34,23 @@ pub struct Resource {
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
     pub namespaced: bool,
-    /// It has both `list` and `watch`.
+    /// Whether it supports both `list` and `watch`.
     pub watchable: bool,
     pub origin: ResourceOrigin,
-    /// What its feed is fetched in. Protobuf is what kubelets and controllers ask for, and the rest is derived from it;
-    /// no custom resource has it, and there are servers that speak JSON only.
+    /// The encoding in which its feed is fetched. Protobuf is preferred because kubelets and controllers request it,
+    /// and the other encodings are derived from it. Custom resources do not support it, and some servers have JSON
+    /// only.
     pub encoding: Encoding,
-    /// Upstream may have more of them.
+    /// The selectable fields that are known. Upstream may have more.
     pub fields: Arc<FieldTable>,
-    /// What upstream reads the pages of its lists from.
+    /// The store from which upstream reads the pages of its lists.
     pub pages: PageStore,
-    /// The edition of a custom resource's definition: objects that were read under another one may read differently
-    /// now.
+    /// The edition of a custom resource's definition: objects that were read under another one may decode differently.
     pub edition: Option<Arc<str>>,
 }
 
 impl Resource {
-    /// Whether users may mean it by this name: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    /// Whether `name` is a user's name for it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn is_called(&self, name: &str) -> bool {
         name == self.gvr.to_string()
             || name == self.gvr.group_resource()
@@ -58,18 +58,19 @@ impl Resource {
     }
 }
 
-/// Who serves a resource: decides its encodings, the layout of its JSON and whether it may be cached.
+/// The kind of server behind a resource. It determines the encodings, the layout of JSON and whether the resource may
+/// be cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResourceOrigin {
     /// The apiserver's own types: JSON in declaration order, and protobuf.
     BuiltIn,
     /// From a CustomResourceDefinition: JSON with sorted keys, no protobuf.
     Custom,
-    /// Another server behind the aggregation layer: its versions mean what it likes, so it is never cached.
+    /// Another server behind the aggregation layer: its versions may have any meaning, so it is never cached.
     Aggregated,
 }
 
-/// The resources upstream serves, as last discovered. Cloning shares.
+/// The resources that upstream serves, as last discovered. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Catalog {
     client: Client,
@@ -82,20 +83,21 @@ struct Shared {
     state: RwLock<State>,
     asking: tokio::sync::Mutex<Asking>,
     refused: Mutex<Documents<RefusedDocument>>,
-    /// When something was last heard, or could have been missed, that may change what upstream says that it serves.
+    /// The last time of a change that may affect discovery, or of a point where such a change could have been missed.
     stirred: Mutex<Instant>,
-    /// Whether upstream has answered at least once.
+    /// Whether upstream has responded at least once.
     is_known: watch::Sender<bool>,
-    /// Why it has not, when it was asked last.
+    /// Why the last discovery failed.
     failure: Mutex<Option<DiscoveryFailure>>,
 }
 
-/// Why nothing is known of what upstream serves.
+/// Why the resources of upstream are unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveryFailure {
-    /// Upstream is away, or answers nobody. Otherwise it answers, and perhaps those who have other credentials.
+    /// Whether upstream is unreachable or fails for every caller. Otherwise it responds, perhaps also to callers with
+    /// other credentials.
     pub is_outage: bool,
-    /// The reason, for whoever asks.
+    /// The reason, as a text for callers.
     pub why: String,
 }
 
@@ -105,30 +107,31 @@ impl From<&Error> for DiscoveryFailure {
     }
 }
 
-/// What is known, and what follows from it.
+/// The known facts, and the resources that follow from them.
 #[derive(Debug, Default)]
 struct State {
     known: DiscoveryState,
     served: Served,
 }
 
-/// What upstream is asked besides its discovery, and may refuse.
+/// The documents that are requested in addition to discovery, and that upstream may refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Documents<T> {
     /// The `CustomResourceDefinitions`.
     pub definitions: T,
-    /// The `APIServices`, which say what is behind the aggregation layer.
+    /// The `APIServices`, which list the APIs of the aggregation layer.
     pub services: T,
 }
 
 #[derive(Debug, Default)]
 struct Asking {
     last: Option<Instant>,
-    /// Since when definitions that we had read may not be read.
+    /// When upstream began to refuse definitions that the proxy had read before.
     refused_since: Option<Instant>,
 }
 
-/// How long that is taken for a passing refusal: an apiserver that has just started denies what its caches do not know.
+/// How long such a refusal counts as temporary: an apiserver that has just started denies requests until its caches are
+/// filled.
 const REFUSED_MAX: Duration = Duration::from_secs(60);
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -136,7 +139,7 @@ const JSON: &str = "application/json";
 const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
 
 impl Catalog {
-    /// An empty catalog; [`refresh`](Self::refresh) fills it.
+    /// Creates an empty catalog; [`refresh`](Self::refresh) fills it.
     pub fn new(client: Client, insistence: RefusalBackoff) -> Self {
         let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
         let (stirred, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
@@ -147,16 +150,16 @@ impl Catalog {
         self.shared.state.read().served.resources.get(gvr).cloned()
     }
 
-    /// Resources known by a name as users give it: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    /// The resource with this user-facing name: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
         let served = &self.shared.state.read().served;
         let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
-        // The core group first, as kubectl resolves short names; then stable versions before the others.
+        // The core group has precedence, as when kubectl resolves short names; then stable versions.
         found.sort_by_key(|resource| (resource.gvr.group.len(), resource.gvr.version.len(), resource.gvr.to_string()));
         found.first().map(|resource| (*resource).clone())
     }
 
-    /// Everything that upstream serves.
+    /// All resources that upstream serves.
     pub fn all(&self) -> Vec<Arc<Resource>> {
         self.shared.state.read().served.resources.values().cloned().collect()
     }
@@ -169,30 +172,31 @@ impl Catalog {
         self.len() == 0
     }
 
-    /// Whether a custom resource is certain to be served no more: discovery may lack it for a moment, its definition is
-    /// there or is not.
+    /// Whether a custom resource is certainly no longer served. Discovery may lack it for a moment, so its definition
+    /// decides.
     pub fn is_gone(&self, custom: &Gvr) -> bool {
         let served = &self.shared.state.read().served;
         served.read.definitions && !served.resources.contains_key(custom)
     }
 
-    /// What our identity was let read when upstream was asked last.
+    /// The documents that the proxy's identity could read when upstream was last asked.
     pub fn reads(&self) -> Documents<bool> {
         self.shared.state.read().served.read
     }
 
-    /// The minor of upstream's release, as it was told last.
+    /// The minor version of upstream's release, as last reported.
     pub fn minor(&self) -> Option<u32> {
         self.shared.state.read().served.minor
     }
 
-    /// When something is to be asked for again that our identity may not read, if ever.
+    /// The time of the next request for a document that the proxy's identity may not read, if there is one.
     pub fn refused_until(&self) -> Option<Instant> {
         let refused = self.shared.refused.lock();
         [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.again(self.shared.insistence)).min()
     }
 
-    /// What our identity may not read is asked for again soon: that may have changed.
+    /// Schedules an early retry of documents that the proxy's identity may not read, because its permissions may have
+    /// changed.
     pub fn rights_changed(&self) {
         let mut refused = self.shared.refused.lock();
         let Documents { definitions, services } = &mut *refused;
@@ -201,15 +205,15 @@ impl Catalog {
         }
     }
 
-    /// Asks upstream what it serves, unless somebody has asked after `since`.
+    /// Rediscovers the resources of upstream, unless another caller has done so after `since`.
     ///
-    /// Callers that arrive together share one question. Returns whether something changed.
+    /// Concurrent callers share one discovery. Returns whether anything changed.
     pub async fn refresh(&self, since: Instant) -> Result<bool, Error> {
         let mut asking = self.shared.asking.lock().await;
         if asking.last.is_some_and(|last| last > since) {
             return Ok(false);
         }
-        // Failed ones count too, or everybody who waits here would try again in turn.
+        // Failures count too; otherwise every waiting caller would retry in turn.
         asking.last = Some(Instant::now());
         let found = self.discover().await.inspect_err(|error| {
             *self.shared.failure.lock() = Some(error.into());
@@ -217,7 +221,7 @@ impl Catalog {
         let mut state = self.shared.state.write();
         let is_hidden = found.asked.definitions && found.customs.is_none() && !state.known.told.definitions;
         if is_hidden && state.served.read.definitions {
-            // Everything that we know of custom resources would be lost, and every watch of them.
+            // Without the definitions, all custom resources and their watches would be lost.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
                 return Err(Error::HiddenDefinitions);
             }
@@ -234,11 +238,11 @@ impl Catalog {
         Ok(changed)
     }
 
-    /// Asks upstream what it serves for somebody who waits, unless that was asked within `every`. Until upstream has
-    /// answered for the first time, asks again and again while it is away.
+    /// Rediscovers the resources for a waiting caller, unless that was done within `every`. Until upstream has
+    /// responded once, retries as long as it is unreachable.
     ///
     /// # Errors
-    /// Nothing is known yet: upstream was away all the time, `within` at most, or its answer is of no use.
+    /// Nothing is known yet: upstream was unreachable for the whole time `within`, or its response is unusable.
     pub async fn refresh_for(&self, every: Duration, within: Duration) -> Result<(), DiscoveryFailure> {
         let (deadline, mut is_known) = (Instant::now() + within, self.shared.is_known.subscribe());
         loop {
@@ -247,7 +251,7 @@ impl Catalog {
             if *is_known.borrow() {
                 return Ok(());
             }
-            // It may be the answer to somebody else, who has asked a moment ago.
+            // The failure may be that of another caller's recent request.
             let failure = self.shared.failure.lock().clone().unwrap_or_else(|| (&Error::Timeout(within)).into());
             if asked.is_err() || !failure.is_outage || Instant::now() >= deadline {
                 return Err(failure);
@@ -260,25 +264,25 @@ impl Catalog {
         }
     }
 
-    /// Notes that a definition has changed, in whatever way.
+    /// Records that a definition has changed in some way.
     pub fn stir(&self) {
         *self.shared.stirred.lock() = Instant::now();
     }
 
-    /// Since when nothing has changed that upstream's discovery depends on; `None` where that may go unheard.
+    /// Since when nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
         let Documents { definitions, services } = self.shared.state.read().known.told;
         (definitions && services).then(|| *self.shared.stirred.lock())
     }
 
-    /// Whether another server may answer for this group, so that what it says is its own.
+    /// Whether another server may serve this group, with responses that differ from this one's.
     pub fn is_elsewhere(&self, group: &str) -> bool {
         let state = self.shared.state.read();
         state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group))
     }
 
-    /// Takes in what a feed of ours says, all of it. From now on upstream is not asked for it. Returns whether
-    /// something changed.
+    /// Applies the complete contents of one of the proxy's feeds. From now on, upstream is not asked for them. Returns
+    /// whether anything changed.
     pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a Declaration>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
         for Declaration(said) in all {
@@ -298,13 +302,13 @@ impl Catalog {
         state.settle()
     }
 
-    /// Nothing is heard of it any more: what is known stays, and upstream is asked again.
+    /// Records that the feed of `from` is lost: the known contents stay, and upstream is asked again.
     pub fn lose(&self, from: DeclaringResource) {
         *self.shared.state.write().known.told.of_mut(from) = false;
         self.stir();
     }
 
-    /// Asks for what no feed of ours tells.
+    /// Requests everything that no feed provides.
     async fn discover(&self) -> Result<DiscoveryFindings, Error> {
         let mut found = DiscoveryFindings::default();
         for (at, root) in ["/api", "/apis"].into_iter().enumerate() {
@@ -316,7 +320,7 @@ impl Catalog {
         }
         let told = self.shared.state.read().known.told;
         found.asked = Documents { definitions: !told.definitions, services: !told.services };
-        // After discovery: what was created or deleted in between counts as the definitions say.
+        // After discovery, so that a definition created or deleted in between takes effect.
         if !told.definitions {
             let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
             found.customs = read.map(CustomResourceDefinitions::served);
@@ -325,13 +329,13 @@ impl Catalog {
             let read = self.optional::<ApiServices>(DeclaringResource::Services).await?;
             found.remote = read.map(ApiServices::remote);
         }
-        // Not worth failing for: a token of either spelling is continued.
+        // A failure is ignored, because continue tokens of either spelling are continued.
         found.minor =
             self.client.release().await.ok().filter(|release| release.major == 1).map(|release| release.minor);
         Ok(found)
     }
 
-    /// What is below `/api` or `/apis`; `None` if that has not changed.
+    /// Fetches the resources below `/api` or `/apis`; `None` if they have not changed.
     async fn changed_root(&self, at: usize, root: &str) -> Result<Option<Root>, Error> {
         let etag = self.shared.state.read().known.roots[at].etag.clone();
         let Some((etag, body)) = self.client.fetch_changed(Cause::Discovery, root, AGGREGATED, etag.as_ref()).await?
@@ -341,11 +345,11 @@ impl Catalog {
         if let Some(versions) = versions_in(&body) {
             return Ok(Some(Root { etag, versions }));
         }
-        // What an older server says here tells nothing of what is below.
+        // An older server's ETag here does not cover the documents below.
         Ok(Some(Root { etag: None, versions: self.versions_below(root, &body).await? }))
     }
 
-    /// Every group version below `/api` or `/apis`, one by one, from a server that has no aggregated document.
+    /// Fetches every group version below `/api` or `/apis` separately, from a server without aggregated discovery.
     async fn versions_below(&self, root: &str, body: &[u8]) -> Result<Vec<VersionList>, Error> {
         let groups = read::<Groups>(body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
@@ -359,10 +363,11 @@ impl Catalog {
         Ok(versions)
     }
 
-    /// A document that our identity may not be allowed to read: then it is not asked for again soon.
+    /// Fetches a document that the proxy's identity may not be allowed to read. After a refusal, it is not requested
+    /// again soon.
     async fn optional<T: serde::de::DeserializeOwned>(&self, from: DeclaringResource) -> Result<Option<T>, Error> {
         let Shared { insistence, refused, .. } = &*self.shared;
-        // What could be read the last time is asked for whatever it was refused since.
+        // A document that was readable last time is requested regardless of later refusals.
         let is_known = *self.reads().of(from);
         if !is_known && refused.lock().of(from).stands(Instant::now(), *insistence) {
             return Ok(None);
@@ -383,7 +388,7 @@ impl Catalog {
 }
 
 impl State {
-    /// Puts together what follows from what is known now; whether that is something else.
+    /// Recomputes the served resources. Returns whether they changed.
     fn settle(&mut self) -> bool {
         let served = self.known.served();
         let changed = self.served != served;
@@ -408,7 +413,7 @@ impl<T> Documents<T> {
     }
 }
 
-/// What an aggregated document says; `None` if it is none.
+/// Parses an aggregated discovery document; returns `None` if it is not one.
 fn versions_in(body: &[u8]) -> Option<Vec<VersionList>> {
     let list = read::<DiscoveryList>(body).filter(|list| list.kind == "APIGroupDiscoveryList")?;
     Some(list.into_versions())

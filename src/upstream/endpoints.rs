@@ -1,7 +1,7 @@
 //! Several servers of one upstream, of which one is used at a time.
 //!
-//! [`choice`] decides which one. Here is what it decides by: who sends a request says when it fails or is slow, and a
-//! task asks the servers that are to be asked ([`super::readiness`]).
+//! [`choice`] decides which one. This module collects its inputs: senders of requests report failures and slow
+//! responses, and a task sends readiness checks ([`super::readiness`]).
 
 mod choice;
 #[cfg(test)]
@@ -18,20 +18,20 @@ use super::{Error, ServerUrl};
 use base::random;
 use tokio::sync::watch;
 
-/// The servers of upstream besides what the credentials say.
+/// The configuration of upstream's servers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndpointsConfig {
-    /// In the order of preference. Empty: the one that the credentials name.
+    /// The servers in the order of preference. If empty, the one that the credentials name is used.
     pub servers: Vec<ServerUrl>,
     pub times: EndpointTimes,
 }
 
 impl EndpointsConfig {
-    /// How many servers there may be.
+    /// The maximum number of servers.
     pub const SERVERS_MAX: usize = 8;
 }
 
-/// The servers of upstream, and which one is used. Cloning shares.
+/// The servers of upstream, and the one in use. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Endpoints {
     shared: Arc<Shared>,
@@ -43,16 +43,16 @@ struct Shared {
     current: watch::Sender<usize>,
     /// The server that was left last because it had failed.
     left: watch::Sender<Option<usize>>,
-    /// The server that a request has failed at last while it was used.
+    /// The server in use on which a request failed last.
     alarm: watch::Sender<Option<usize>>,
 }
 
-/// Whose request it is.
+/// The origin of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestOrigin {
-    /// Ours: it is a read, or a question that changes nothing.
+    /// The proxy itself: the request is a read, or a request that changes nothing.
     Ours,
-    /// A caller's: it may be anything.
+    /// A caller: the request may be anything.
     Caller,
 }
 
@@ -62,7 +62,7 @@ impl Endpoints {
         Self { shared: Arc::new(Shared { config, current, left, alarm }) }
     }
 
-    /// Whether there is anything to choose from. If not, a server is never asked whether it is ready.
+    /// Whether there are several servers. If not, no readiness check is ever sent.
     pub fn are_several(&self) -> bool {
         self.servers().len() > 1
     }
@@ -75,18 +75,18 @@ impl Endpoints {
         &self.shared.config.times
     }
 
-    /// The server that is used.
+    /// The index of the server in use.
     pub(super) fn current(&self) -> usize {
         *self.shared.current.borrow()
     }
 
-    /// The choice between them, as it is at the start.
+    /// The initial state of the choice between them.
     pub(super) fn choice(&self) -> EndpointChoice {
         EndpointChoice::new(self.servers().len(), self.times().clone(), random::f64(), Instant::now())
     }
 
-    /// Has another server be used from now on. What runs at the one before goes on there; of those that it has failed,
-    /// whoever waits for an answer to a question of ours hears of it.
+    /// Switches to another server. Requests in progress on the previous one continue there. If it has failed, the
+    /// proxy's own pending requests to it end with an error.
     pub(super) fn switch(&self, switch: EndpointSwitch) {
         self.shared.current.send_replace(switch.to);
         if switch.cause == SwitchCause::Failed {
@@ -98,7 +98,7 @@ impl Endpoints {
     pub(super) async fn next_alarm(alarms: &mut watch::Receiver<Option<usize>>) -> usize {
         loop {
             if alarms.changed().await.is_err() {
-                // Whoever waits holds the sender.
+                // This endpoint set owns the sender, so it outlives the receiver.
                 std::future::pending::<()>().await;
             }
             if let Some(at) = *alarms.borrow_and_update() {
@@ -107,15 +107,15 @@ impl Endpoints {
         }
     }
 
-    /// The signs from now on, and the last one before.
+    /// A receiver of the signs from now on, including the last one before.
     pub(super) fn alarms(&self) -> watch::Receiver<Option<usize>> {
         let mut alarms = self.shared.alarm.subscribe();
         alarms.mark_changed();
         alarms
     }
 
-    /// Waits for the answer of a server. If that fails or takes long, it is a sign that the server may have failed. A
-    /// question of ours is given up when the server has, so that it can be put to the next one at once.
+    /// Waits for the response of a server. A failure or a slow response is a sign that the server may have failed. A
+    /// request of the proxy is abandoned if its server has failed, so that it can be sent to the next one at once.
     pub(super) async fn heed<T>(
         &self,
         at: usize,
@@ -146,7 +146,7 @@ impl Endpoints {
         answer
     }
 
-    /// Notes a sign that a server may have failed.
+    /// Reports a sign that a server may have failed.
     pub(super) fn raise(&self, at: usize) {
         if self.are_several() && at == self.current() {
             self.shared.alarm.send_replace(Some(at));
@@ -161,14 +161,14 @@ impl Endpoints {
                 return;
             }
             if left.changed().await.is_err() {
-                // Whoever waits holds the sender.
+                // This endpoint set owns the sender, so it outlives the receiver.
                 std::future::pending::<()>().await;
             }
         }
     }
 }
 
-/// Whether an error may be the server's. A caller's request may also fail because of its body.
+/// Whether an error may be the server's fault. A caller's request may also fail because of its body.
 fn is_alarming(error: &Error, origin: RequestOrigin) -> bool {
     match error {
         Error::Unreachable(_) => origin == RequestOrigin::Ours || !error.may_have_been_carried_out(),

@@ -1,57 +1,57 @@
 use crate::wire::{Encoding, WireError};
 use kubeapi::{EventType, Status};
 
-/// Says why a request to upstream got no usable answer.
+/// Why a request to upstream got no usable response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No connection, or it broke before the answer began.
+    /// No connection, or the connection broke before the response began.
     #[error("upstream cannot be reached: {}", chain(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer broke off.
+    /// The response broke off.
     #[error("upstream's answer broke off: {0}")]
     Broken(#[source] hyper::Error),
-    /// No answer in time.
+    /// No response within the timeout.
     #[error("upstream did not answer within {0:?}")]
     Timeout(std::time::Duration),
-    /// Our credentials could not be read or refreshed. The reason goes to the log, not to callers.
+    /// The proxy's own credentials could not be read or refreshed. The reason is logged, and not shown to callers.
     #[error("upstream credentials: {0}")]
     Credentials(String),
-    /// An answer other than success.
+    /// A response other than success.
     #[error("upstream answered {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
-    /// A request cannot be sent with its caller's rights: nothing was sent.
+    /// A request cannot be sent with its caller's identity: nothing was sent.
     #[error(transparent)]
     Unsendable(#[from] Unsendable),
-    /// No valid HTTP request can be made of this question: nothing was sent.
+    /// The request is not valid HTTP: nothing was sent.
     #[error("upstream cannot be asked: {0}")]
     Unaskable(String),
     /// The body is not the kind of document that belongs to this path.
     #[error("upstream answered {0} with another document")]
     OtherDocument(String),
-    /// Another representation than the one asked for.
+    /// The response has another representation than the requested one.
     #[error("upstream answered in another representation: asked for {asked}, got {answered:?}")]
     OtherRepresentation { asked: String, answered: Option<Encoding> },
-    /// An event that does not belong among those that a watch begins with.
+    /// An event type that is not allowed among the initial events of a watch.
     #[error("upstream tells {0} among the initial events")]
     NotInitial(EventType),
-    /// A page of a LIST names itself as the next page, or page after page is empty.
+    /// A page of a LIST names itself as the next page, or too many pages in a row are empty.
     #[error("the pages of upstream's LIST do not end")]
     EndlessPages,
-    /// We were allowed to read the definitions of custom resources before, and are not any more.
+    /// The proxy could read the definitions of custom resources before, and no longer can.
     #[error("definitions of custom resources may not be read any more")]
     HiddenDefinitions,
-    /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
+    /// A response larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX), or than the limit of its reader.
     #[error("upstream's answer is larger than {0} bytes")]
     TooLarge(usize),
-    /// The answer would exceed the memory that all feeds may hold together.
+    /// The response would exceed the memory budget of all feeds together.
     #[error("the memory that feeds may take is used up")]
     OverBudget,
-    /// An answer that does not decode.
+    /// A response that does not decode.
     #[error("upstream's answer does not decode: {0}")]
     Wire(#[from] WireError),
 }
 
-/// A connection to upstream that could not be made.
+/// A connection to upstream that could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {server}")]
 pub(super) struct ConnectError {
@@ -69,10 +69,10 @@ impl ConnectError {
     }
 }
 
-/// Says why a request cannot be sent with its caller's rights.
+/// Why a request cannot be sent with its caller's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsendable {
-    /// Our credentials already impersonate a user, and the request asks for another impersonation.
+    /// The proxy's credentials already impersonate a user, and the request asks for another impersonation.
     #[error("this proxy impersonates already, and impersonation does not nest")]
     Nested,
     #[error("this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)")]
@@ -82,7 +82,7 @@ pub enum Unsendable {
 }
 
 impl Error {
-    /// The text that a caller is told. It reveals neither upstream's address nor our own credentials.
+    /// The text for callers. It reveals neither upstream's address nor the proxy's credentials.
     pub fn for_callers(&self) -> String {
         match self {
             Self::Unreachable(why) => format!("upstream cannot be reached: {}", root_cause(&**why)),
@@ -91,7 +91,7 @@ impl Error {
         }
     }
 
-    /// The text for whoever reaches the health port: no address, user, path or object.
+    /// The text for readers of the health port: no address, user, path or object.
     pub fn in_brief(&self) -> String {
         match self {
             Self::Refused(status) => format!("upstream answered {}", status.code),
@@ -101,7 +101,7 @@ impl Error {
         }
     }
 
-    /// Whether upstream's certificate is not to be trusted, or TLS cannot be spoken with it.
+    /// Whether upstream's certificate is not trusted, or the TLS handshake failed.
     pub fn is_untrusted(&self) -> bool {
         matches!(self, Self::Unreachable(why) if of_tls(&**why).is_some())
     }
@@ -114,7 +114,7 @@ impl Error {
         }
     }
 
-    /// Whether a request may have been carried out although there is no answer.
+    /// Whether a request may have been processed although there is no response.
     pub fn may_have_been_carried_out(&self) -> bool {
         match self {
             Self::Unreachable(why) => {
@@ -126,8 +126,8 @@ impl Error {
         }
     }
 
-    /// Whether the server has certainly not processed a request that another connection to it may carry. A server that
-    /// cannot be connected to is not meant.
+    /// Whether the server has certainly not processed the request, and another connection to it may carry it. Failures
+    /// to connect are not included.
     pub(super) fn is_unprocessed(&self) -> bool {
         let Self::Unreachable(why) = self else { return false };
         match why.downcast_ref::<hyper_util::client::legacy::Error>() {
@@ -136,8 +136,8 @@ impl Error {
         }
     }
 
-    /// Whether the same request may succeed later: upstream is away, sheds load, fails, or does not know us for a
-    /// moment. Any other error is final.
+    /// Whether the same request may succeed later: upstream is unreachable, sheds load, fails, or temporarily rejects
+    /// the credentials. Any other error is final.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) | Self::Timeout(_) | Self::Credentials(_) => true,
@@ -146,12 +146,12 @@ impl Error {
         }
     }
 
-    /// Whether upstream could not be reached, or its answer broke off. Then it has refused nothing.
+    /// Whether upstream was unreachable, or its response broke off. Then it has refused nothing.
     pub fn broke_off(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Broken(_)) && !self.is_untrusted()
     }
 
-    /// Whether upstream is away, or answers nobody: no credential would help.
+    /// Whether upstream is unreachable or fails for every caller, so that no other credential would help.
     pub fn is_outage(&self) -> bool {
         match self {
             Self::Timeout(_) => true,
@@ -160,17 +160,17 @@ impl Error {
         }
     }
 
-    /// Whether history before this point is gone (410, `Expired` or `Gone`).
+    /// Whether the requested version is no longer available (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())
     }
 
-    /// Whether upstream says that it has not come as far as the version that was asked for.
+    /// Whether upstream reports that it has not reached the requested version.
     pub fn is_too_large_version(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_too_large_version())
     }
 
-    /// The seconds after which upstream asked us to try again.
+    /// The retry delay that upstream requested, in seconds.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::Refused(status) => status.retry_after_seconds().map(u64::from),
@@ -179,19 +179,19 @@ impl Error {
     }
 }
 
-/// An error and what is beneath it.
+/// An error and its causes, outermost first.
 fn causes<'a>(
     why: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(why), |cause| cause.source())
 }
 
-/// What TLS found wrong, if it did.
+/// The TLS error among the causes, if there is one.
 fn of_tls<'a>(why: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     causes(why).find_map(tls_in)
 }
 
-/// An error of TLS, which may be in several of input and output. Those hide it from whoever asks for their source.
+/// A TLS error, which may be wrapped in I/O errors. Those do not return it from `source`.
 fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     match error.downcast_ref::<std::io::Error>() {
         Some(io) => tls_in(io.get_ref()?),
@@ -199,11 +199,11 @@ fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls
     }
 }
 
-/// An error and all its causes, outermost first. What a cause repeats of the one before is left out.
+/// An error and all its causes, outermost first. Texts that repeat the end of the previous one are omitted.
 fn chain(why: &(dyn std::error::Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     for cause in causes(why) {
-        // "client error (Connect)" says nothing that its causes do not say better.
+        // "client error (Connect)" adds nothing to its causes.
         let is_wrapper = cause.is::<hyper_util::client::legacy::Error>() && cause.source().is_some();
         let text = cause.to_string();
         if !is_wrapper && texts.last().is_none_or(|before| !before.ends_with(&text)) {
@@ -213,7 +213,7 @@ fn chain(why: &(dyn std::error::Error + 'static)) -> String {
     texts.join(": ")
 }
 
-/// The innermost cause, or what TLS found wrong. Neither names an address, which only [`ConnectError`] does.
+/// The innermost cause, or the TLS error. Neither names an address; only [`ConnectError`] does.
 fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     match of_tls(why) {
         Some(tls) => tls.to_string(),
@@ -221,13 +221,13 @@ fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     }
 }
 
-/// Whether a request was certainly not processed: hyper gave it up before any of it was sent, because the connection
-/// that was chosen for it had closed; or the server says so (RFC 9113 §8.7), by a GOAWAY whose last stream is an
-/// earlier one, or by `REFUSED_STREAM`.
+/// Whether a request was certainly not processed. Either hyper gave it up before any of it was sent, because its
+/// connection had closed. Or the server reports it (RFC 9113 §8.7), by a GOAWAY whose last stream is an earlier one, or
+/// by `REFUSED_STREAM`.
 ///
-/// h2 reports a GOAWAY as the error of exactly those streams, and of a request that it has not opened a stream for.
+/// h2 reports a GOAWAY as the error of exactly those streams, and of a request for which it has not opened a stream.
 fn was_not_processed(why: &(dyn std::error::Error + 'static)) -> bool {
-    // Only what hyper itself says counts: beneath a request body that broke off there may be the caller's connection.
+    // Only hyper's own error counts: the cause of a broken request body may be an error of the caller's connection.
     let Some(hyper) = causes(why).find_map(|cause| cause.downcast_ref::<hyper::Error>()) else { return false };
     let h2 = || std::error::Error::source(hyper).and_then(|cause| cause.downcast_ref::<h2::Error>());
     hyper.is_canceled() || hyper.is_closed() || h2().is_some_and(is_not_processed)
@@ -237,15 +237,15 @@ fn is_not_processed(h2: &h2::Error) -> bool {
     h2.is_remote() && (h2.is_go_away() || h2.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
-/// Whether an error of the kind "connect" is that of a connection that could not be made. Otherwise the request was
-/// waiting for a connection that others were making, and which had closed when its turn came.
+/// Whether an error of the kind "connect" belongs to a connection that could not be opened. Otherwise the request was
+/// waiting for a connection that another request opened, and which had closed by then.
 fn has_failed_to_connect(why: &(dyn std::error::Error + 'static)) -> bool {
     causes(why).any(|cause| cause.is::<std::io::Error>() || tls_in(cause).is_some())
 }
 
 #[cfg(test)]
 impl Error {
-    /// hyper's error for a connection whose peer has closed it before it answered.
+    /// hyper's error for a connection whose peer closed it before the response.
     pub(crate) async fn broken_off() -> hyper::Error {
         let (ours, theirs) = tokio::io::duplex(64);
         drop(theirs);
@@ -256,7 +256,7 @@ impl Error {
         answer.expect_err("nobody answers")
     }
 
-    /// hyper's error for a connection whose peer goes as soon as it has read something of it.
+    /// hyper's error for a connection whose peer closes it as soon as it has read some bytes.
     pub(crate) async fn broken_off_when_read() -> hyper::Error {
         let (ours, mut theirs) = tokio::io::duplex(64);
         let io = hyper_util::rt::TokioIo::new(ours);
@@ -268,7 +268,7 @@ impl Error {
         answer.expect_err("nobody answers")
     }
 
-    /// hyper's error for a request over HTTP/2 whose server reads its head, says this frame, and goes.
+    /// hyper's error for a request over HTTP/2 whose server reads the head, sends `frame` and closes the connection.
     pub(crate) async fn after_frame(frame: &[u8]) -> hyper::Error {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let (ours, mut theirs) = tokio::io::duplex(1 << 16);
@@ -293,7 +293,7 @@ impl Error {
         answer.expect_err("nobody answers")
     }
 
-    /// hyper's error for a request that the server says it has not processed.
+    /// hyper's error for a request that the server reports as not processed.
     pub(crate) async fn unprocessed() -> hyper::Error {
         Self::after_frame(&tests::reset(h2::Reason::REFUSED_STREAM)).await
     }
@@ -317,7 +317,7 @@ mod tests {
             (500, true, true),
             (503, true, true),
             (504, true, true),
-            // A loop: it is one for everybody, and stays.
+            // A loop affects every caller and does not resolve.
             (508, true, false),
         ] {
             let error = Error::Refused(Box::new(Status { code, ..Status::default() }));
@@ -336,7 +336,7 @@ mod tests {
         }
     }
 
-    /// The log names the server and every cause; callers and the health port learn no address.
+    /// The log names the server and every cause; callers and the health port see no address.
     #[test]
     fn failed_connection_names_server_and_cause() {
         let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
@@ -380,7 +380,7 @@ mod tests {
     async fn stream_above_the_last_of_a_goaway_or_refused_was_not_processed() {
         for (name, frame, is_unprocessed) in [
             ("an earlier stream is the last", &go_away(0)[..], true),
-            // These may have been processed, and the connection ends without an answer.
+            // These may have been processed, and the connection ends without a response.
             ("this stream is the last", &go_away(1), false),
             ("no stream is refused yet", &go_away((1 << 31) - 1), false),
             ("this stream is refused", &reset(h2::Reason::REFUSED_STREAM), true),

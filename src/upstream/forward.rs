@@ -11,12 +11,12 @@ use super::pool::ResponseBody;
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
 use base::mutant;
 
-/// Passes callers' requests on to upstream.
+/// Passes callers' requests through to upstream.
 #[derive(Debug)]
 pub struct Forwarder {
     ours: Client,
-    /// A client whose identity may impersonate and nothing else: if the impersonation headers were lost, the request
-    /// would have no rights.
+    /// A client whose identity may only impersonate: if the impersonation headers were lost, the request would have no
+    /// permissions.
     impersonator: Option<Client>,
 }
 
@@ -25,13 +25,13 @@ impl Forwarder {
         Self { ours, impersonator }
     }
 
-    /// Passes a request on, streaming both ways, with the rights of `acting_as` and no others.
+    /// Passes a request through, streaming in both directions, with exactly the identity `acting_as`.
     ///
-    /// Hop-by-hop headers do not cross; for a [`ForwardPool::Tunnel`] the upgrade itself does. A request that may be
-    /// read in two ways has been refused before ([`inspect`](super::inspect)).
+    /// Hop-by-hop headers are removed; for a [`ForwardPool::Tunnel`] the upgrade itself is kept. Ambiguous requests
+    /// have been refused before ([`inspect`](super::inspect)).
     ///
     /// # Errors
-    /// Besides the errors of upstream itself: [`ActingAs::User`] without an impersonator, or with a user that headers
+    /// In addition to upstream's own errors: [`ActingAs::User`] without an impersonator, or with a user that headers
     /// cannot carry.
     pub async fn forward(
         &self,
@@ -57,8 +57,8 @@ impl Forwarder {
     }
 }
 
-/// The request with the headers that it has upstream. What its sender lists as hop-by-hop goes first, or it could name
-/// the identity (R-IDENTITY-1).
+/// Sets the headers that the request has upstream. Headers that its sender lists as hop-by-hop are removed first,
+/// because they could name the identity headers (R-IDENTITY-1).
 fn leaving(
     acting_as: &ActingAs,
     lane: ForwardPool,
@@ -74,10 +74,10 @@ fn leaving(
     Ok(request)
 }
 
-/// Removes the headers that must not cross from one connection to the next.
+/// Removes the headers that must not be passed from one connection to the next.
 fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
     let upgrade = (lane == ForwardPool::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
-    // `HOPS` is put aside, so that the `Connection` header cannot have it removed.
+    // `HOPS` is set aside, so that the `Connection` header cannot have it removed.
     let hops = request.headers_mut().remove(HOPS);
     strip_hop_by_hop(request.headers_mut());
     request.headers_mut().extend(hops.map(|hops| (HOPS, hops)));
@@ -89,10 +89,10 @@ fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
     }
 }
 
-/// Sets the identity headers of a request. With whose credentials it is sent is decided by the connection.
+/// Sets the identity headers of a request. The connection determines the credentials.
 fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Unsendable> {
     match acting_as {
-        // Impersonation that the sender asks for stays: upstream decides about it.
+        // Impersonation that the sender requests is kept: upstream decides about it.
         ActingAs::Ours | ActingAs::Bearer(..) | ActingAs::Nobody => drop_asserted(headers),
         ActingAs::User(user) => {
             strip_identity(headers);
@@ -104,7 +104,7 @@ fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), U
 
 /// Removes the hop-by-hop headers: those that `Connection` lists, then the known ones (RFC 9110 §7.6.1).
 ///
-/// `TE: trailers` is kept: with it a client says that it reads trailers, and HTTP/2 allows no other value.
+/// `TE: trailers` is kept, because it shows that the client reads trailers, and HTTP/2 allows no other value.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = identity_headers::listed(headers).collect();
     for name in listed {

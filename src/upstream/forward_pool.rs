@@ -1,10 +1,10 @@
-/// Which connections a passed-through request uses.
+/// The kind of connections that a passed-through request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForwardPool {
-    /// Answered within seconds: many share a connection.
+    /// Takes seconds at most: many requests share a connection.
     Short,
-    /// Read for as long as the client likes: a connection of its own.
+    /// Lasts as long as the client reads: one connection each.
     Stream,
-    /// Becomes a byte tunnel: a connection of its own, used once.
+    /// Becomes a byte tunnel: one connection each, used once.
     Tunnel,
 }

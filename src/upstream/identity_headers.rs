@@ -1,6 +1,5 @@
-//! The identity headers of a request: which are refused, which are removed and which are set, in this order. The
-//! privilege escalations known from proxies like this one came from mistakes here (R-IDENTITY-1, R-THREAT-1,
-//! R-THREAT-2).
+//! The identity headers of a request: which ones are refused, removed and set, in this order. The known privilege
+//! escalations of similar proxies came from mistakes here (R-IDENTITY-1, R-THREAT-1, R-THREAT-2).
 
 #[cfg(test)]
 mod tests;
@@ -11,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::credentials::put_all;
 use kubeapi::User;
 
-/// Says why a request is refused: two readers of its headers could take it for two different callers or requests.
+/// Why a request is refused: two readers of its headers could see two different callers or requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ambiguous {
     #[error("the Connection header names {0}, which would drop it on its way")]
@@ -24,35 +23,35 @@ pub enum Ambiguous {
     Framing,
 }
 
-/// A user that headers cannot carry exactly: they would name another user.
+/// A user that headers cannot represent exactly: they would name another user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnencodableUser;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
-/// Headers in which a sender claims where a request comes from. Upstream writes these into its audit log.
+/// Headers in which a sender claims the origin of a request. Upstream writes these into its audit log.
 const ORIGINS: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
 
-/// Whether a header asks for another identity than the caller's.
+/// Whether a header requests another identity than the caller's.
 pub fn is_impersonation(name: &HeaderName) -> bool {
     name.as_str().starts_with("impersonate-")
 }
 
-/// Whether a header is one in which a proxy asserts who the caller is.
+/// Whether a header is one in which a proxy asserts the caller's identity.
 pub fn is_asserted(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-remote-")
 }
 
-/// Whether a header decides who a request is from.
+/// Whether a header determines the identity of a request.
 fn is_identity(name: &HeaderName) -> bool {
     is_impersonation(name) || is_asserted(name) || *name == AUTHORIZATION
 }
 
-/// Refuses headers that two readers could take for two different callers or two different requests.
+/// Refuses headers in which two readers could see two different callers or requests.
 pub fn inspect(headers: &HeaderMap) -> Result<(), Ambiguous> {
     if let Some(name) = listed(headers).find(is_identity) {
         return Err(Ambiguous::HopByHop(name));
@@ -83,26 +82,26 @@ pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
         .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
-/// Removes all headers that say who the request is from.
+/// Removes all headers that determine the identity of the request.
 pub(super) fn strip_identity(headers: &mut HeaderMap) {
     drop_asserted(headers);
     remove(headers, |name| is_impersonation(name) || *name == AUTHORIZATION);
 }
 
-/// Removes the headers in which a proxy asserts an identity or where a request came from: no such claim may go upstream
-/// over our connections.
+/// Removes the headers in which a proxy asserts an identity or an origin, because no such claim may reach upstream over
+/// the proxy's connections.
 pub(super) fn drop_asserted(headers: &mut HeaderMap) {
     remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
 
-/// Two impersonations cannot be joined: their headers together would name a third user.
+/// Two impersonations cannot be combined: their headers together would name a third user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Nested;
 
-/// Puts our credentials in place of the sender's. An impersonation that the sender asks for stays.
+/// Replaces the sender's credentials with the proxy's. Impersonation that the sender requests is kept.
 ///
 /// # Errors
-/// The sender asks for an impersonation, and our credentials are one too.
+/// The sender requests an impersonation, and the proxy's credentials are one too.
 pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), Nested> {
     if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
         return Err(Nested);
@@ -112,10 +111,10 @@ pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), N
     Ok(())
 }
 
-/// Sets all headers of a user. A part that is not set here could be left over from another user.
+/// Sets all headers of a user. Every part is set, because one that is not could be left over from another user.
 ///
 /// # Errors
-/// The user has no name, or a part that no header can carry as it is.
+/// The user has no name, or a part that no header can carry unchanged.
 pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), UnencodableUser> {
     remove(headers, is_impersonation);
     if user.name.is_empty() {
@@ -137,8 +136,8 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unenc
     Ok(())
 }
 
-/// A header value of exactly this text. Space around it is refused: it would be lost on the way, and the rest could be
-/// another user's name.
+/// A header value with exactly this text. Space around it is refused, because it would be stripped in transit, and the
+/// rest could be another user's name.
 fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {
@@ -149,8 +148,8 @@ fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// An extra's key as part of a header's name. Upstream lowers the name's case and percent-decodes it after that
-/// (R-IMPERSONATE-1); so capitals are escaped, like all bytes that a header's name cannot have.
+/// The key of an extra as part of a header name. Upstream lowercases the name and then percent-decodes it
+/// (R-IMPERSONATE-1). Therefore capitals are escaped, like all bytes that a header name cannot contain.
 fn escaped(key: &str) -> String {
     let mut text = String::with_capacity(key.len());
     for byte in key.bytes() {

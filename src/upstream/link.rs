@@ -11,35 +11,35 @@ use super::pool::{Pool, PoolProtocol};
 use super::{CredentialError, CredentialSource, Error, ServerUrl};
 use base::{LoadError, PerCore, WatchedFile};
 
-/// Credentials, and the connections to one server that were made with them.
+/// Credentials, and the connections to one server that use them.
 ///
-/// When the files of the credentials change there is a new link, which requests use from then on. Requests that run on
-/// the old one go on, and its connections close after them.
+/// When the files of the credentials change, a new link is made, which later requests use. Requests in progress
+/// continue on the old one, whose connections close after them.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) credentials: UpstreamCredentials,
     pub(super) watches: Pool,
-    /// For our own short requests.
+    /// For the proxy's own short requests.
     pub(super) short: Pool,
-    /// For callers' requests that are answered within seconds. Each thread of clients has one, for a small answer costs
-    /// less than to wake another thread for it.
+    /// For callers' short requests. There is one pool per client thread, because a small response costs less than
+    /// waking another thread for it.
     pub(super) forwards: PerCore<Pool>,
-    /// For callers' streams: followed logs, watches that are passed through. Each has a connection of its own, so that
-    /// a stream that is not read stalls only itself.
+    /// For callers' streams: followed logs, watches that are passed through. Each has its own connection, so that a
+    /// stream that is not read stalls only itself.
     pub(super) long: Pool,
     pub(super) tunnels: Pool,
-    /// For requests that carry a credential of their own.
+    /// For requests that carry their own credential.
     pub(super) caller_pools: CallerPools,
 }
 
-/// The links to all servers of upstream, as the credentials are now.
+/// The links to all servers of upstream, with the current credentials.
 #[derive(Debug, Clone)]
 pub(super) struct Links {
     links: WatchedFile<LinkSet>,
     pub(super) endpoints: Endpoints,
 }
 
-/// A link for each server; there is one at least.
+/// One link per server, at least one.
 type LinkSet = Vec<Arc<Link>>;
 
 /// Notifies of new credentials.
@@ -47,7 +47,8 @@ type LinkSet = Vec<Arc<Link>>;
 pub struct CredentialChanges(WatchedFile<LinkSet>);
 
 impl CredentialChanges {
-    /// Completes when the credentials have changed since the last call. Credentials that are in no file never change.
+    /// Completes when the credentials have changed since the last call. Credentials that are not in a file never
+    /// change.
     pub async fn changed(&mut self) {
         self.0.changed().await;
     }
@@ -61,7 +62,7 @@ impl Links {
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         let to = endpoints.clone();
-        // kube-client reads the files once more. Should they have changed in between, the next look finds that out.
+        // kube-client reads the files once more. If they have changed in between, the next check detects that.
         let read = move |_: &[Vec<u8>]| {
             let credentials = credentials(&read, &to)?;
             stay_at(&upstream, &credentials)?;
@@ -75,7 +76,7 @@ impl Links {
         Ok(Self { links, endpoints })
     }
 
-    /// The link to the server that is used.
+    /// The link to the server in use.
     pub(super) fn current(&self) -> Arc<Link> {
         self.at(self.endpoints.current())
     }
@@ -94,7 +95,7 @@ impl Links {
     }
 }
 
-/// The credentials for each server: those that are configured, or else the one that the credentials name.
+/// The credentials for each server: the configured ones, or else the one that the credentials name.
 fn credentials(source: &CredentialSource, endpoints: &Endpoints) -> Result<Vec<UpstreamCredentials>, CredentialError> {
     match endpoints.servers() {
         [] => Ok(vec![UpstreamCredentials::load(source)?]),
@@ -119,15 +120,15 @@ impl Link {
         })
     }
 
-    /// Points a request at the server.
+    /// Changes the URI of a request to that of the server.
     pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        // Without a prefix the path stays as it is, and need not be parsed again.
+        // Without a prefix the path stays the same and need not be parsed again.
         *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
         Ok(())
     }
 
-    /// Where the server has this.
+    /// The URI of this path on the server.
     pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
         let joined = format!("{}{path_and_query}", self.prefix());
         self.at(joined.parse().map_err(|error| Error::Unaskable(format!("{joined}: {error}")))?)
@@ -139,14 +140,14 @@ impl Link {
         Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
     }
 
-    /// The path prefix of the server's address, without a slash at its end; mostly empty.
+    /// The path prefix of the server's address, without a trailing slash; usually empty.
     fn prefix(&self) -> &str {
         self.credentials.base.path().trim_end_matches('/')
     }
 }
 
 /// Refuses another address than the first: it may be another cluster, where the versions that feeds and clients hold
-/// mean something else.
+/// have another meaning.
 fn stay_at(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
     let [UpstreamCredentials { base: named, .. }, ..] = credentials else { return Ok(()) };
     let first = upstream.get_or_init(|| named.clone());

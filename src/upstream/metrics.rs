@@ -1,23 +1,23 @@
-//! Metrics of several servers of one upstream. Where there is one there are none.
+//! Metrics of several servers of one upstream. With a single server there are none.
 
 use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
 use super::ServerUrl;
 use super::endpoints::EndpointSwitch;
 
-/// Names and meanings of what is recorded here.
+/// Describes the metrics that are recorded in this module.
 pub fn describe() {
     describe_gauge!("kube_fanout_upstream_server_current", "1 for the server of upstream that is used");
     describe_counter!("kube_fanout_upstream_server_switches_total", "times that another server was used, by cause");
 }
 
-/// Which of the servers is used.
+/// The metrics of the server in use.
 pub(super) struct EndpointMetrics {
     current: Vec<Gauge>,
 }
 
 impl EndpointMetrics {
-    /// The first is used.
+    /// Creates the metrics; the first server is in use.
     pub(super) fn new(servers: &[ServerUrl]) -> Self {
         let gauge = |server: &ServerUrl| gauge!("kube_fanout_upstream_server_current", "server" => server.to_string());
         let metrics = Self { current: servers.iter().map(gauge).collect() };

@@ -7,7 +7,7 @@ use super::cost::CostCounter;
 /// A request body on its way upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A request with its cause: nothing else can be sent.
+/// A request with its cost counter, which ensures that every request is counted.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) request: Request<UpstreamBody>,

@@ -16,26 +16,26 @@ use super::error::ConnectError;
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::{FirstSettings, StreamLimit};
 
-/// The server at the other end of one connection. It is the same for as long as the connection is, and so is what it
-/// runs: a process does not change its release.
+/// The server at the other end of one connection. While the connection is open, the server and its release stay the
+/// same, because a process cannot change its release.
 #[derive(Debug, Clone)]
 pub struct Server {
     peer: Arc<UpstreamPeer>,
-    /// How many connections it was met on.
+    /// The number of streams on the connections where it was met.
     pub(super) streams: Arc<AtomicU32>,
-    /// At which one of upstream's addresses it is.
+    /// The index of its address among upstream's servers.
     pub(super) endpoint: usize,
-    /// It can be asked while it answers something else.
+    /// Whether it can be sent a request while it responds to another.
     multiplexes: bool,
 }
 
-/// What is known of it, kept with the connection; of who is behind a proxy, with the answer.
+/// The facts about a server, kept with the connection. For a server behind a proxy they are kept with the response.
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
     told: Mutex<Told>,
-    /// One question at a time.
+    /// Allows one request at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
-    /// Goes with the connection.
+    /// Dropped with the connection.
     connection: Weak<()>,
     is_behind_a_proxy: bool,
 }
@@ -44,22 +44,22 @@ pub(super) struct UpstreamPeer {
 enum Told {
     #[default]
     NotYet,
-    /// It did not answer: since when, and how often.
+    /// The server failed to respond: since when, how often, and the last time.
     Failed { since: Instant, times: u32, last: Instant },
-    /// `certain`: on this very connection, which is not passed on to another server with each request.
+    /// `certain`: learned on this very connection, which is not passed on to another server with each request.
     Build { build: Arc<Build>, certain: bool },
-    /// It does not say what it is.
+    /// The server does not report its build.
     Nothing,
 }
 
-/// A server that does not say what it is for so long is not asked again. One that has just started denies what its
-/// caches do not know yet.
+/// A server that does not report its build for this long is not asked again. One that has just started denies requests
+/// until its caches are filled.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// Between two questions, whoever asks: doubled with each.
+/// The minimum time between two requests, shared by all callers; doubled with each.
 const REST: Duration = Duration::from_millis(250);
 
 impl UpstreamPeer {
-    /// Whoever wrote what a proxy has in its memory.
+    /// A server behind a proxy, which encoded what the proxy has in memory.
     pub(super) fn behind_a_proxy(build: Build) -> Self {
         let told = Mutex::new(Told::Build { build: Arc::new(build), certain: true });
         Self { told, is_behind_a_proxy: true, ..Self::default() }
@@ -71,7 +71,7 @@ impl Server {
         Self { peer, streams, endpoint, multiplexes }
     }
 
-    /// What it says that it is, if it was asked and did.
+    /// The build that it reports, if it was asked and did.
     pub fn build(&self) -> Option<Arc<Build>> {
         match &*self.peer.told.lock() {
             Told::Build { build, .. } => Some(build.clone()),
@@ -79,7 +79,7 @@ impl Server {
         }
     }
 
-    /// Whether a proxy that has it for upstream says what it is, in each answer.
+    /// Whether it is behind a proxy, which reports its build with every response.
     pub fn is_behind_a_proxy(&self) -> bool {
         self.peer.is_behind_a_proxy
     }
@@ -89,30 +89,30 @@ impl Server {
         Arc::ptr_eq(&self.peer, &other.peer)
     }
 
-    /// What is known of it now, whatever is learned later.
+    /// A copy of the current facts, which later findings do not change.
     #[must_use]
     pub fn known(&self) -> Self {
         let told = Mutex::new(self.peer.told.lock().clone());
         Self { peer: Arc::new(UpstreamPeer { told, ..UpstreamPeer::default() }), ..self.clone() }
     }
 
-    /// Whether there is no more to be asked.
+    /// Whether nothing remains to be asked.
     pub fn is_known(&self) -> bool {
         matches!(*self.peer.told.lock(), Told::Build { .. } | Told::Nothing)
     }
 
-    /// Whether it was asked on this very connection. A server that speaks HTTP/1.1 cannot be, while it streams, and has
-    /// a balancer before it more often than not: what is known of it comes from whoever answered at the same address.
+    /// Whether it was asked on this very connection. A server with HTTP/1.1 cannot be asked while it streams, and is
+    /// often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
         matches!(*self.peer.told.lock(), Told::Build { certain: true, .. })
     }
 
-    /// Whether it writes as another does; `None` while that is not known.
+    /// Whether it produces the same bytes as `other`; `None` while that is not known.
     pub fn writes_as(&self, other: &Self) -> Option<bool> {
         if self.is(other) {
             return Some(true);
         }
-        // One lock after the other: whoever compares them the other way round would wait for us, and we for it.
+        // Takes one lock after the other, because a comparison in the opposite order would otherwise deadlock.
         let ours = self.peer.told.lock().clone();
         let theirs = other.peer.told.lock().clone();
         match (ours, theirs) {
@@ -123,17 +123,17 @@ impl Server {
         }
     }
 
-    /// Whoever answers at its address has come to say something else.
+    /// Records that the servers at its address now report another build.
     pub fn presume(&self, build: &Build) {
         *self.peer.told.lock() = Told::Build { build: Arc::new(build.clone()), certain: false };
     }
 
-    /// Whether it has been asked, and does not say.
+    /// Whether it was asked and does not report its build.
     pub fn is_mute(&self) -> bool {
         matches!(*self.peer.told.lock(), Told::Nothing)
     }
 
-    /// It does not answer.
+    /// Records that it failed to respond.
     pub fn failed(&self) {
         let (mut told, now) = (self.peer.told.lock(), Instant::now());
         *told = match *told {
@@ -144,7 +144,7 @@ impl Server {
         };
     }
 
-    /// Whether it failed to answer a moment ago.
+    /// Whether it failed to respond recently.
     pub(super) fn rests(&self) -> bool {
         match *self.peer.told.lock() {
             Told::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// Whether its connection is still there.
+    /// Whether its connection is still open.
     fn is_connected(&self) -> bool {
         self.peer.connection.strong_count() > 0
     }
@@ -161,23 +161,23 @@ impl Server {
         self.peer.asking.clone().lock_owned().await
     }
 
-    /// What came of a question about it, which `by` has answered.
+    /// Records the response to a request about this server, which `by` sent.
     pub(super) fn answered(&self, by: &Self, build: Option<Build>) {
         let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: by.multiplexes });
         *by.peer.told.lock() = told.clone();
         if self.is(by) {
             return;
         }
-        // There may be two connections for a moment, and both are to whoever is there.
+        // There may be two connections for a moment, both to the same server.
         let known = self.is_connected() || !self.multiplexes;
         *self.peer.told.lock() = match told {
             Told::Build { build, .. } if known => Told::Build { build, certain: false },
-            // Who was at the other end of a connection that is gone cannot be told any more.
+            // The connection is closed, so the server at its other end can no longer be identified.
             _ => Told::Nothing,
         };
     }
 
-    /// One that says that it is this, or nothing.
+    /// A server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn saying(build: Option<Build>) -> Self {
         let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: true });
@@ -186,14 +186,14 @@ impl Server {
         server
     }
 
-    /// One that was not asked yet.
+    /// A server that was not asked yet.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         Self::new(Arc::default(), Arc::default(), 0, true)
     }
 }
 
-/// Makes connections that know their peers.
+/// Opens connections and attaches facts about their peers.
 #[derive(Debug, Clone)]
 pub(super) struct PeerConnector<C> {
     connector: C,
@@ -202,7 +202,7 @@ pub(super) struct PeerConnector<C> {
 }
 
 impl<C> PeerConnector<C> {
-    /// What the peers say of streams is for `limit`.
+    /// Creates a connector that passes the stream limits of its peers to `limit`.
     pub(super) fn new(connector: C, runtime: ConnectionRuntime, limit: StreamLimit) -> Self {
         Self { connector, runtime, limit }
     }
@@ -210,7 +210,7 @@ impl<C> PeerConnector<C> {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A connection, and what is known of its other end: every answer that comes by it carries that.
+/// A connection with the facts about its peer, which every response on it carries.
 #[derive(Debug)]
 pub(super) struct Met<T> {
     io: T,
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(unasked.writes_as(&unasked.clone()), Some(true), "whatever it is");
     }
 
-    /// Feeds on several threads compare the same two servers, each with the other.
+    /// Feeds on several threads compare the same two servers in both orders.
     #[test]
     fn two_servers_may_be_compared_both_ways_at_once() {
         let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));
         gone.answered(&by, Some(build("v1.36.1")));
         assert_eq!((gone.writes_as(&by), gone.is_mute()), (Some(false), true), "nobody knows what it was");
-        // Without streams that share a connection there is no better way.
+        // Without multiplexing there is no better way to identify a server.
         let single = || Server::new(Arc::default(), Arc::default(), 0, false);
         let (asked, other) = (single(), single());
         asked.answered(&other, Some(build("v1.36.1")));

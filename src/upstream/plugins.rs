@@ -2,7 +2,7 @@ use std::sync::OnceLock;
 
 use kube_client::config::{ExecConfig, Kubeconfig};
 
-/// A command that runs another one in its place, which stands behind its own arguments.
+/// A command that runs another command, which follows its own arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginRunner {
     pub program: String,
@@ -11,14 +11,14 @@ pub struct PluginRunner {
 
 static RUNNER: OnceLock<PluginRunner> = OnceLock::new();
 
-/// Has exec plugins run by this command from now on. A process has one set of limits, and its children have them too: a
-/// plugin is given those that we were started with (R-HOST-2).
+/// Makes all exec plugins run through this command. Child processes inherit the limits of this process; the command
+/// restores the limits that it was started with (R-HOST-2).
 pub fn run_plugins_by(runner: PluginRunner) {
-    // The limits that we were started with are found out once.
+    // The original limits are determined once, so a second call is ignored.
     let _ = RUNNER.set(runner);
 }
 
-/// Has the plugins of a kubeconfig run so.
+/// Makes the plugins of a kubeconfig run through the runner.
 pub(super) fn put_runner(kubeconfig: &mut Kubeconfig) {
     let Some(runner) = RUNNER.get() else { return };
     let users = kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut());
@@ -27,7 +27,7 @@ pub(super) fn put_runner(kubeconfig: &mut Kubeconfig) {
 
 impl PluginRunner {
     fn put(&self, plugin: &mut ExecConfig) {
-        // One without a command is refused by whoever would run it.
+        // A plugin without a command is refused when it is run.
         let Some(command) = plugin.command.take() else { return };
         let own = plugin.args.take().unwrap_or_default();
         plugin.command = Some(self.program.clone());

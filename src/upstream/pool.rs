@@ -1,10 +1,10 @@
-//! Pools of connections upstream. There are four kinds of traffic, which never share a connection:
+//! Pools of connections to upstream. There are four kinds of traffic, which never share a connection:
 //!
-//! - our **watches**, and our **short** requests, over HTTP/2, with at most 80 streams a connection, below the
-//!   apiserver's 100;
-//! - **streams** of others (followed logs, passed-through watches) over HTTP/1.1, one a connection, so that one that is
-//!   not read stalls only itself;
-//! - **tunnels** (exec, port-forward) likewise, on connections that are used once.
+//! - the proxy's **watches** and its **short** requests, over HTTP/2, with at most 80 streams per connection, below the
+//!   apiserver's limit of 100;
+//! - callers' **streams** (followed logs, passed-through watches) over HTTP/1.1, one per connection, so that one that
+//!   is not read stalls only itself;
+//! - **tunnels** (exec, port-forward), also over HTTP/1.1, on connections that are used once.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,23 +33,23 @@ use super::{Build, CredentialError, Error, SERVED};
 
 type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
 
-/// Which protocol a pool speaks.
+/// The protocol of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolProtocol {
-    /// HTTP/2 where upstream offers it: many requests a connection. Of each answer so many bytes are taken before they
-    /// are read.
+    /// HTTP/2 if upstream offers it: many requests per connection. `stream_window` is the number of response bytes that
+    /// are received before they are read.
     Multiplexed { stream_window: u32, runtime: ConnectionRuntime },
-    /// HTTP/1.1: one request a connection at a time.
+    /// HTTP/1.1: one request per connection at a time.
     Single,
-    /// The same, and a connection is not used twice.
+    /// HTTP/1.1, without reuse of connections.
     Once,
 }
 
 impl PoolProtocol {
-    /// We read what we ask for.
+    /// For the proxy's own requests, whose responses it always reads.
     pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20, runtime: ConnectionRuntime::Home };
-    /// Others may never read their answers, and what has been taken of them is in no budget: with 1 MiB each, 600 of
-    /// them took 600 MiB, and the time to clear so much memory.
+    /// For callers' requests. Callers may never read their responses, and received bytes are in no budget: with a
+    /// window of 1 MiB, 600 such callers would occupy 600 MiB.
     pub(super) const FOR_OTHERS: Self =
         Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Here };
 
@@ -61,16 +61,16 @@ impl PoolProtocol {
     }
 }
 
-/// What is taken of an answer of somebody else before it is read.
+/// The number of bytes of a caller's response that are received before they are read.
 const UNREAD_BYTES: u32 = 256 << 10;
-/// Connections that one pool keeps for the next request.
+/// The maximum number of idle connections per pool.
 const IDLE_CONNECTIONS_MAX: usize = 64;
 
-/// Connections of one kind of traffic.
+/// The connections for one kind of traffic.
 ///
-/// Long-lived streams are spread: a connection takes at most [`STREAMS_MAX`](Self::STREAMS_MAX) of them, below the
-/// apiserver's own limit of 100 (R-HTTP-1), beyond which requests would queue behind watches that never end. A server
-/// that says that it takes fewer gets fewer, on more connections.
+/// Long-lived streams are spread: a connection carries at most [`STREAMS_MAX`](Self::STREAMS_MAX) of them. This is
+/// below the apiserver's own limit of 100 (R-HTTP-1), beyond which requests would queue behind watches that never end.
+/// If a server announces a lower limit, more connections with fewer streams are used.
 #[derive(Debug)]
 pub(super) struct Pool {
     credentials: UpstreamCredentials,
@@ -83,7 +83,7 @@ pub(super) struct Pool {
 struct Shard {
     connections: Connections,
     streams: Arc<AtomicU32>,
-    /// What its server has said of streams.
+    /// The stream limit that its server has announced.
     limit: StreamLimit,
 }
 
@@ -93,26 +93,27 @@ impl Shard {
     }
 }
 
-/// A place on a connection, given back on drop.
+/// A stream on a connection, released on drop.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// How many others there were when it was taken.
+    /// The number of other streams when it was acquired.
     before: u32,
     limit: StreamLimit,
     streams: Arc<AtomicU32>,
-    /// Which one of upstream's servers the connection is to.
+    /// The index of the connection's server among upstream's servers.
     endpoint: usize,
 }
 
 impl Pool {
     const STREAMS_MAX: u32 = 80;
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-    /// client-go's numbers: ping after 30 s of silence, give up 15 s later (R-CLIENT-3).
+    /// client-go's values: ping after 30 s of silence, give up 15 s later (R-CLIENT-3).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
-    /// What a stream over HTTP/1.1 may hold back for a client that does not read; a response head must fit in too.
+    /// The read buffer of a stream over HTTP/1.1, in bytes; a response head must fit in too.
     const BUFFER_BYTES_MAX: usize = 128 << 10;
-    /// The fields of a response head over HTTP/1.1: as many as fit if each counts 32 bytes, as over HTTP/2.
+    /// The maximum number of fields in a response head over HTTP/1.1: as many as fit if each counts 32 bytes, as over
+    /// HTTP/2.
     const FIELDS_MAX: usize = Self::BUFFER_BYTES_MAX / 32;
 
     pub(super) fn new(credentials: &UpstreamCredentials, protocol: PoolProtocol) -> Result<Self, CredentialError> {
@@ -120,7 +121,7 @@ impl Pool {
         Self::keeping(credentials, protocol, idle_max)
     }
 
-    /// One that keeps no more connections than that for the next request.
+    /// Creates a pool that keeps at most `idle_max` idle connections.
     pub(super) fn keeping(
         credentials: &UpstreamCredentials,
         protocol: PoolProtocol,
@@ -132,8 +133,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Sends a request; its place on the connection is held until the response body has been dropped. If its server has
-    /// certainly not processed it, it is sent again on another connection.
+    /// Sends a request; its stream counts until the response body is dropped. If its server has certainly not processed
+    /// it, it is retried on another connection.
     pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
         let mut resendable = Resendable::new(outgoing);
         loop {
@@ -144,8 +145,8 @@ impl Pool {
         }
     }
 
-    /// Sends a request of ours, which changes nothing and has no body. If it turns out that its connection does not
-    /// take so many at once, it goes by another one.
+    /// Sends a request of the proxy that changes nothing and has no body. If its connection turns out to allow fewer
+    /// streams, the request is sent on another one.
     pub(super) async fn ask(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
         let mut resendable = Resendable::new(outgoing);
         loop {
@@ -162,7 +163,8 @@ impl Pool {
         }
     }
 
-    /// The same on the connections that a server was met on; returns the request if they are not this pool's.
+    /// Sends a request on the connections where `server` was met; returns the request if they do not belong to this
+    /// pool.
     pub(super) async fn send_beside(
         &self,
         server: &Server,
@@ -174,11 +176,11 @@ impl Pool {
         }
     }
 
-    /// A place that streams leave free: the apiserver takes more of them than we have at most.
+    /// Acquires a stream above the limit for long-lived streams, which is below the apiserver's.
     fn place_beside(&self, server: &Server) -> Option<(Connections, Slot)> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
-        // One more than our own bound is below the server's, as a rule.
+        // Usually one stream above `STREAMS_MAX` is still below the server's limit.
         let is_taken = shard.streams.load(Ordering::Relaxed) < shard.limit.get();
         is_taken.then(|| self.slot(shard.clone()))
     }
@@ -191,14 +193,14 @@ impl Pool {
     fn place(&self) -> (Connections, Slot) {
         let mut shards = self.shards.lock();
         let free = shards.iter().find(|shard| shard.has_room()).cloned();
-        // What one of them takes, the next one takes as well.
+        // A new connection is presumed to have the lowest limit of the existing ones.
         let presumed = shards.iter().map(|shard| shard.limit.get()).min().unwrap_or(u32::MAX);
         let shard = free.unwrap_or_else(|| match (self.protocol, self.shard(presumed)) {
             (PoolProtocol::Multiplexed { .. }, Ok(shard)) => {
                 shards.push(shard.clone());
                 shard
             }
-            // HTTP/1.1 opens a connection per request by itself.
+            // With HTTP/1.1 the client opens a connection per request, so one shard suffices.
             _ => shards[0].clone(),
         });
         self.slot(shard)
@@ -214,7 +216,7 @@ impl Pool {
         let stream_window = match self.protocol {
             PoolProtocol::Multiplexed { stream_window, .. } => Some(stream_window),
             PoolProtocol::Single | PoolProtocol::Once => {
-                // Streams of others, which they may not read: what the kernel takes for each is bounded as well.
+                // Callers may not read their streams, so the kernel's receive buffer for each is bounded as well.
                 tcp.set_recv_buffer_size(Some(UNREAD_BYTES as usize));
                 None
             }
@@ -245,10 +247,10 @@ impl Pool {
             .http2_keep_alive_interval(Self::PING_AFTER)
             .http2_keep_alive_timeout(Self::PING_TIMEOUT)
             .http2_initial_stream_window_size(stream_window)
-            // Room for every stream: however many are not read, the others go on.
+            // The window has room for every stream, so unread streams do not stall the others.
             .http2_initial_connection_window_size(stream_window.map(|window| window * Self::STREAMS_MAX))
             .http2_max_header_list_size(1 << 20)
-            // `Resendable` retries: it covers more, and has a bound.
+            // `Resendable` retries instead: it covers more cases and has a bound.
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
             .build(PeerConnector::new(connector, runtime, limit.clone()));
@@ -271,7 +273,7 @@ impl Drop for Slot {
     }
 }
 
-/// A response body that holds its place on the connection.
+/// A response body that holds its stream on the connection.
 #[derive(Debug)]
 pub struct ResponseBody {
     incoming: Incoming,
@@ -294,17 +296,17 @@ impl ResponseBody {
         response.map(|incoming| Self { incoming, server, is_from_memory, counter, _slot: slot })
     }
 
-    /// Who answers.
+    /// The server that responds.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Whether upstream is a proxy, and has answered this from its memory.
+    /// Whether upstream is a proxy that served this from memory.
     pub fn is_from_memory(&self) -> bool {
         self.is_from_memory
     }
 
-    /// Notes that the state which a stream begins with has come, so that what follows is counted as events.
+    /// Records that the initial state of a stream is complete, so that later bytes are counted as events.
     pub fn is_listed(&mut self) {
         self.counter.is_listed();
     }

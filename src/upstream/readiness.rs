@@ -1,4 +1,4 @@
-//! Asks servers of upstream whether they are ready, when there are several and it matters.
+//! Sends readiness checks to the servers of upstream, if there are several and one may have failed.
 
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -6,12 +6,11 @@ use super::endpoints::{EndpointEvent, EndpointSwitch, Endpoints, NextStep};
 use super::metrics::EndpointMetrics;
 use super::{Client, Error};
 
-/// What an apiserver answers without looking at any object.
+/// The readiness endpoint, which an apiserver serves without reading any object.
 const READYZ: &str = "/readyz";
 
 impl Client {
-    /// Chooses between the servers of upstream for as long as it runs; to be spawned once. With one server it does
-    /// nothing.
+    /// Selects the server of upstream continuously; to be spawned once. With one server it returns at once.
     pub async fn keep_servers(self) {
         let endpoints = self.endpoints().clone();
         if !endpoints.are_several() {
@@ -27,7 +26,7 @@ impl Client {
                 endpoints.switch(switch);
                 metrics.switched(switch);
                 say(&endpoints, switch, &std::mem::take(&mut why));
-                // Whoever waits until upstream can be reached again may go on.
+                // Wakes tasks that wait until upstream is reachable again.
                 self.note_answer();
             }
             event = match decision.next {
@@ -47,7 +46,7 @@ impl Client {
         }
     }
 
-    /// Asks a server whether it is ready, on a connection of its own. Returns why it is not.
+    /// Checks whether a server is ready, on a separate connection. The error says why it is not.
     async fn is_ready(&self, at: usize, endpoints: &Endpoints) -> Result<(), String> {
         let answer_max = endpoints.times().answer_max;
         let answered = timeout(answer_max, self.ask_server(at, READYZ)).await;
@@ -59,7 +58,8 @@ impl Client {
     }
 }
 
-/// Whether a server that answers this can be used: also one that is busy, or does not tell us how it is.
+/// Whether a server with this response code can be used. This includes one that is busy, or denies access to the
+/// endpoint.
 fn is_well(code: u16) -> bool {
     matches!(code, 200..=299 | 403 | 404 | 429)
 }

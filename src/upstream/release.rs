@@ -6,28 +6,28 @@ use tokio::time::timeout;
 use super::{Build, Cause, Client, Error, Release, Server};
 
 const VERSION: &str = "/version";
-/// A server that does not say what it is within this time has failed to.
+/// The timeout after which a caller stops waiting for a server's build.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// The question itself is given up after this time, so that another may be asked.
+/// The timeout of the request itself, after which another may be sent.
 const QUESTION_MAX: Duration = Duration::from_secs(30);
 
 impl Client {
-    /// The release that upstream behaves as, which may be an older one than it is.
+    /// The release that upstream behaves as, which may be older than its own.
     pub async fn release(&self) -> Result<Release, Error> {
         Ok(self.build().await?.release)
     }
 
-    /// What whoever answers says that it is.
+    /// The build that the responding server reports.
     pub async fn build(&self) -> Result<Build, Error> {
         let (_, body) = self.fetch(Cause::Discovery, VERSION, "application/json").await?;
         Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))
     }
 
-    /// Has the server at the other end of a connection say what it is, unless it has. One that fails to do so for a
-    /// while is taken for one that does not say.
+    /// Asks the server at the other end of a connection for its build, unless it is known. A server that fails to
+    /// respond for a while is treated as one that does not report it.
     ///
-    /// The question outlives whoever waits for it: a server that has just started answers late, and an apiserver takes
-    /// a request that its client gives up for an error.
+    /// The request outlives the caller: a server that has just started responds late, and an apiserver counts a request
+    /// that its client cancels as an error.
     pub async fn meet(&self, server: &Server) -> Result<(), Error> {
         let asking = async {
             let turn = server.turn().await;
@@ -40,7 +40,7 @@ impl Client {
                 let _turn = turn;
                 let _ = done.send(client.ask_what_it_is(&server).await.inspect_err(|_| server.failed()));
             });
-            // One that has panicked was counted; whoever needs to know asks again.
+            // If the task has panicked, a caller that needs the build asks again.
             is_done.await.unwrap_or(Ok(()))
         };
         timeout(ANSWER_MAX, asking).await.unwrap_or_else(|_| {

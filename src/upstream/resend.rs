@@ -1,4 +1,4 @@
-//! Retries of requests that their server has certainly not processed (RFC 9113 §8.7), whatever their method.
+//! Retries requests that their server has certainly not processed (RFC 9113 §8.7), whatever their method.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::cost::CostCounter;
 use super::outgoing::{Outgoing, UpstreamBody};
 use base::random;
 
-/// A request that can be sent again as long as the part of its body that was read is kept.
+/// A request that can be retried as long as the part of its body that was read is kept.
 #[derive(Debug)]
 pub(super) struct Resendable {
     head: Request<()>,
@@ -35,20 +35,20 @@ struct SharedBody {
     /// The length of the whole body, if it is known.
     length: Option<u64>,
     is_over: bool,
-    /// The attempt that may read. An earlier one, which the HTTP library still drives, gets an error.
+    /// The attempt that may read. Earlier ones, which the HTTP library may still drive, get an error.
     attempt: u32,
-    /// What was read so far; `None` once it is too much to be kept, or cannot be repeated.
+    /// The bytes that were read so far; `None` if they exceed the limits or cannot be repeated.
     kept: Option<Kept>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     bytes: Vec<u8>,
-    /// The share of [`KEPT`] that the bytes take.
+    /// The permits of [`KEPT`] for these bytes.
     room: Option<SemaphorePermit<'static>>,
 }
 
-/// The body as one attempt sends it: what was read before, then the rest.
+/// The body of one attempt: the bytes that were read before, then the rest.
 #[derive(Debug)]
 struct Attempt {
     shared: Arc<Mutex<SharedBody>>,
@@ -61,13 +61,13 @@ struct Attempt {
 #[error("the request is sent on another connection")]
 struct Superseded;
 
-/// How often a request is sent again. With a pause before each retry but the first, that takes a third of a second.
+/// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.
 const RETRIES_MAX: u32 = 8;
-/// The pause before the second retry; doubled with each.
+/// The mean pause before the second retry; doubled for each further one.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The largest body that is kept for a retry.
+/// The largest body that is kept for a retry, in bytes.
 const KEPT_BYTES_MAX: usize = 256 << 10;
-/// What all bodies that are kept take together.
+/// The maximum number of bytes that all kept bodies occupy together.
 const ALL_KEPT_BYTES_MAX: usize = 64 << 20;
 static KEPT: Semaphore = Semaphore::const_new(ALL_KEPT_BYTES_MAX);
 
@@ -78,7 +78,7 @@ impl Resendable {
         Self { head: Request::from_parts(parts, ()), counter, body, retries: 0 }
     }
 
-    /// The request for one more attempt. The attempts before read no more of the body.
+    /// Builds the request for one more attempt. Earlier attempts can no longer read the body.
     pub(super) fn attempt(&self) -> Outgoing {
         let body = match &self.body {
             None => Empty::new().map_err(|never| match never {}).boxed_unsync(),
@@ -94,13 +94,13 @@ impl Resendable {
         Outgoing { request, counter: self.counter.again() }
     }
 
-    /// Whether to send the request once more after this error; if so, waits for a moment first.
+    /// Returns whether to retry the request after this error; if so, pauses first.
     pub(super) async fn may_retry(&mut self, error: &Error) -> bool {
         let is_kept = || self.body.as_ref().is_none_or(|body| body.lock().kept.is_some());
         if self.retries == RETRIES_MAX || !error.is_unprocessed() || !is_kept() {
             return false;
         }
-        // Most find another connection at once.
+        // The first retry usually finds another connection at once.
         if self.retries > 0 {
             sleep(PAUSE.mul_f64(f64::from(1 << (self.retries - 1)) * (0.5 + random::f64()))).await;
         }
@@ -111,7 +111,7 @@ impl Resendable {
 }
 
 impl Drop for Resendable {
-    /// There is no further attempt. The last one may go on to read.
+    /// Frees the kept bytes. The last attempt may continue to read.
     fn drop(&mut self) {
         if let Some(shared) = &self.body {
             shared.lock().kept = None;
@@ -122,7 +122,7 @@ impl Drop for Resendable {
 impl SharedBody {
     fn new(body: UpstreamBody) -> Self {
         let length = body.size_hint().exact();
-        // A body that is too large is not copied in vain.
+        // Avoids copying a body that is too large to be kept.
         let is_kept = length.is_none_or(|length| length <= KEPT_BYTES_MAX as u64);
         Self { body, length, is_over: false, attempt: 0, kept: is_kept.then(Kept::default) }
     }
@@ -132,7 +132,7 @@ impl SharedBody {
         self.attempt
     }
 
-    /// What was read before and an attempt has not sent.
+    /// The kept bytes that an attempt has not sent yet.
     fn unsent(&self, sent: usize) -> &[u8] {
         self.kept.as_ref().and_then(|kept| kept.bytes.get(sent..)).unwrap_or_default()
     }
@@ -143,7 +143,7 @@ impl SharedBody {
 }
 
 impl Kept {
-    /// `None` if that is more than may be kept.
+    /// Appends `data`; returns `None` if that exceeds the limits.
     fn with(mut self, data: &[u8]) -> Option<Self> {
         if data.is_empty() {
             return Some(self);
@@ -187,7 +187,7 @@ impl Body for Attempt {
                     attempt.sent += data.len();
                     shared.keep(data);
                 }
-                // Trailers are not kept.
+                // Trailers are not kept, so they prevent a retry.
                 None => shared.kept = None,
             },
             Some(Err(_)) => shared.kept = None,
@@ -221,7 +221,7 @@ mod tests {
         Resendable::new(Outgoing { request: Request::post("/").body(body).expect("a request"), counter })
     }
 
-    /// A body that comes in these parts, and is of unknown length.
+    /// A body that arrives in these parts, with unknown length.
     fn parts(parts: &[&'static [u8]]) -> UpstreamBody {
         let frames: Vec<Result<_, Box<dyn std::error::Error + Send + Sync>>> =
             parts.iter().map(|part| Ok(Frame::data(Bytes::from_static(part)))).collect();
@@ -233,7 +233,7 @@ mod tests {
         Some(frame.map(|frame| frame.into_data().expect("data")).map_err(|error| error.to_string()))
     }
 
-    /// As after a GOAWAY that says that the request was not processed.
+    /// The error after a GOAWAY for a request that was not processed.
     async fn unprocessed() -> Error {
         Error::Unreachable(Error::unprocessed().await.into())
     }

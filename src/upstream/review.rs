@@ -1,4 +1,4 @@
-//! Questions about callers: who holds a token, and who may do what. Always asked anew; caching is `auth`'s.
+//! Reviews of callers: who owns a token, and what a user may do. Nothing is cached here; `auth` does that.
 
 use bytes::Bytes;
 use k8s_openapi::api::authentication::v1::{
@@ -15,39 +15,38 @@ use serde::de::DeserializeOwned;
 use super::{Cause, Client, Error};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
-/// What upstream says of a token.
+/// The result of a token review.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenVerdict {
-    /// `None`: it is nobody's.
+    /// The owner of the token; `None` if it is not authenticated.
     pub user: Option<User>,
-    /// The audiences that were asked for and that the token is meant for. Empty from authenticators that know no
-    /// audiences.
+    /// The requested audiences that the token is valid for. Empty from authenticators without audience support.
     pub audiences: Vec<String>,
 }
 
-/// What upstream says of an access.
+/// The result of an access review.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessVerdict {
     pub allowed: bool,
-    /// The authorizer's words, which may be none.
+    /// The authorizer's reason, which may be empty.
     pub reason: String,
 }
 
-/// What the Node authorizer says of an object that none of a node's pods needs, as far as it knows
+/// The reason of the Node authorizer for an object that none of the node's known pods needs
 /// (`plugin/pkg/auth/authorizer/node/node_authorizer.go`).
 const NO_POD_NEEDS_IT: &str = "no relationship found between node";
 
-/// The beginning of the reason of what RBAC allows. Neither the Node authorizer nor ABAC gives one.
+/// The prefix of the reason for access that RBAC allows. Neither the Node authorizer nor ABAC gives a reason.
 const BY_RBAC: &str = "RBAC: allowed by ";
 
-/// Where reviews are created.
+/// The paths where reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 impl Client {
-    /// Whose token this is.
+    /// Reviews a token.
     pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenVerdict, Error> {
         let spec = TokenReviewSpec {
             token: Some(token.to_owned()),
@@ -58,13 +57,13 @@ impl Client {
         TokenVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
-    /// Whether `user` may do this. `cause` tells a proxy upstream what that is asked for.
+    /// Reviews whether `user` may perform `access`. An upstream proxy sees `cause`.
     pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
         let answer = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
         AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
     }
 
-    /// Whether we ourselves may do this, which everybody may ask.
+    /// Reviews whether the proxy itself may perform `access`, which any user may ask.
     pub async fn review_own_access(&self, access: &Access) -> Result<AccessVerdict, Error> {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
@@ -75,7 +74,7 @@ impl Client {
         Ok(AccessVerdict::of(answered.status.unwrap_or_default()))
     }
 
-    /// The user that upstream takes us for.
+    /// The user that upstream authenticates the proxy as.
     pub async fn who_am_i(&self) -> Result<User, Error> {
         let answer = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let answered: SelfSubjectReview =
@@ -91,27 +90,27 @@ impl Client {
 }
 
 impl TokenVerdict {
-    /// Reads an answered `TokenReview`; `None` if it is none.
+    /// Parses a `TokenReview` response; returns `None` if it is not one.
     pub fn read(answer: &[u8]) -> Option<Self> {
         Some(token_verdict(read::<TokenReview>(answer)?.status.unwrap_or_default()))
     }
 }
 
 impl AccessVerdict {
-    /// Reads an answered `SubjectAccessReview`; `None` if it is none.
+    /// Parses a `SubjectAccessReview` response; returns `None` if it is not one.
     pub fn read(answer: &[u8]) -> Option<Self> {
         Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
     }
 
-    /// The user and the access that a question is about, if it is written as a proxy writes it. Then it says nothing
-    /// else that the answer could depend on.
+    /// The user and the access in a review request, if it has exactly the form that a proxy writes. Then it contains
+    /// nothing else that the response could depend on.
     pub fn question(asked: &[u8]) -> Option<(User, Access)> {
         let SubjectAccessReview { spec, .. } = read(asked)?;
         let (user, access) = (asked_user(&spec), asked_access(&spec)?);
         (serde_json::to_vec(&access_question(&user, &access)).ok()? == asked).then_some((user, access))
     }
 
-    /// The answer that says this to a question.
+    /// The response with this result for a review of `user` and `access`.
     pub fn answer(self, user: &User, access: &Access) -> Option<Bytes> {
         let Self { allowed, reason } = self;
         let status =
@@ -120,30 +119,30 @@ impl AccessVerdict {
         serde_json::to_vec(&answered).ok().map(Bytes::from)
     }
 
-    /// Whether what is allowed for this reason is given by RBAC.
+    /// Whether access that is allowed for this reason comes from RBAC.
     pub fn is_by_rbac(reason: &str) -> bool {
         reason.starts_with(BY_RBAC)
     }
 
-    /// Whether a denial for this reason may become a yes within moments, without an event that tells us: the Node
-    /// authorizer denies what a node's pods need until it has heard of them, and their kubelet hears of them sooner.
+    /// Whether a denial for this reason may soon change without an event. The Node authorizer denies objects that a
+    /// node's pods need until it knows those pods, and their kubelet learns of them sooner.
     pub fn denies_for_now(reason: &str) -> bool {
         reason.contains(NO_POD_NEEDS_IT)
     }
 
     fn of(status: SubjectAccessReviewStatus) -> Self {
-        // Both at once, or an answer that is none: no.
+        // If both are set, or the result is malformed, access is denied.
         let allowed = status.allowed && status.denied != Some(true);
         Self { allowed, reason: status.reason.unwrap_or_default() }
     }
 }
 
-/// Errors of serde could quote what they read, which here are credentials.
+/// Parses a response and drops serde's error, because it could quote credentials.
 fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
     serde_json::from_slice(answer).ok()
 }
 
-/// Only `authenticated: true` with a name is somebody: an answer that lacks either is not to be believed
+/// Only `authenticated: true` with a name authenticates a user: a response that lacks either must not be trusted
 /// (CVE-2023-48312).
 fn token_verdict(status: TokenReviewStatus) -> TokenVerdict {
     let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
@@ -164,7 +163,7 @@ fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
     SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() }
 }
 
-/// The whole question: whatever is left out would be answered for more than is asked (A3).
+/// The complete request: if an attribute were omitted, the response would apply to more than was asked (A3).
 fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let (resource_attributes, non_resource_attributes) = attributes(access);
     SubjectAccessReviewSpec {
@@ -222,7 +221,7 @@ fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourc
     }
 }
 
-/// Selectors go as they are: upstream reads them as it would have read the request's own (R-AUTHZ-2).
+/// Selectors are sent unchanged: upstream parses them like those of the request itself (R-AUTHZ-2).
 fn resource_attributes(verb: &str, target: &ResourceTarget) -> ResourceAttributes {
     let field_selector = some(&target.field_selector)
         .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() });
@@ -251,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// A2: everything that a right may depend on is in the question.
+    /// A2: the review carries every attribute that a permission may depend on.
     #[test]
     fn the_question_carries_every_attribute() {
         let user = User {
@@ -283,7 +282,7 @@ mod tests {
         assert_eq!(spec, expected);
     }
 
-    /// Whatever is left out of what is remembered would be answered for more than was asked.
+    /// If an attribute were missing from the cache key, a result would apply to more than was asked.
     #[test]
     fn a_question_is_known_by_what_it_is_about_only_if_it_says_nothing_else() {
         let node = User { name: "n".to_owned(), groups: vec!["g".to_owned()], ..User::default() };

@@ -7,18 +7,18 @@ use tokio_util::task::AbortOnDropHandle;
 
 use base::home_runtime;
 
-/// Where a connection upstream is made and driven.
+/// The runtime on which an upstream connection is opened and driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionRuntime {
-    /// On the runtime that all share. What many ask for on one connection, reviews and watches among it, must not wait
-    /// for the clients of whichever core was the first to need it.
+    /// The shared runtime. Traffic of many callers on one connection, such as reviews and watches, must not depend on
+    /// the load of the core that needed it first.
     Home,
-    /// Where the request is that needs it.
+    /// The runtime of the request that needs the connection.
     Here,
 }
 
 impl ConnectionRuntime {
-    /// Has `making` done there.
+    /// Runs `making` on that runtime.
     pub(super) async fn run<F>(self, making: F) -> F::Output
     where
         F: Future<Output: Send + 'static> + Send + 'static,
@@ -29,7 +29,7 @@ impl ConnectionRuntime {
                 Ok(made) => made,
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => resume_unwind(panic),
-                    // The runtime ends, and whoever waits does with it.
+                    // The runtime is shutting down, and so is the caller.
                     Err(_) => pending().await,
                 },
             },
@@ -46,7 +46,7 @@ where
             Self::Here => Handle::current(),
             Self::Home => home_runtime(),
         };
-        // It is the connection's driver, and ends with it.
+        // The task drives the connection and ends with it.
         runtime.spawn(driving);
     }
 }

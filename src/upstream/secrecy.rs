@@ -1,6 +1,5 @@
-//! What is said of credentials that cannot be had. Libraries quote what they could not read, which here are
-//! credentials: a plugin's output, its environment, a line of a kubeconfig. None of that is in a message of ours,
-//! whoever reads it.
+//! Error messages about unavailable credentials. Libraries quote the input that they could not parse, which here are
+//! credentials: a plugin's output, its environment, a line of a kubeconfig. The proxy's messages include none of that.
 
 use std::error::Error;
 
@@ -8,11 +7,12 @@ use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
 
 const UNKNOWN: &str = "the credentials that are configured cannot be used";
-/// What shells end with, and [`PluginRunner`](super::PluginRunner)s, where there is no such program, or it is none.
+/// The exit codes of shells, and of [`PluginRunner`](super::PluginRunner)s, if the program cannot be executed or does
+/// not exist.
 const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
-/// Why credentials cannot be made ready, for whoever runs this proxy.
+/// Why credentials are unavailable, as text for operators.
 pub(super) fn words(error: &(dyn Error + 'static)) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -57,7 +57,7 @@ fn words_of_auth(error: &AuthError) -> String {
 
 fn words_of_kubeconfig(error: &KubeconfigError) -> String {
     match error {
-        // It shows the lines around what is wrong.
+        // The original message quotes the lines around the error.
         KubeconfigError::Parse(_) => "it is not a kubeconfig in YAML".to_owned(),
         error => error.to_string(),
     }

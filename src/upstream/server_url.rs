@@ -5,11 +5,11 @@ use http::Uri;
 
 use super::credentials::is_private;
 
-/// The address of one server of upstream, as a configuration names it.
+/// The address of one server of upstream in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerUrl(Uri);
 
-/// Says why a text is no such address.
+/// Why a text is not such an address.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerUrlError {
     #[error("{0:?} is no URL of a server, such as https://10.0.0.1:6443")]
@@ -35,7 +35,7 @@ impl FromStr for ServerUrl {
         let uri: Uri = text.parse().map_err(|_| not_one())?;
         let authority = uri.authority().filter(|authority| !authority.host().is_empty()).ok_or_else(not_one)?;
         let is_http = matches!(uri.scheme_str(), Some("https" | "http"));
-        // Who is in front of an `@` would be shown in logs, and would not be sent.
+        // The part before an `@` would be logged, and would not be sent.
         if !is_http || authority.as_str().contains('@') || uri.query().is_some() {
             return Err(not_one());
         }

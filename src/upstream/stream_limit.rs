@@ -1,5 +1,5 @@
-//! How many streams a server takes on one connection over HTTP/2. The library that speaks it keeps that to itself, and
-//! has requests beyond it wait, which behind watches is for ever. So it is read from what comes.
+//! The number of streams that a server allows on one HTTP/2 connection. The HTTP library does not expose it and queues
+//! requests beyond it, which would wait forever behind watches. Therefore it is parsed from the received bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use hyper::rt::{Read, ReadBuf, ReadBufCursor};
 
 use tokio::sync::watch;
 
-/// What the servers behind one shard of a pool have said last. Cloning shares.
+/// The last limit that the servers of one shard of a pool announced. Clones share the value.
 #[derive(Debug, Clone)]
 pub(super) struct StreamLimit {
     said: Arc<watch::Sender<u32>>,
@@ -25,23 +25,23 @@ impl StreamLimit {
         *self.said.borrow()
     }
 
-    /// Notes what a server has said. One stream is always tried: a server that takes none for the moment may take one
+    /// Records an announced limit. One stream is always tried: a server that allows none at the moment may allow one
     /// later.
     fn say(&self, limit: u32) {
         self.said.send_replace(limit.max(1));
     }
 
-    /// Completes when it turns out that a request which so many were before is one too many.
+    /// Completes when the limit turns out to be exceeded by a request with `before` streams before it.
     pub(super) async fn is_exceeded_by(&self, before: u32) {
-        // It does not end otherwise, for whoever waits holds the sender.
+        // The caller holds the sender, so waiting cannot fail.
         let _ = self.said.subscribe().wait_for(|limit| *limit <= before).await;
     }
 }
 
-/// Looks at the first frame that a server sends, which is its settings (RFC 9113 §3.4).
+/// Parses the first frame of a server, which contains its settings (RFC 9113 §3.4).
 #[derive(Debug)]
 pub(super) struct FirstSettings {
-    /// What has come of it; none once it is whole, or is something else.
+    /// The received part of the frame; `None` once it is complete, or is something else.
     read: Option<Vec<u8>>,
     limit: StreamLimit,
 }
@@ -49,18 +49,18 @@ pub(super) struct FirstSettings {
 const FRAME_HEAD: usize = 9;
 const SETTINGS: u8 = 4;
 const MAX_CONCURRENT_STREAMS: u16 = 3;
-/// As long as a frame may be before we say anything else (RFC 9113 §4.2).
+/// The default maximum frame size (RFC 9113 §4.2), in bytes.
 const PAYLOAD_MAX: usize = 1 << 14;
-/// As much as is read at a time until it is whole.
+/// The read size until the frame is complete, in bytes.
 const PART: usize = 256;
 
 impl FirstSettings {
-    /// `is_h2`: whether frames are what comes.
+    /// Creates a parser. If `is_h2` is false, nothing is parsed.
     pub(super) fn new(limit: StreamLimit, is_h2: bool) -> Self {
         Self { read: is_h2.then(Vec::new), limit }
     }
 
-    /// Reads from `io`, and looks at what comes until that frame is whole.
+    /// Reads from `io`, and parses the bytes until the frame is complete.
     pub(super) fn poll_read<T: Read + Unpin>(
         &mut self,
         io: Pin<&mut T>,
@@ -75,7 +75,7 @@ impl FirstSettings {
         to.put_slice(buffer.filled());
         read.extend_from_slice(buffer.filled());
         if let Some(limit) = limit_in(read) {
-            // A server that says nothing of it takes as many as there are.
+            // A server that announces no limit allows any number.
             self.limit.say(limit.unwrap_or(u32::MAX));
             self.read = None;
         } else if read.len() > FRAME_HEAD + PAYLOAD_MAX {
@@ -85,7 +85,7 @@ impl FirstSettings {
     }
 }
 
-/// What a server's first frame says of streams; none while it is not whole.
+/// The stream limit in a server's first frame; outer `None` while the frame is incomplete.
 #[expect(clippy::option_option, reason = "not yet, and not at all")]
 fn limit_in(bytes: &[u8]) -> Option<Option<u32>> {
     let (head, payload) = bytes.split_at_checked(FRAME_HEAD)?;
@@ -95,7 +95,7 @@ fn limit_in(bytes: &[u8]) -> Option<Option<u32>> {
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
     let settings = payload.get(..length)?.chunks_exact(6);
     let mut said = settings.filter(|one| u16::from_be_bytes([one[0], one[1]]) == MAX_CONCURRENT_STREAMS);
-    // The last of several counts.
+    // If the setting is repeated, the last value applies.
     Some(said.next_back().map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]])))
 }
 

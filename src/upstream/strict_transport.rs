@@ -4,11 +4,11 @@ use http::header::STRICT_TRANSPORT_SECURITY;
 use http::{HeaderMap, HeaderValue};
 use parking_lot::RwLock;
 
-/// What upstream says of itself in `Strict-Transport-Security` (`--strict-transport-security-directives`), learned from
-/// its answers to our own requests.
+/// Upstream's `Strict-Transport-Security` header (`--strict-transport-security-directives`), learned from its responses
+/// to the proxy's own requests.
 #[derive(Debug, Default)]
 pub(super) struct StrictTransport {
-    /// Most servers say nothing: then readers take no lock.
+    /// Whether there is a header. Most servers send none, and readers then take no lock.
     is_said: AtomicBool,
     said: RwLock<Option<HeaderValue>>,
 }

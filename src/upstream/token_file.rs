@@ -1,4 +1,4 @@
-//! A token that whoever rotates it writes to a file anew, as a kubelet does for the service account of a pod.
+//! A token in a file that is rotated, as a kubelet does for the service account of a pod.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A bearer token that is read again from its file by the monotonic clock.
+/// A bearer token that is reread from its file by the monotonic clock.
 ///
-/// kube-client does that by the time of day, a minute after it has read the file last. When that is set back by an
-/// hour, it does not look for an hour, and goes on with a token that has ended.
+/// kube-client uses the wall clock and rereads the file a minute after the last time. If the wall clock is set back by
+/// an hour, it does not reread for an hour, and continues with an expired token.
 #[derive(Debug)]
 pub(super) struct TokenFile {
     path: PathBuf,
@@ -24,7 +24,7 @@ struct Held {
     read: Instant,
 }
 
-/// Whoever rotates a token writes the next one long before this one ends.
+/// Tokens are rotated long before they expire.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
 impl TokenFile {
@@ -39,7 +39,7 @@ impl TokenFile {
             return self.held.lock().header.clone();
         }
         let path = self.path.clone();
-        // Disks stall.
+        // Disk reads may stall, so they run on a blocking thread.
         match tokio::task::spawn_blocking(move || read(&path)).await {
             Ok(Ok(header)) => self.held.lock().header = header,
             Ok(Err(error)) => {
@@ -51,7 +51,7 @@ impl TokenFile {
         self.held.lock().header.clone()
     }
 
-    /// Whether it is time to read. Whoever is told so reads, and the others go on with what there is.
+    /// Whether it is time to reread. Only the caller that gets `true` rereads; the others use the current token.
     fn is_due(&self) -> bool {
         let (mut held, now) = (self.held.lock(), Instant::now());
         let is_due = now.duration_since(held.read) >= READ_EVERY;
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// The time of day does not move at all here, as after it was set back.
+    /// The wall clock stands still here, as after it was set back.
     #[tokio::test(start_paused = true)]
     async fn a_token_is_read_again_whatever_the_time_of_day_does() {
         let path = std::env::temp_dir().join(format!("kube-fanout-token-{}", fastrand::u64(..)));

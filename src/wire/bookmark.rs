@@ -10,12 +10,11 @@ use super::protobuf::{self, Fields, map_entry, put_field, put_header};
 use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
 use kubeapi::{EventType, ResourceVersion};
 
-/// The last upstream bookmark as a template, re-stamped for each bookmark sent.
+/// A template made from the last upstream bookmark, re-stamped for each bookmark sent.
 ///
-/// A bookmark is the zero-value object of its kind, and what a zero value prints is the server's own (`"spec":{…}` with
-/// required fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of DaemonSets): taken over as it is
-/// (R-BOOKMARK-2, R-BOOKMARK-4). The initial-events-end annotation is put in and out among the others as Go's encoder
-/// would.
+/// A bookmark is the zero-value object of its kind, whose encoding depends on the server (`"spec":{…}` with required
+/// fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of DaemonSets). So the template copies it
+/// unchanged (R-BOOKMARK-2, R-BOOKMARK-4). It adds or removes the initial-events-end annotation as Go's encoder would.
 #[derive(Debug, Clone)]
 pub struct BookmarkTemplate {
     envelope: Envelope,
@@ -23,23 +22,24 @@ pub struct BookmarkTemplate {
     initial_events_end: Hole,
 }
 
-/// A body with a hole where the resourceVersion's digits were.
+/// A body with a gap in place of the resourceVersion's digits.
 #[derive(Debug, Clone)]
 struct Hole {
     /// JSON: the body up to the digits. Protobuf: the metadata fields before the resourceVersion.
     before: Vec<u8>,
-    /// JSON: the body from the digits on, in a Table up to those of the row's object. Protobuf: the metadata fields
+    /// JSON: the body after the digits, in a Table up to the digits of the row's object. Protobuf: the metadata fields
     /// after the resourceVersion.
     after: Vec<u8>,
-    /// A Table: what follows the second digits. Protobuf: the body's fields after the metadata.
+    /// Table: the body after the second digits. Protobuf: the body's fields after the metadata.
     rest: Vec<u8>,
 }
 
 impl BookmarkTemplate {
-    /// Makes a template from a BOOKMARK's object, of the envelope's encoding and shape. It may or may not carry the
+    /// Creates a template from a BOOKMARK's object in the envelope's encoding and shape, with or without the
     /// annotation.
     ///
-    /// # Errors The object cannot be read: it is not of the envelope's encoding and shape.
+    /// # Errors
+    /// The object cannot be read, because it is not in the envelope's encoding and shape.
     pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
         let holes = |end| match envelope.encoding() {
             Encoding::Json => Hole::in_json(envelope.shape(), object.body(), end),
@@ -52,20 +52,20 @@ impl BookmarkTemplate {
         Ok(Self { envelope: envelope.clone(), plain: holes(false)?, initial_events_end: holes(true)? })
     }
 
-    /// Metadata only, for use until upstream has sent a bookmark: what 1.34 and later send for kinds without required
-    /// fields, and what every decoder reads as the zero value of the others.
+    /// Creates a template with metadata only, for use until upstream has sent a bookmark. 1.34 and later send the same
+    /// for kinds without required fields, and every decoder reads it as the zero value of the others.
     pub fn minimal(envelope: &Envelope) -> Self {
         let hole = |end| Hole::minimal(envelope, end);
         Self { envelope: envelope.clone(), plain: hole(false), initial_events_end: hole(true) }
     }
 
-    /// A whole BOOKMARK frame at `rv`; see [`body`](Self::body).
+    /// Returns a whole BOOKMARK frame at `rv`; see [`body`](Self::body).
     pub fn frame(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
         self.envelope.frame(EventType::Bookmark, &self.body(rv, initial_events_end))
     }
 
-    /// The body of a bookmark at `rv`, with the annotation `"k8s.io/initial-events-end":"true"` if it closes the
-    /// initial events, and without it otherwise.
+    /// Returns the body of a bookmark at `rv`. It has the annotation `"k8s.io/initial-events-end":"true"` if and only
+    /// if it closes the initial events.
     pub fn body(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
         let hole = if initial_events_end { &self.initial_events_end } else { &self.plain };
         let mut digits = Digits::default();
@@ -125,7 +125,7 @@ impl Hole {
 
     fn in_json(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
         let body = std::str::from_utf8(body).map_err(|_| WireError::NotUtf8)?;
-        // The body of a built-in kind is an object but for its brace.
+        // The body of a built-in kind is an object without its opening brace.
         let brace = if shape == JsonLayout::BuiltIn { "{" } else { "" };
         let document = format!("{brace}{body}");
         let Top { metadata } = serde_json::from_str(&document)?;
@@ -161,7 +161,7 @@ impl Hole {
         let object = table::object_of(body).ok_or(WireError::Layout("a bookmark that is no Table of one row"))?;
         let version = table::version_and_rows(body).map_or(0, |(version, _)| version.len());
         let (before, between) = body[..object.start].split_at(table::VERSION.len());
-        // Its `TypeMeta` stays where it is.
+        // The object's `TypeMeta` stays where it is.
         let inner = &body[object.clone()];
         let metadata_at = match shape {
             JsonLayout::BuiltIn => memmem::find(inner, br#""metadata":"#).ok_or(WireError::NoMetadata)?,
@@ -187,7 +187,8 @@ impl Hole {
             if annotation == Some(INITIAL_EVENTS_END) {
                 continue;
             }
-            // Fields are written by number and annotations by key: ours goes before the first that sorts after it.
+            // Fields are written by number and annotations by key: the annotation goes before the first one that sorts
+            // after it.
             let place = (field.number, annotation.unwrap_or_default());
             if pending && place > (META_ANNOTATIONS, INITIAL_EVENTS_END) {
                 put_initial_events_end(&mut after);
@@ -212,7 +213,7 @@ struct Top<'a> {
     metadata: &'a RawValue,
 }
 
-/// The members of a JSON object in their order, values as they are spelled.
+/// Returns the members of a JSON object in their order, with values in their original spelling.
 fn entries(object: &str) -> Result<Vec<(String, String)>, WireError> {
     struct Members;
 
@@ -252,24 +253,24 @@ fn put_initial_events_end(out: &mut Vec<u8>) {
     put_field(out, 2, b"true");
 }
 
-/// On the bookmark that closes a watch-list's initial events, with the value `true`.
+/// Annotation of the bookmark that closes a watch-list's initial events, with the value `true`.
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// `ObjectMeta`'s fields that are declared after `annotations`, one of them gone since 1.24.
+/// Fields of `ObjectMeta` that are declared after `annotations`, including one that was removed in 1.24.
 const AFTER_ANNOTATIONS: [&str; 4] = ["ownerReferences", "finalizers", "clusterName", "managedFields"];
 
 /// The end of an object, from its metadata on.
 const MINIMAL_METADATA: &str = r#""metadata":{"resourceVersion":"1"}}"#;
 
-/// The bookmark with everything that Go always writes of an `ObjectMeta`: name, `generateName`, namespace, `selfLink`,
+/// A bookmark with the fields that Go always writes for an `ObjectMeta`: name, `generateName`, namespace, `selfLink`,
 /// uid, resourceVersion, generation and an empty `creationTimestamp`.
 const MINIMAL_PROTOBUF: [u8; 19] =
     [0x0a, 17, 0x0a, 0, 0x12, 0, 0x1a, 0, 0x22, 0, 0x2a, 0, 0x32, 1, b'1', 0x38, 0, 0x42, 0];
 
-/// Numbers as the writers take them.
+/// Field numbers in the type that the writers take.
 const METADATA: u8 = 1;
 const RESOURCE_VERSION: u8 = 6;
 const ANNOTATIONS: u8 = 12;
 
-/// Tags and lengths that [`Hole::filled`] adds.
+/// Maximum size of the tags and lengths that [`Hole::filled`] adds.
 const HEADERS_MAX: usize = 16;

@@ -4,8 +4,8 @@ use super::Encoding;
 use super::proto_document::Document;
 use super::protobuf::leading_message;
 
-/// Whether two LIST answers of built-in layout are the same but for their own metadata: the version, the continue token
-/// and what remains. False when one of them is no such document.
+/// Returns whether two LIST responses in the built-in layout are equal except for their own metadata: version, continue
+/// token and remaining count. Returns false if either is not such a document.
 pub fn same_items(encoding: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
     match encoding {
         Encoding::Json | Encoding::Table => {
@@ -17,10 +17,10 @@ pub fn same_items(encoding: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
     }
 }
 
-/// The bytes before the metadata, and those after it.
+/// Returns the bytes before the metadata, and those after it.
 fn without_json_metadata(document: &[u8]) -> Option<[&[u8]; 2]> {
     let at = memmem::find(document, br#","metadata":{"#)?;
-    // Neither a version, nor a token in base64, nor a number has a quotation mark in it.
+    // Versions, base64 tokens and numbers contain no quotation mark.
     let items = memmem::find(&document[at..], br#"},"items":"#)?;
     Some([&document[..at], &document[at + items..]])
 }

@@ -1,18 +1,17 @@
-//! Other representations of the same objects, without another upstream stream: JSON from protobuf, and
+//! Other representations of the same objects, without another upstream watch: JSON from protobuf, and
 //! `PartialObjectMetadata` from either.
 //!
-//! A [`Transcoder`] writes the JSON body that the apiserver would have written of an object whose protobuf body is
-//! held; a [`MetadataRenderer`] takes the metadata out of a body. Both take and give bodies in the normal form of
-//! [`wire`](super), so that the same [`Envelope`](super::Envelope)s and [`ListFrame`](super::ListFrame)s go around what
-//! they write.
+//! A [`Transcoder`] writes the JSON body that the apiserver would have written for an object whose protobuf body is
+//! held. A [`MetadataRenderer`] extracts the metadata from a body. Both take and return bodies in the normal form of
+//! [`wire`](super), so the same [`Envelope`](super::Envelope)s and [`ListFrame`](super::ListFrame)s wrap their output.
 //!
-//! **Exact or refused.** What is written is what that server would have written, to the byte, or nothing is: an unknown
-//! field number, another wire type than the table's or a raw value that JSON cannot carry is [`Refused`], and the
-//! caller fetches that representation from upstream instead (R-DERIVE-10). The rules are R-DERIVE-5 to
-//! R-DERIVE-9, and are cited where they are kept; the table they work on is made from the API's Go types ([`facts`]).
+//! **Exact or refused.** The output is byte for byte that of the server, or there is none. An unknown field number, a
+//! wire type other than the table's, or a raw value that JSON cannot express is [`Refused`]. The caller then fetches
+//! that representation from upstream (R-DERIVE-10). The rules are R-DERIVE-5 to R-DERIVE-9, cited where they are
+//! implemented. Their table is generated from the API's Go types ([`facts`]).
 //!
-//! What cannot be known from here: a server that is not the release it says it is. Callers compare samples with what
-//! the server itself writes (R-DERIVE-11).
+//! This module cannot detect a server whose release differs from its reported one. Callers compare samples with the
+//! server's own output (R-DERIVE-11).
 
 mod custom_metadata;
 mod facts;

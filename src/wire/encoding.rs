@@ -1,17 +1,17 @@
 use std::fmt;
 
-/// The encoding a feed is fetched in and served in, verbatim.
+/// The encoding in which a feed is fetched and served verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Encoding {
-    /// Go's `byte_encoding/json`, compact.
+    /// Go's `encoding/json`, compact.
     Json,
-    /// Built-in kinds only: custom resources have no protobuf form.
+    /// For built-in kinds only: custom resources have no protobuf encoding.
     Protobuf,
-    /// The rows that upstream prints of them, each with its whole object, in JSON.
+    /// Rows as printed by upstream, each with its whole object, in JSON.
     Table,
 }
 
-/// How the apiserver lays out one resource's JSON. Protobuf has one layout, and ignores this.
+/// The apiserver's layout of one resource's JSON. Protobuf has one layout and ignores it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum JsonLayout {
     /// Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
@@ -21,7 +21,7 @@ pub enum JsonLayout {
 }
 
 impl Encoding {
-    /// The encoding of its bytes: a Table is JSON.
+    /// Returns the encoding of the bytes: a Table is JSON.
     #[must_use]
     pub fn byte_encoding(self) -> Self {
         match self {
@@ -30,7 +30,7 @@ impl Encoding {
         }
     }
 
-    /// `json`, `protobuf` or `table`: for logs, metric labels and configuration.
+    /// Returns `json`, `protobuf` or `table`, for logs, metric labels and configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Json => "json",
@@ -39,7 +39,7 @@ impl Encoding {
         }
     }
 
-    /// The `Content-Type` of GET, LIST and error answers, to the byte (R-TYPE-1).
+    /// Returns the exact `Content-Type` of GET, LIST and error responses (R-TYPE-1).
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Json | Self::Table => "application/json",
@@ -47,7 +47,8 @@ impl Encoding {
         }
     }
 
-    /// The `Content-Type` of watch answers. JSON has no `;stream=watch` there, even if it was asked for (R-TYPE-1).
+    /// Returns the `Content-Type` of watch responses. For JSON it has no `;stream=watch`, even if the client asked for
+    /// it (R-TYPE-1).
     pub fn watch_media_type(self) -> &'static str {
         match self {
             Self::Json | Self::Table => "application/json",
@@ -55,8 +56,8 @@ impl Encoding {
         }
     }
 
-    /// The encoding of an *upstream* answer, from its `Content-Type`. Parameters are ignored, except that `as=`, which
-    /// upstream puts on discovery only, is no encoding of a resource. `None` for every other media type.
+    /// Returns the encoding of an *upstream* response from its `Content-Type`; `None` for other media types. It ignores
+    /// parameters, except that `as=`, which upstream sends for discovery only, yields `None`.
     pub fn from_content_type(value: &str) -> Option<Self> {
         let mut parts = value.split(';').map(str::trim);
         let media_type = parts.next()?;

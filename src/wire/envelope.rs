@@ -6,10 +6,10 @@ use super::protobuf::{self, field_len, put_field, put_header};
 use super::{Encoding, JsonLayout, ListFrame, ListMeta, table};
 use kubeapi::EventType;
 
-/// How a feed's bodies become frames: its encoding, its shape and its kind's `TypeMeta`.
+/// Wraps a feed's bodies in frames: its encoding, its shape and its kind's `TypeMeta`.
 ///
-/// Cloning is cheap. Everything it writes is what the apiserver writes around the same body (R-JSON-3, R-PROTO-1),
-/// in one allocation of exact size.
+/// Clones are cheap. It writes the same bytes around a body as the apiserver does (R-JSON-3, R-PROTO-1), in one
+/// allocation of exact size.
 #[derive(Debug, Clone)]
 pub struct Envelope {
     parts: Arc<Parts>,
@@ -22,21 +22,21 @@ struct Parts {
     api_version: String,
     kind: String,
     list_kind: String,
-    /// Before an object's body outside lists. JSON: `{"kind":…,"apiVersion":…,` or nothing. Protobuf: `k8s\0` and the
-    /// `TypeMeta` field of Unknown.
+    /// Bytes before an object's body outside lists. JSON: `{"kind":…,"apiVersion":…,` or nothing. Protobuf: `k8s\0` and
+    /// the `TypeMeta` field of Unknown.
     object_head: Bytes,
 }
 
 impl Envelope {
-    /// For objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind is `kind` followed by
-    /// `List`, as it is for every built-in; see [`with_list_kind`](Self::with_list_kind).
+    /// Creates the envelope for objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind
+    /// is `kind` followed by `List`, as for every built-in; see [`with_list_kind`](Self::with_list_kind).
     pub fn new(encoding: Encoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
         let object_head = Bytes::from(object_head(encoding, shape, api_version, kind));
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
         Self { parts: Arc::new(Parts { encoding, shape, api_version, kind, list_kind, object_head }) }
     }
 
-    /// An envelope for lists of another kind name: a CRD may choose its `listKind`, and upstream's LIST says it.
+    /// Returns this envelope with another list kind: a CRD may choose its `listKind`, and upstream's LIST contains it.
     #[must_use]
     pub fn with_list_kind(self, list_kind: &str) -> Self {
         let Parts { encoding, shape, ref api_version, ref kind, list_kind: _, ref object_head } = *self.parts;
@@ -46,29 +46,29 @@ impl Envelope {
         }
     }
 
-    /// The encoding that it writes, and that bodies have.
+    /// Returns the encoding of its output and of the bodies.
     pub fn encoding(&self) -> Encoding {
         self.parts.encoding
     }
 
-    /// How its JSON is laid out.
+    /// Returns the layout of its JSON.
     pub fn shape(&self) -> JsonLayout {
         self.parts.shape
     }
 
-    /// The group and version of the objects and of their list: `apps/v1`.
+    /// Returns the group and version of the objects and of their list: `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.parts.api_version
     }
 
-    /// The kind of one object: `Deployment`.
+    /// Returns the kind of one object: `Deployment`.
     pub fn kind(&self) -> &str {
         &self.parts.kind
     }
 
-    /// A whole HTTP watch frame around `body` (the normal form of this envelope's encoding and shape): a JSON line with
-    /// its newline, or a 4-byte big-endian length and a `WatchEvent` message. A body of 4 GiB does not fit, and no
-    /// [`Object`](super::Object) has one.
+    /// Returns a whole HTTP watch frame around `body`: a JSON line with its newline, or a 4-byte big-endian length and
+    /// a `WatchEvent` message. The body must be in the normal form of this encoding and shape. It must be smaller than
+    /// 4 GiB, as that of every [`Object`](super::Object) is.
     pub fn frame(&self, event_type: EventType, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.frame_len(event_type, body.len()));
         self.put_frame_head(event_type, body.len(), &mut out);
@@ -78,7 +78,7 @@ impl Envelope {
         out.freeze()
     }
 
-    /// Appends what comes before the body in a [`frame`](Self::frame). Only protobuf needs to know its length.
+    /// Appends the part of a [`frame`](Self::frame) before the body. Only protobuf needs the length of the body.
     pub fn put_frame_head(&self, event_type: EventType, body_len: usize, out: &mut impl BufMut) {
         match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
@@ -93,7 +93,7 @@ impl Envelope {
         }
     }
 
-    /// Appends what comes behind the body.
+    /// Appends the part of a [`frame`](Self::frame) after the body.
     pub fn put_frame_tail(&self, out: &mut impl BufMut) {
         out.put_slice(match self.parts.encoding {
             Encoding::Json | Encoding::Table => JSON_EVENT_TAIL,
@@ -101,7 +101,7 @@ impl Envelope {
         });
     }
 
-    /// Bytes of [`frame`](Self::frame) for a body of `body_len` bytes.
+    /// Returns the length of a [`frame`](Self::frame) for a body of `body_len` bytes.
     pub fn frame_len(&self, event_type: EventType, body_len: usize) -> usize {
         match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
@@ -111,7 +111,7 @@ impl Envelope {
         }
     }
 
-    /// A GET answer: the JSON object and a newline, or `k8s\0` and Unknown.
+    /// Returns a GET response: the JSON object and a newline, or `k8s\0` and Unknown.
     pub fn object(&self, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(body.len()));
         match self.parts.encoding {
@@ -126,8 +126,8 @@ impl Envelope {
         out.freeze()
     }
 
-    /// The pieces of [`object`](Self::object), of which the middle one is the body itself: whoever is slow to take it
-    /// holds no copy of it.
+    /// Returns the pieces of [`object`](Self::object). The middle one is the body itself, so a slow client holds no
+    /// copy of it.
     pub fn object_pieces(&self, body: Bytes) -> [Bytes; 3] {
         let head = &self.parts.object_head;
         match self.parts.encoding {
@@ -142,8 +142,8 @@ impl Envelope {
         }
     }
 
-    /// The pieces of a LIST answer with this metadata. Lists of Tables are never written here: their cells would be as
-    /// old as the rows.
+    /// Returns the pieces of a LIST response with this metadata. It does not support Tables, because their cells would
+    /// be outdated.
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
         let Parts { encoding, shape, api_version, list_kind, .. } = &*self.parts;
         match encoding {
@@ -152,8 +152,8 @@ impl Envelope {
         }
     }
 
-    /// An ERROR event around a Status that is encoded already: `status_json` without a final newline, `status_proto` as
-    /// a whole document (`k8s\0` and Unknown). Only the one of this envelope's encoding is used.
+    /// Returns an ERROR event around an encoded Status: `status_json` without a final newline, `status_proto` as a
+    /// whole document (`k8s\0` and Unknown). It uses only the one in this envelope's encoding.
     pub fn error_frame(&self, status_json: &[u8], status_proto: &[u8]) -> Bytes {
         let event_type = EventType::Error;
         let mut out = BytesMut::new();
@@ -173,7 +173,7 @@ impl Envelope {
         out.freeze()
     }
 
-    /// Bytes of a GET answer: in protobuf that is also the document inside a watch event.
+    /// Returns the length of a GET response; in protobuf that is also the document inside a watch event.
     pub fn object_len(&self, body_len: usize) -> usize {
         let head = self.parts.object_head.len();
         match self.parts.encoding {
@@ -189,8 +189,8 @@ impl Envelope {
     }
 }
 
-/// The websocket message that carries `frame`: JSON is the line itself, protobuf goes without its length prefix
-/// (R-WS-2). Shares the frame's bytes.
+/// Returns the websocket message for `frame`: JSON is the line itself, protobuf omits the length prefix (R-WS-2). It
+/// shares the frame's bytes.
 pub fn websocket_payload(encoding: Encoding, frame: &Bytes) -> Bytes {
     match encoding {
         Encoding::Json | Encoding::Table => frame.clone(),
@@ -209,7 +209,7 @@ fn object_head(encoding: Encoding, shape: JsonLayout, api_version: &str, kind: &
     }
 }
 
-/// `k8s\0` and the `TypeMeta` field of Unknown: how every protobuf document begins.
+/// Returns the start of every protobuf document: `k8s\0` and the `TypeMeta` field of Unknown.
 pub(super) fn type_meta_head(api_version: &str, kind: &str) -> Vec<u8> {
     let mut out = protobuf::MAGIC.to_vec();
     put_header(&mut out, UNKNOWN_TYPE_META, field_len(api_version.len()) + field_len(kind.len()));
@@ -218,7 +218,7 @@ pub(super) fn type_meta_head(api_version: &str, kind: &str) -> Vec<u8> {
     out
 }
 
-/// `text` as a JSON string. Names and tokens of the API need no escapes; whatever else comes must not break the JSON.
+/// Returns `text` as a JSON string. API names and tokens need no escapes; other text must not break the JSON.
 pub(super) fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -233,11 +233,11 @@ fn json_event_head_len(event_type: EventType) -> usize {
     JSON_EVENT_HEAD.len() + event_type.as_str().len() + JSON_EVENT_OBJECT.len()
 }
 
-/// Length prefix and `WatchEvent` up to the document of `document_len` bytes that ends it.
+/// Writes the length prefix and the `WatchEvent` up to its document, which has `document_len` bytes and ends it.
 fn put_protobuf_event(out: &mut impl BufMut, event_type: EventType, document_len: usize) {
     let len = protobuf_event_len(event_type, document_len) - LENGTH_PREFIX;
-    // A body comes from a frame with a 32-bit length or is less than 4 GiB of a page: ~100 bytes more still are, or the
-    // frame limit, which is far lower, has been given up.
+    // A body comes from a frame with a 32-bit length or from a page and is smaller than 4 GiB. The frame limit is far
+    // lower, so ~100 bytes more still fit.
     out.put_u32(u32::try_from(len).expect("a watch event is smaller than 4 GiB"));
     put_field(out, EVENT_TYPE, event_type.as_str().as_bytes());
     put_header(out, EVENT_OBJECT, field_len(document_len));
@@ -250,17 +250,18 @@ fn protobuf_event_len(event_type: EventType, document_len: usize) -> usize {
 
 pub(super) const LENGTH_PREFIX: usize = size_of::<u32>();
 
-/// A JSON watch frame is these three, with the type and the object between them.
+/// The three constant parts of a JSON watch frame, with the type and the object between them.
 pub(super) const JSON_EVENT_HEAD: &[u8] = br#"{"type":""#;
 pub(super) const JSON_EVENT_OBJECT: &[u8] = br#"","object":"#;
 pub(super) const JSON_EVENT_TAIL: &[u8] = b"}\n";
 
-/// `WatchEvent` and `RawExtension`.
+/// Field numbers of `WatchEvent` and `RawExtension`.
 pub(super) const EVENT_TYPE: u8 = 1;
 pub(super) const EVENT_OBJECT: u8 = 2;
 pub(super) const RAW_EXTENSION_RAW: u8 = 1;
 
-/// Unknown: `TypeMeta`, raw, `contentEncoding`, `contentType`. The last two are always written, and empty.
+/// Field numbers of Unknown: `TypeMeta`, raw, `contentEncoding`, `contentType`. The last two are always written, and
+/// empty.
 pub(super) const UNKNOWN_TYPE_META: u8 = 1;
 pub(super) const UNKNOWN_RAW: u8 = 2;
 pub(super) const UNKNOWN_CONTENT_ENCODING: u8 = 3;

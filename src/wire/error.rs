@@ -1,14 +1,14 @@
-/// Why bytes from upstream were not accepted. Nothing of the offending frame or page has been applied.
+/// Reason why bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
 ///
-/// All variants mean "do not trust this stream any further": after an error in a watch the rest of it cannot be placed.
+/// After any of these errors the stream is unusable: the rest of a watch cannot be interpreted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The stream ended inside a frame, or a document is shorter than its own length fields say.
+    /// The stream ended inside a frame, or a document is shorter than its own length fields state.
     #[error("the data ends inside a frame")]
     Truncated,
-    /// One watch frame is larger than the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or one
-    /// object is 4 GiB or more.
+    /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or an object is 4
+    /// GiB or more.
     #[error("a frame is larger than {max} bytes")]
     FrameTooLarge { max: usize },
     /// Not JSON, more than one JSON value, a field of the wrong type, or a duplicate of a key that is read.
@@ -17,34 +17,34 @@ pub enum WireError {
     /// A JSON document is not UTF-8.
     #[error("JSON is not valid UTF-8")]
     NotUtf8,
-    /// JSON nested deeper than Go's decoder accepts (10,000 levels): no apiserver can have produced it.
+    /// JSON nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
     #[error("JSON is nested deeper than 10000 levels")]
     TooDeep,
-    /// Not a protobuf message, or one whose fields contradict the API's definitions.
+    /// Not a protobuf message, or its fields contradict the API's definitions.
     #[error("malformed protobuf: {0}")]
     Protobuf(&'static str),
-    /// Well-formed, but not laid out as the apiserver does: cutting and rejoining it would not give the same bytes.
+    /// Well-formed, but not in the apiserver's layout: splitting and rejoining it would change the bytes.
     #[error("not the apiserver's layout: {0}")]
     Layout(&'static str),
     /// The object has no `metadata`.
     #[error("the object has no metadata")]
     NoMetadata,
-    /// `metadata.name` is missing or empty, or name or namespace contains `/` (it could not be told from a key).
+    /// `metadata.name` is missing or empty, or name or namespace contains `/`, which would make keys ambiguous.
     #[error("the object's name or namespace is missing or not a path segment")]
     BadName,
     /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or not where it can be re-stamped.
     #[error("missing or unusable resourceVersion")]
     BadResourceVersion,
-    /// A watch event whose type is none of the API's five.
+    /// The type of a watch event is not one of the API's five.
     #[error("unknown watch event type")]
     UnknownEventType,
     /// JSON where protobuf was expected, or the reverse.
     #[error("the data is not in the negotiated encoding")]
     WrongForm,
-    /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
+    /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) requires.
     #[error("the object is of another kind than this feed")]
     WrongKind,
-    /// A Table with other columns than those before it.
+    /// A Table with other columns than before.
     #[error("the Table has other columns than before")]
     OtherColumns,
 }

@@ -9,9 +9,9 @@ use super::WireError;
 use super::envelope::{JSON_EVENT_HEAD, JSON_EVENT_OBJECT, JSON_EVENT_TAIL, json_text};
 use kubeapi::EventType;
 
-/// Cuts an event line into its type and its object, by the bytes that [`Envelope::frame`](super::Envelope::frame) puts
-/// around them: a line of another layout could not be reproduced from its body. That the object is one JSON value is
-/// for its reader to find.
+/// Splits an event line into its type and its object. The line must have the bytes that
+/// [`Envelope::frame`](super::Envelope::frame) puts around them: another layout could not be reproduced from the body.
+/// The object's reader checks that it is one JSON value.
 pub(super) fn split_event(line: &[u8]) -> Result<(EventType, &[u8]), WireError> {
     const ODD: WireError = WireError::Layout("a watch line is not {\"type\":…,\"object\":…} and a newline");
     if line.first() != Some(&b'{') {
@@ -25,7 +25,7 @@ pub(super) fn split_event(line: &[u8]) -> Result<(EventType, &[u8]), WireError> 
     Ok((event_type, object))
 }
 
-/// The length of the `TypeMeta` with which a built-in kind's object begins: what its body goes without.
+/// Returns the length of the `TypeMeta` at the start of a built-in kind's object, which its body omits.
 pub(super) fn type_meta_len(document: &str, kind: &str, api_version: &str) -> Result<usize, WireError> {
     let head = |document: &str| -> Option<usize> {
         let rest = document.strip_prefix(r#"{"kind":"#)?.strip_prefix(&*quoted(kind))?;
@@ -39,7 +39,7 @@ fn quoted(text: &str) -> Cow<'_, str> {
     json_text(text).into()
 }
 
-/// JSON text, checked once: from here on it is a `str`.
+/// Converts JSON text to a `str`, so that it is validated once.
 pub(super) fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8)
 }
@@ -53,7 +53,8 @@ pub(super) struct ParsedPage<'a> {
     pub(super) api_version: Cow<'a, str>,
     #[serde(borrow)]
     pub(super) metadata: PageMetadata<'a>,
-    /// `null` for an empty `PartialObjectMetadataList` (R-META-1); required, so that an object is not a list.
+    /// `null` for an empty `PartialObjectMetadataList` (R-META-1); required, so that an object is not mistaken for a
+    /// list.
     #[serde(borrow)]
     pub(super) items: Items<'a>,
 }
@@ -71,7 +72,7 @@ pub(super) struct PageMetadata<'a> {
     pub(super) remaining: Option<i64>,
 }
 
-/// The parts of a Status that decide what to do about it.
+/// The parts of a Status that determine the reaction to it.
 #[derive(Deserialize)]
 pub(super) struct ParsedStatus {
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Reading one JSON object: a single validating pass that keeps only what a [`PathTrie`] asks for.
+//! Decoder of one JSON object: a single validating pass that keeps only the values that a [`PathTrie`] selects.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,7 +22,7 @@ pub(super) struct JsonPaths {
     fields: Vec<FieldSlots>,
 }
 
-/// The parts that one pass has found. Texts are borrowed from the document unless they have escapes.
+/// The values found by one pass. Strings are borrowed from the document unless they have escapes.
 pub(super) struct ObjectParts<'de> {
     document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,
@@ -34,7 +34,7 @@ impl JsonPaths {
     pub(super) fn new(table: &FieldTable) -> Self {
         let mut trie = PathTrie::new();
         let under_metadata = |step: &str| [Box::from("metadata"), Box::from(step)];
-        // The order of these is that of the slot constants below.
+        // This order is that of the slot constants below.
         for (slot, step) in ["name", "namespace", "resourceVersion"].into_iter().enumerate() {
             assert_eq!(trie.slot(under_metadata(step)), slot, "slots are numbered in the order of asking");
         }
@@ -58,7 +58,7 @@ impl JsonPaths {
         if found.has_metadata { Ok(found) } else { Err(WireError::NoMetadata) }
     }
 
-    /// Turns what was found into an object's parts. The body begins `body_at` bytes into the document.
+    /// Converts the values to an object's parts. The body begins `body_at` bytes into the document.
     pub(super) fn reading(&self, found: ObjectParts<'_>, body_at: usize) -> Result<Reading, WireError> {
         let (rv, rv_at) = found.resource_version(body_at)?;
         let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
@@ -95,7 +95,7 @@ impl<'de> ObjectParts<'de> {
         self.text(INITIAL_EVENTS_END_SLOT) == "true"
     }
 
-    /// The version as it is spelled, if it stands in the document as it is.
+    /// Returns the version in its original spelling, if it has no escapes.
     pub(super) fn resource_version_text(&self) -> Option<&'de str> {
         match self.texts[RESOURCE_VERSION] {
             Some(Cow::Borrowed(digits)) => Some(digits),
@@ -108,7 +108,7 @@ impl<'de> ObjectParts<'de> {
     }
 
     fn resource_version(&self, body_at: usize) -> Result<(ResourceVersion, RvSpan), WireError> {
-        // Borrowed means that the digits stand in the document as they are, so that they can be overwritten there.
+        // A borrowed string is a part of the document, so its digits can be overwritten there.
         let digits = self.resource_version_text().ok_or(WireError::BadResourceVersion)?;
         let rv = parse_resource_version(digits)?;
         let in_document = digits.as_ptr().addr() - self.document.as_ptr().addr();
@@ -118,13 +118,13 @@ impl<'de> ObjectParts<'de> {
     }
 }
 
-/// One pass over an object, and the checks that do not depend on how its `TypeMeta` is laid out.
+/// Decodes an object in one pass, and makes the checks that do not depend on the layout of its `TypeMeta`.
 pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<ObjectParts<'a>, WireError> {
     // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
     if memchr(b'\n', object).is_some() {
         return Err(WireError::Layout("an object is spread over several lines"));
     }
-    // A body starts after the first byte or later, and that byte must be the brace that a list puts back.
+    // A body starts at or after the first byte, and that byte must be the brace that a list adds back.
     if object.first() != Some(&b'{') {
         return Err(WireError::Layout("an object does not begin with a brace"));
     }
@@ -133,15 +133,16 @@ pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -
     Ok(found)
 }
 
-/// Names and namespaces are path segments; with a slash in one, two objects could share a key.
+/// Checks that name and namespace are path segments. A slash in one could give two objects the same key.
 pub(super) fn check_name(named: bool, namespace: &str, name: &str) -> Result<(), WireError> {
     let valid = !named || !(name.is_empty() || name.contains('/') || namespace.contains('/'));
     if valid { Ok(()) } else { Err(WireError::BadName) }
 }
 
-/// `serde_json` skips values without recursion, so its own limit does not apply to them; Go's decoder has this one.
+/// Checks the nesting limit of Go's decoder. `serde_json` skips values without recursion, so its own limit does not
+/// apply to them.
 fn check_depth(document: &str) -> Result<(), WireError> {
-    // A level takes two bytes: what most objects are cannot be too deep, and is not looked at again.
+    // A level takes two bytes, so most objects are too short to be too deep and need no scan.
     if document.len() <= 2 * DEPTH_MAX {
         return Ok(());
     }
@@ -162,7 +163,7 @@ fn check_depth(document: &str) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Just after the string whose text starts at `at`.
+/// Returns the position after the string whose text starts at `at`.
 fn string_end(bytes: &[u8], mut at: usize) -> usize {
     while let Some(step) = memchr2(b'"', b'\\', bytes.get(at..).unwrap_or_default()) {
         at += step + 1;
@@ -174,7 +175,7 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
     bytes.len()
 }
 
-/// The value at one node of the trie.
+/// Deserializer of the value at one node of the trie.
 struct Walk<'p, 'f, 'de> {
     paths: &'p JsonPaths,
     node: NodeId,
@@ -188,7 +189,8 @@ impl<'de> Walk<'_, '_, 'de> {
         }
     }
 
-    /// A number or boolean. Names and versions must be strings; a selectable field of a custom resource need not be.
+    /// Stores a number or boolean. Names and versions must be strings; selectable fields of custom resources may be any
+    /// scalar.
     fn put_scalar<E: Error>(self, value: Unexpected<'_>, text: impl fmt::Display) -> Result<(), E> {
         match self.paths.trie.slot_at(self.node) {
             Some(slot) if slot < FIELDS_FROM => Err(E::invalid_type(value, &"a string")),
@@ -231,7 +233,7 @@ impl<'de> Visitor<'de> for Walk<'_, '_, 'de> {
             return self.visit_labels(map);
         }
         self.found.has_metadata |= self.node == self.paths.metadata;
-        // The bits of the children seen. A second value for a key would make "the" value a matter of who reads.
+        // The bits of the children seen. If a key occurs twice, decoders disagree about its value.
         let mut seen = 0_u64;
         while let Some(step) = map.next_key_seed(Step { paths: self.paths, node: self.node })? {
             let Some((bit, node)) = step else {
@@ -288,7 +290,7 @@ impl<'de> Visitor<'de> for Walk<'_, '_, 'de> {
     }
 }
 
-/// A key at one node, as [`PathTrie::child`] gives it; `None` for keys that nobody asked for.
+/// Deserializer of a key at one node, with the result of [`PathTrie::child`]; `None` for keys that are not selected.
 struct Step<'p> {
     paths: &'p JsonPaths,
     node: NodeId,

@@ -7,20 +7,21 @@ use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
 use kubeapi::{MetaVersion, ResourceVersion};
 
-/// A LIST's own metadata.
+/// Metadata of a LIST.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListMeta {
     pub resource_version: ResourceVersion,
     /// Empty on the last page.
     pub continue_token: String,
-    /// Printed when set. The apiserver sets it only beside a continue token, and not for selections.
+    /// Written if set. The apiserver sets it only together with a continue token, and not for selections.
     pub remaining: Option<i64>,
 }
 
-/// The pieces of a LIST answer: [`head`](Self::head), [`put_item`](Self::put_item) for each body, [`tail`](Self::tail).
+/// The pieces of a LIST response: [`head`](Self::head), [`put_item`](Self::put_item) for each body,
+/// [`tail`](Self::tail).
 ///
-/// Pieces, so that a large list is written in chunks and never held twice. A protobuf head carries the length of all
-/// items: sum [`item_len`](Self::item_len) over them first.
+/// Pieces allow a large list to be written in chunks without a second copy. A protobuf head contains the length of all
+/// items, so callers sum [`item_len`](Self::item_len) over them first.
 #[derive(Debug, Clone)]
 pub struct ListFrame {
     layout: Layout,
@@ -30,25 +31,25 @@ pub struct ListFrame {
 
 #[derive(Debug, Clone)]
 enum Layout {
-    /// Items without the `{` that the list puts before each body of a built-in kind, or with it.
+    /// The prefix of each item: `{` before bodies of a built-in kind, which omit it, or nothing.
     Json { item_prefix: &'static [u8] },
     /// `head` is the document up to Unknown's raw field.
     Protobuf { list_meta: Bytes },
 }
 
-/// How long some bodies are together, as the items of any list: what its head says of them.
+/// Total length of some bodies as items of any list, for its head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lengths {
-    /// How many there are.
+    /// Number of bodies.
     pub items: usize,
     /// Bytes of the bodies alone.
     pub bytes: usize,
-    /// Bytes of them as fields of a protobuf message.
+    /// Bytes of the bodies as fields of a protobuf message.
     fields: usize,
 }
 
 impl Lengths {
-    /// One body more.
+    /// Adds one body.
     pub fn add(&mut self, body_len: usize) {
         *self = *self + Self { items: 1, bytes: body_len, fields: field_len(body_len) };
     }
@@ -85,8 +86,8 @@ impl ListFrame {
         Self { layout: Layout::Json { item_prefix }, head: head.into(), tail: tail.into() }
     }
 
-    /// A JSON list of `PartialObjectMetadata`: its items have a kind, as in no other list of built-in kinds
-    /// (R-META-1), and where there are none they are `null`.
+    /// Returns the frame of a JSON list of `PartialObjectMetadata`. Its items have a kind, unlike in other lists of
+    /// built-in kinds (R-META-1), and an empty list has `null` items.
     pub(super) fn metadata(version: MetaVersion, meta: &ListMeta, items: usize) -> Self {
         let frame = Self::json(JsonLayout::BuiltIn, version.group_version(), "PartialObjectMetadataList", meta);
         if items == 0 {
@@ -100,7 +101,7 @@ impl ListFrame {
         Self { layout: Layout::Json { item_prefix }, ..frame }
     }
 
-    /// `head` is the document up to Unknown's raw field: magic and `TypeMeta`.
+    /// Returns the frame of a protobuf list. `head` is the document up to Unknown's raw field: magic and `TypeMeta`.
     pub(super) fn protobuf(head: Vec<u8>, meta: &ListMeta) -> Self {
         let ListMeta { resource_version, continue_token, remaining } = meta;
         let mut fields = BytesMut::new();
@@ -117,7 +118,7 @@ impl ListFrame {
         Self { layout, head: head.into(), tail: Bytes::from_static(&UNKNOWN_TAIL) }
     }
 
-    /// Bytes that an item with a body of `body_len` bytes adds, its prefix and one separator included.
+    /// Returns the bytes that an item with a body of `body_len` bytes adds, including its prefix and one separator.
     pub fn item_len(&self, body_len: usize) -> usize {
         match self.layout {
             Layout::Json { item_prefix } => SEPARATOR + item_prefix.len() + body_len,
@@ -125,7 +126,7 @@ impl ListFrame {
         }
     }
 
-    /// The sum of [`item_len`](Self::item_len)s.
+    /// Returns the sum of the [`item_len`](Self::item_len)s.
     pub fn items_len(&self, lengths: Lengths) -> usize {
         match self.layout {
             Layout::Json { item_prefix } => lengths.items * (SEPARATOR + item_prefix.len()) + lengths.bytes,
@@ -133,7 +134,7 @@ impl ListFrame {
         }
     }
 
-    /// The bytes before the first of `items` items whose [`item_len`](Self::item_len)s sum up to `items_len`.
+    /// Returns the bytes before the first of `items` items whose [`item_len`](Self::item_len)s sum up to `items_len`.
     pub fn head(&self, items: usize, items_len: usize) -> Bytes {
         let Layout::Protobuf { list_meta } = &self.layout else { return self.head.clone() };
         debug_assert!(items > 0 || items_len == 0);
@@ -145,13 +146,13 @@ impl ListFrame {
         out.freeze()
     }
 
-    /// Appends one item; `first` says that none has been put yet.
+    /// Appends one item; `first` states that it is the first one.
     pub fn put_item(&self, first: bool, body: &[u8], out: &mut impl BufMut) {
         self.put_item_head(first, body.len(), out);
         out.put_slice(body);
     }
 
-    /// Appends what comes before an item's body.
+    /// Appends the bytes before an item's body.
     pub fn put_item_head(&self, first: bool, body_len: usize, out: &mut impl BufMut) {
         match self.layout {
             Layout::Json { item_prefix } => {
@@ -164,15 +165,15 @@ impl ListFrame {
         }
     }
 
-    /// The bytes after the last item.
+    /// Returns the bytes after the last item.
     pub fn tail(&self) -> Bytes {
         self.tail.clone()
     }
 
-    /// Bytes of the whole answer; arguments as for [`head`](Self::head).
+    /// Returns the length of the whole response; arguments as for [`head`](Self::head).
     pub fn content_length(&self, items: usize, items_len: usize) -> usize {
         match &self.layout {
-            // Each item_len counts a separator, and the first item has none.
+            // Each item_len includes a separator, and the first item has none.
             Layout::Json { .. } => self.head.len() + items_len - SEPARATOR.min(items) + self.tail.len(),
             Layout::Protobuf { list_meta } => {
                 self.head.len() + field_len(list_meta.len() + items_len) + self.tail.len()
@@ -185,10 +186,10 @@ impl ListFrame {
 const METADATA_V1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;
 const METADATA_V1BETA1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#;
 
-/// The comma between JSON items.
+/// Length of the comma between JSON items.
 const SEPARATOR: usize = 1;
 
-/// Fields of every list message, and of `ListMeta`.
+/// Field numbers of every list message, and of `ListMeta`.
 pub(super) const LIST_METADATA: u8 = 1;
 pub(super) const LIST_ITEMS: u8 = 2;
 const LIST_META_SELF_LINK: u8 = 1;

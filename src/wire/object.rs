@@ -11,7 +11,8 @@ use kubeapi::{Attributes, ObjectKey, ResourceVersion};
 
 /// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
 ///
-/// Only an [`ObjectReader`](super::ObjectReader) makes one, so its parts agree with its bytes. Hold it in an `Arc`.
+/// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers hold it in an
+/// `Arc`.
 pub struct Object {
     /// Empty for a bookmark, which has no name.
     pub key: ObjectKey,
@@ -21,21 +22,22 @@ pub struct Object {
     body: Bytes,
     rv_at: RvSpan,
     encoding: Encoding,
-    /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame it is a slice of.
+    /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that it is a slice of.
     held: u32,
     /// A bit for each representation that it has been written in.
     written: AtomicU8,
-    /// Its JSON, while somebody keeps it; boxed, for most objects have none.
+    /// Its derived JSON while it is cached; boxed, because most objects have none.
     json: Mutex<Option<Box<Bytes>>>,
 }
 
-/// The memory of an object besides its content: its count of references, the allocator's part of three allocations, and
-/// its slot in the map that it is held in, whose nodes are half full in the worst case.
+/// Memory of an object besides its content, in bytes: its reference counts, allocator overhead of three allocations,
+/// and its slot in the map that holds it. In the worst case the map's nodes are half full.
 const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
 const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 
-/// Where the resourceVersion's digits are in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20 digits.
+/// Position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
+/// digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RvSpan {
     pub(super) offset: u32,
@@ -51,12 +53,12 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// The memory that the object will take besides its body.
+    /// Returns the memory of the object besides its body, in bytes.
     pub(super) fn beside_bytes(&self) -> usize {
         beside(&self.key, &self.attributes)
     }
 
-    /// The same reading for a body in which everything begins `by` bytes further in.
+    /// Returns the same reading for a body in which everything is shifted by `by` bytes.
     pub(super) fn moved(self, by: usize) -> Result<Self, WireError> {
         let offset = u32::try_from(by).ok().and_then(|by| self.rv_at.offset.checked_add(by));
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
@@ -69,7 +71,8 @@ fn beside(key: &ObjectKey, attributes: &Attributes) -> usize {
 }
 
 impl Object {
-    /// `held` is the size of the allocation behind `body`; `reading.rv_at` must lie inside `body`.
+    /// Creates an object. `held` is the size of the allocation that contains `body`; `reading.rv_at` must lie inside
+    /// `body`.
     pub(super) fn new(encoding: Encoding, body: Bytes, held: usize, reading: Reading) -> Self {
         let Reading { key, rv, rv_at, attributes } = reading;
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
@@ -77,30 +80,30 @@ impl Object {
         Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
     }
 
-    /// The body, and what was read in it.
+    /// Splits the object into its body and the values read from it.
     pub(super) fn into_reading(self) -> (Bytes, Reading) {
         let Self { key, rv, attributes, body, rv_at, .. } = self;
         (body, Reading { key, rv, rv_at, attributes })
     }
 
-    /// The bytes that a reader charges for the object, with the allocation behind its body.
+    /// Returns the bytes that a reader charges for the object, including the allocation that contains its body.
     pub fn charged_bytes(&self) -> usize {
         self.held as usize + Account::KEPT_BYTES + beside(&self.key, &self.attributes)
     }
 
-    /// The bytes in the normal form described in [`wire`](super), as upstream wrote them.
+    /// Returns upstream's bytes in the normal form described in [`wire`](super).
     pub fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// The encoding of [`body`](Self::body).
+    /// Returns the encoding of [`body`](Self::body).
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// The body with `rv` in place of its own resourceVersion and nothing else changed: what the apiserver sends when
-    /// an object leaves a watch's selection (R-EVENT-2). In protobuf the lengths around it follow the digit
-    /// count; a Table has the version twice. One allocation of exact size; none when `rv` is the object's own.
+    /// Returns the body with `rv` in place of its own resourceVersion and nothing else changed. The apiserver sends it
+    /// if an object leaves a watch's selection (R-EVENT-2). In protobuf the enclosing lengths follow the digit count; a
+    /// Table has the version twice. It makes one allocation of exact size, or none if `rv` is the object's own.
     pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
         if rv == self.rv {
             return self.body.clone();
@@ -115,28 +118,29 @@ impl Object {
         }
     }
 
-    /// Whether it has been written in a representation, and so can be again.
+    /// Returns whether it has been written in a representation, so that writing it again cannot fail.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }
 
-    /// It has been written in a representation.
+    /// Records that it has been written in a representation.
     pub fn note_written(&self, representation: Representation) {
         self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
     }
 
-    /// Its JSON body, if that was derived and is kept.
+    /// Returns its derived JSON body, if it is cached.
     pub fn kept_json(&self) -> Option<Bytes> {
         self.json.lock().as_deref().cloned()
     }
 
-    /// Keeps its derived JSON body, or lets it go. Returns whether one was kept before.
+    /// Caches its derived JSON body, or drops it. Returns whether one was cached before.
     pub fn keep_json(&self, body: Option<Bytes>) -> bool {
         std::mem::replace(&mut *self.json.lock(), body.map(Box::new)).is_some()
     }
 
-    /// Bytes to charge for holding this object: the allocation behind its body (all of the frame, if it came by watch),
-    /// its key and attributes, and itself. An estimate: allocator overhead is not in it.
+    /// Returns an estimate of the bytes to charge for this object: the allocation that contains its body, its key and
+    /// attributes, and itself. If it came by watch, the allocation is the whole frame. The estimate excludes allocator
+    /// overhead.
     pub fn size(&self) -> usize {
         size_of::<Self>() + self.held as usize + self.key.as_str().len() + self.attributes.held_bytes()
     }
@@ -145,8 +149,8 @@ impl Object {
         let (metadata_at, metadata_len) = protobuf::leading_message(&self.body)
             .expect("the reader accepts no body that does not start with metadata");
         let metadata_end = metadata_at + metadata_len;
-        // The digits' own length is the one byte before them: at most 20, and the reader refuses longer spellings of
-        // it.
+        // The length of the digits is the byte before them: it is at most 20, and the reader refuses longer encodings
+        // of it.
         let length_at = start - 1;
         let new_len = metadata_len - (end - start) + digits.len();
 
@@ -163,7 +167,7 @@ impl Object {
     }
 }
 
-/// Shares the body but copies the attributes; what was derived stays behind.
+/// Shares the body but copies the attributes; the cached JSON is not cloned.
 impl Clone for Object {
     fn clone(&self) -> Self {
         Self {
@@ -177,19 +181,20 @@ impl Clone for Object {
     }
 }
 
-/// `Object { default/web-1 @ 4711, 9690 bytes of protobuf }`: never the content, which may be a Secret's.
+/// Prints `Object { default/web-1 @ 4711, 9690 bytes of protobuf }`, without the content, which may be a Secret's.
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Object {{ {} @ {}, {} bytes of {} }}", self.key, self.rv, self.body.len(), self.encoding)
     }
 }
 
-/// A usable version: 0 and the empty string mean "any" in requests, and no object or list is at them.
+/// Parses the version of an object or list. 0 and the empty string mean "any" in requests, so they are invalid here.
 pub(super) fn parse_resource_version(digits: &str) -> Result<ResourceVersion, WireError> {
     digits.parse().ok().filter(|rv| *rv != ResourceVersion(0)).ok_or(WireError::BadResourceVersion)
 }
 
-/// Go prints maps sorted and protobuf is written sorted: normally this finds nothing to do.
+/// Sorts labels, and rejects duplicates. Go prints maps sorted and protobuf is written sorted, so they usually are
+/// sorted.
 pub(super) fn sort_labels<T: Ord>(labels: &mut [(T, T)]) -> Result<(), WireError> {
     let sorted = |labels: &[(T, T)]| labels.windows(2).all(|pair| pair[0].0 < pair[1].0);
     if !sorted(labels) {

@@ -2,8 +2,8 @@ use std::borrow::Cow;
 
 use kubeapi::{FieldKind, FieldTable};
 
-/// The paths to read from each object of a feed, merged into a tree: one walk over the object visits them all, and
-/// everything off these paths is skipped. Steps are JSON keys or protobuf field numbers.
+/// The paths to read from each object of a feed, merged into a tree. One walk over the object visits them all and skips
+/// everything else. Steps are JSON keys or protobuf field numbers.
 pub(super) struct PathTrie<K> {
     nodes: Vec<Node<K>>,
     slots: usize,
@@ -12,13 +12,13 @@ pub(super) struct PathTrie<K> {
 pub(super) type NodeId = usize;
 
 struct Node<K> {
-    /// A text or number found here is kept under this slot.
+    /// Slot in which a text or number at this node is stored.
     slot: Option<usize>,
-    /// A handful at most: a scan beats a map.
+    /// A handful at most, so a scan is faster than a map.
     children: Vec<(K, NodeId)>,
 }
 
-/// Where one selectable field's value is: slots in the order they are tried.
+/// Slots of one selectable field's alternatives, in the order in which they are tried.
 pub(super) struct FieldSlots {
     kind: FieldKind,
     slots: Vec<usize>,
@@ -43,7 +43,7 @@ impl<K: PartialEq> PathTrie<K> {
         at
     }
 
-    /// Adds the path, and returns the slot of what it leads to: the same one for the same path.
+    /// Adds the path, and returns the slot of its value. Equal paths share a slot.
     pub(super) fn slot(&mut self, path: impl IntoIterator<Item = K>) -> usize {
         let node = self.node(path);
         *self.nodes[node].slot.get_or_insert_with(|| {
@@ -64,9 +64,9 @@ impl<K: PartialEq> PathTrie<K> {
         self.nodes[node].children.is_empty()
     }
 
-    /// The child for which `is_step` holds, with a bit that is its own among its siblings: a walk keeps those it has
-    /// seen in a `u64`. (No table has 64 fields under one parent; the bit of a 65th child is 0, it always counts as
-    /// unseen.)
+    /// Returns the child for which `is_step` holds, with a bit that is unique among its siblings. A walk stores the
+    /// children seen in a `u64`. (No table has 64 fields under one parent. The bit of a 65th child is 0, so it always
+    /// counts as unseen.)
     #[inline]
     pub(super) fn child(&self, node: NodeId, is_step: impl Fn(&K) -> bool) -> Option<(u64, NodeId)> {
         let children = &self.nodes[node].children;
@@ -83,7 +83,7 @@ impl<K: PartialEq> PathTrie<K> {
 }
 
 impl FieldSlots {
-    /// `paths` are one field's alternatives, of which the first that is present and not empty wins.
+    /// Adds one field. `paths` are its alternatives; the first that is present and not empty wins.
     pub(super) fn new<K: PartialEq, P: IntoIterator<Item = K>>(
         kind: FieldKind,
         trie: &mut PathTrie<K>,
@@ -92,19 +92,19 @@ impl FieldSlots {
         Self { kind, slots: paths.into_iter().map(|path| trie.slot(path)).collect() }
     }
 
-    /// All of a table's fields, in its order.
+    /// Adds all fields of a table by JSON keys, in its order.
     pub(super) fn json(trie: &mut PathTrie<Box<str>>, table: &FieldTable) -> Vec<Self> {
         let step = |step: &String| step.as_str().into();
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.json.iter().map(|path| path.iter().map(step)))).collect()
     }
 
-    /// Adds paths by field numbers.
+    /// Adds all fields of a table by field numbers, in its order.
     pub(super) fn protobuf(trie: &mut PathTrie<u32>, table: &FieldTable) -> Vec<Self> {
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.proto.iter().map(|path| path.iter().copied()))).collect()
     }
 
-    /// The values of `all` fields, in their order: the first of a field's places where `text` finds something other
-    /// than `""`, else what absence means.
+    /// Returns the values of `all` fields, in their order. A value is the first alternative for which `text` returns
+    /// anything but `""`, else the field's text for absence.
     pub(super) fn values<'a, E>(
         all: &[Self],
         text: impl Fn(FieldKind, usize) -> Result<Option<Cow<'a, str>>, E>,

@@ -9,7 +9,7 @@ use super::json_document::{ParsedStatus, ParsedStatusDetails};
 use super::protobuf::{Fields, MAGIC, Value, map_entry, plain_field};
 use kubeapi::EventType;
 
-/// `k8s\0` and Unknown, taken apart.
+/// The parts of `k8s\0` and Unknown.
 pub(super) struct Document<'a> {
     pub(super) api_version: &'a str,
     pub(super) kind: &'a str,
@@ -17,7 +17,7 @@ pub(super) struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Takes a whole document apart. What follows is checked against its own lengths.
+    /// Splits a whole document. It checks all lengths against the document.
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
         let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
         let (mut type_meta, mut raw) = (None, None);
@@ -28,7 +28,7 @@ impl<'a> Document<'a> {
             let repeated = match number {
                 UNKNOWN_TYPE_META => type_meta.replace(bytes).is_some(),
                 UNKNOWN_RAW => raw.replace(bytes).is_some(),
-                // Were it compressed, or something other than protobuf, it would say so here.
+                // Compressed content, or content other than protobuf, would be declared here.
                 UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE => !bytes.is_empty(),
                 _ => true,
             };
@@ -36,7 +36,7 @@ impl<'a> Document<'a> {
                 return Err(WireError::Protobuf("not a plain Unknown document"));
             }
         }
-        // Same message as a map entry: two strings, numbered 1 and 2.
+        // The same message as a map entry: two strings, numbered 1 and 2.
         let (api_version, kind) = map_entry(type_meta.unwrap_or_default())?;
         if !is_plain_document(unknown) {
             return Err(WireError::Layout("an Unknown document in another order or length"));
@@ -46,7 +46,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Cuts a watch frame into its type and the document inside.
+/// Splits a watch frame into its type and its document.
 pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError> {
     let (prefix, message) = frame.split_first_chunk::<LENGTH_PREFIX>().ok_or(WireError::Truncated)?;
     let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
@@ -77,21 +77,21 @@ pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError>
     Ok((event_type, document))
 }
 
-/// Whether Unknown is written as the apiserver writes it, which is how we write it again: each field once, in their
-/// order, no length longer than it must be.
+/// Returns whether Unknown is encoded as the apiserver and this module encode it: each field once, in order, with
+/// lengths of minimal size.
 fn is_plain_document(unknown: &[u8]) -> bool {
     let plain = || {
         let (type_meta, rest) = plain_field(unknown, UNKNOWN_TYPE_META)?;
         let (_, kind) = plain_field(type_meta, 1)?;
         let (_, end) = plain_field(kind, 2)?;
-        // What has no body says so by its absence.
+        // An empty body is omitted.
         let tail = plain_field(rest, UNKNOWN_RAW).map_or(rest, |(_, tail)| tail);
         Some(end.is_empty() && tail == UNKNOWN_TAIL)
     };
     plain().unwrap_or(false)
 }
 
-/// The same of a `WatchEvent`.
+/// Returns the same for a `WatchEvent`.
 fn is_plain_event(message: &[u8]) -> bool {
     let plain = || {
         let (_, rest) = plain_field(message, EVENT_TYPE)?;
@@ -102,7 +102,7 @@ fn is_plain_event(message: &[u8]) -> bool {
     plain().unwrap_or(false)
 }
 
-/// The payload of the one field, numbered `number`, that `message` must consist of.
+/// Returns the payload of field `number`, which must be the only field of `message`.
 fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
     let mut fields = Fields::new(message);
     match (fields.next()?, fields.next()?) {
@@ -111,7 +111,7 @@ fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
     }
 }
 
-/// Status: message = 3, reason = 4, details = 5, code = 6; `StatusDetails`: `retryAfterSeconds` = 5.
+/// Decodes a Status: message = 3, reason = 4, details = 5, code = 6; `StatusDetails`: `retryAfterSeconds` = 5.
 pub(super) fn status(document: &[u8]) -> Result<ParsedStatus, WireError> {
     let mut status = ParsedStatus { code: 0, reason: String::new(), message: String::new(), details: None };
     let mut fields = Fields::new(Document::split(document)?.raw);

@@ -1,5 +1,5 @@
-//! Reading one protobuf object: a field walk that steps over everything a [`PathTrie`] does not ask for, so that its
-//! cost does not depend on the object's size (R-DERIVE-2).
+//! Decoder of one protobuf object: a field walk that skips everything that a [`PathTrie`] does not select. So its cost
+//! does not depend on the object's size (R-DERIVE-2).
 
 use std::borrow::Cow;
 
@@ -33,11 +33,11 @@ impl ProtoPaths {
         Self { trie, fields }
     }
 
-    /// Reads the selectable fields of `body` and joins them with its metadata.
+    /// Reads the selectable fields of `body` and adds its metadata.
     pub(super) fn reading(&self, body: &[u8], metadata: ProtoMetadata<'_>) -> Result<Reading, WireError> {
         let (rv, rv_at) = metadata.resource_version(body)?;
         let mut values = vec![None; self.trie.slots()];
-        // Also without selectable fields: the top level is three fields, and a body cut short shows there.
+        // Needed even without selectable fields: the top level has three fields, and the walk detects a truncated body.
         self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
         let text = |kind, slot: usize| values[slot].map(|value| render(kind, value)).transpose();
         let fields = FieldSlots::values(&self.fields, text)?;
@@ -48,7 +48,7 @@ impl ProtoPaths {
     }
 
     fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {
-        // The bits of the children seen: of a repeated field only the first element counts.
+        // The bits of the children seen: only the first element of a repeated field counts.
         let mut seen = 0_u64;
         let mut fields = Fields::new(message);
         while let Some(field) = fields.next()? {
@@ -89,7 +89,7 @@ impl<'a> ProtoMetadata<'a> {
                     metadata.labels.push(map_entry(field.bytes()?)?);
                 }
                 META_ANNOTATIONS => {
-                    // Only bookmarks have it, but asking is cheaper than knowing: the length differs first.
+                    // Only bookmarks have it. Comparing the length first is cheaper than passing the event type.
                     let entry = field.bytes()?;
                     metadata.initial_events_end |= entry.len() == INITIAL_EVENTS_END_ENTRY_LEN
                         && map_entry(entry)? == (INITIAL_EVENTS_END, "true");
@@ -105,8 +105,8 @@ impl<'a> ProtoMetadata<'a> {
         let rv = parse_resource_version(digits)?;
         let at = digits.as_ptr().addr() - body.as_ptr().addr();
         let len = u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)?;
-        // Re-stamping rewrites the one length byte before the digits. It follows its tag; a longer spelling of the same
-        // length would have a continuation byte between the two.
+        // Re-stamping rewrites the single length byte before the digits. That byte follows the tag; a longer encoding
+        // of the same length would have a continuation byte in between.
         let header = at.checked_sub(2).and_then(|header| body.get(header..at));
         if header != Some(&[RESOURCE_VERSION_TAG, len]) {
             return Err(WireError::BadResourceVersion);
@@ -115,7 +115,7 @@ impl<'a> ProtoMetadata<'a> {
     }
 }
 
-/// A selectable field's text (R-FIELD-4).
+/// Returns a selectable field's text (R-FIELD-4).
 fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> {
     Ok(match (kind, value) {
         (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),
@@ -125,10 +125,10 @@ fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> 
     })
 }
 
-/// Field 1 of every top-level kind.
+/// Field number of the metadata in every top-level kind.
 const OBJECT_METADATA: u32 = 1;
 
-/// `ObjectMeta`.
+/// Field numbers of `ObjectMeta`.
 pub(super) const META_NAME: u32 = 1;
 pub(super) const META_NAMESPACE: u32 = 3;
 pub(super) const META_RESOURCE_VERSION: u32 = 6;
@@ -136,5 +136,5 @@ pub(super) const META_LABELS: u32 = 11;
 pub(super) const META_ANNOTATIONS: u32 = 12;
 const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
 
-/// Key and value, each with tag and length.
+/// Length of the key and the value, each with tag and length.
 const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();

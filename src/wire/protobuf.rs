@@ -1,11 +1,11 @@
-//! Protobuf by hand: a cursor over one message's fields, and the few writers that envelopes need. No schema: the field
-//! numbers are with those who read them.
+//! A minimal protobuf codec: a cursor over one message's fields, and the few writers that envelopes need. It has no
+//! schema; its callers define the field numbers.
 
 use bytes::BufMut;
 
 use super::WireError;
 
-/// Before every top-level document (R-PROTO-1).
+/// Prefix of every top-level document (R-PROTO-1).
 pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// A cursor over the fields of one message.
@@ -19,9 +19,9 @@ pub(super) struct Fields<'a> {
 pub(super) struct RawField<'a> {
     pub(super) number: u32,
     pub(super) value: Value<'a>,
-    /// Where the tag begins in the message.
+    /// Offset of the tag in the message.
     pub(super) start: usize,
-    /// Where the field ends in the message.
+    /// Offset of the field's end in the message.
     pub(super) end: usize,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct RawField<'a> {
 pub(super) enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// `fixed32` and `fixed64`: skipped; nothing that is read has these types.
+    /// `fixed32` and `fixed64`, which are skipped, because no field that is read has these types.
     Fixed,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Fields<'a> {
         Self { message, at: 0 }
     }
 
-    /// The next field; `None` at the end. Lengths are checked against the message before they are believed.
+    /// Returns the next field; `None` at the end. Lengths are checked against the message before they are used.
     #[inline]
     pub(super) fn next(&mut self) -> Result<Option<RawField<'a>>, WireError> {
         if self.at == self.message.len() {
@@ -94,7 +94,7 @@ impl<'a> RawField<'a> {
         text(self.bytes()?)
     }
 
-    /// A number of things; `None` if it is below zero, or no number.
+    /// Returns a count; `None` if it is negative or not a number.
     pub(super) fn count(&self) -> Option<u64> {
         match self.value {
             Value::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),
@@ -107,7 +107,7 @@ pub(super) fn text(bytes: &[u8]) -> Result<&str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| WireError::Protobuf("text is not UTF-8"))
 }
 
-/// The payload (offset, length) of a field 1 with which `message` starts, if it does and it is length-delimited.
+/// Returns the payload (offset, length) of field 1, if `message` starts with it and it is length-delimited.
 pub(super) fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
     if *message.first()? != tag(1) {
         return None;
@@ -118,8 +118,8 @@ pub(super) fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
     (len <= message.len() - at).then_some((at, len))
 }
 
-/// The payload of the field `number` (below 16) that `message` begins with, and what follows it; `None` if it begins
-/// with something else, or with a spelling that [`put_field`] would not give.
+/// Returns the payload of the field `number` (below 16) at the start of `message`, and the rest. `None` if the message
+/// starts with another field, or with an encoding that [`put_field`] would not produce.
 pub(super) fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> {
     let (first, rest) = message.split_first()?;
     if *first != tag(number) {
@@ -132,7 +132,7 @@ pub(super) fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> 
     rest[width..].split_at_checked(usize::try_from(len).ok()?)
 }
 
-/// One `map<string, string>` entry; an absent key or value is `""`.
+/// Returns one `map<string, string>` entry; an absent key or value is `""`.
 pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), WireError> {
     let (mut key, mut value) = ("", "");
     let mut fields = Fields::new(entry);
@@ -158,7 +158,7 @@ fn varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
 fn long_varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
     let mut value = 0_u64;
     for (at, &byte) in bytes.iter().take(10).enumerate() {
-        // The tenth byte has room for the last bit of 64 only.
+        // The tenth byte can only hold the last of 64 bits.
         if at == 9 && byte > 1 {
             return Err(WireError::Protobuf("varint of more than 64 bits"));
         }
@@ -167,16 +167,16 @@ fn long_varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
             return Ok((value, at + 1));
         }
     }
-    // Ten bytes end by returning, one way or the other: what is left is a varint cut short.
+    // A tenth byte always returns above, so this is a truncated varint.
     Err(WireError::Truncated)
 }
 
-/// The tag byte of a length-delimited field; `number` < 16.
+/// Returns the tag byte of a length-delimited field; `number` < 16.
 pub(super) const fn tag(number: u8) -> u8 {
     number << 3 | 2
 }
 
-/// Bytes that [`put_varint`] writes.
+/// Returns the number of bytes that [`put_varint`] writes.
 pub(super) fn varint_len(value: u64) -> usize {
     ((64 - (value | 1).leading_zeros()) as usize).div_ceil(7)
 }
@@ -189,12 +189,12 @@ pub(super) fn put_varint(out: &mut impl BufMut, mut value: u64) {
     out.put_u8(value.to_le_bytes()[0]);
 }
 
-/// Bytes of a length-delimited field (number < 16) whose payload is `len` long.
+/// Returns the size of a length-delimited field (number < 16) with a payload of `len` bytes.
 pub(super) fn field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
 
-/// Tag and length of a length-delimited field; the payload is for the caller to put.
+/// Writes the tag and length of a length-delimited field; the caller writes the payload.
 pub(super) fn put_header(out: &mut impl BufMut, number: u8, len: usize) {
     out.put_u8(tag(number));
     put_varint(out, len as u64);

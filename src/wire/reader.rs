@@ -17,16 +17,16 @@ use super::{Columns, Encoding, JsonLayout, Object, WireError};
 use base::Account;
 use kubeapi::{EventType, FieldTable, ResourceVersion};
 
-/// Reads the objects of one feed.
+/// Decoder for the objects of one feed.
 ///
-/// Made once per feed: the table's paths are compiled here, and each object is then read in one pass. `&self`
-/// everywhere, so one reader serves a feed's LIST and all its watches.
+/// It is created once per feed and compiles the table's paths, so that each object is read in one pass. All methods
+/// take `&self`, so one reader serves a feed's LIST and all its watches.
 pub struct ObjectReader {
     shape: JsonLayout,
     fields: Arc<FieldTable>,
     paths: Paths,
     expected: Option<TypeMeta>,
-    /// The account for everything that is read.
+    /// Account for everything that is read.
     account: Option<Arc<Account>>,
 }
 
@@ -41,56 +41,56 @@ struct TypeMeta {
     kind: String,
 }
 
-/// One watch frame, read.
+/// One decoded watch frame.
 #[derive(Debug)]
 pub enum WatchItem {
     /// A change to one object.
     Change {
         /// Added, Modified or Deleted.
         event_type: EventType,
-        /// Its body is a slice of `frame`: the event's bytes are held once.
+        /// Its body is a slice of `frame`, so the event's bytes are held once.
         object: Object,
-        /// Verbatim, but for a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of `event_type`
-        /// and the body.
+        /// The frame verbatim, without a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of
+        /// `event_type` and the body.
         frame: Bytes,
     },
     /// Everything up to `rv` has been sent.
     Bookmark {
-        /// The zero-value object of the kind, with an empty key: for [`BookmarkTemplate`](super::BookmarkTemplate).
+        /// The zero-value object of the kind, with an empty key, for [`BookmarkTemplate`](super::BookmarkTemplate).
         object: Object,
         rv: ResourceVersion,
-        /// It closes the initial events of a watch-list.
+        /// Whether it closes the initial events of a watch-list.
         initial_events_end: bool,
     },
-    /// The watch is over.
+    /// The watch has ended with an error.
     Error { event: ErrorEvent },
 }
 
-/// An ERROR event's Status: the parts that decide what to do, and the whole as it came.
+/// The Status of an ERROR event: the parts that determine the reaction, and the original bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorEvent {
-    /// As an HTTP status; 0 when absent.
+    /// HTTP status code; 0 if absent.
     pub code: i64,
     /// `Expired`, `InternalError`, …; may be empty.
     pub reason: String,
     pub message: String,
-    /// `details.retryAfterSeconds`, when positive.
+    /// `details.retryAfterSeconds`, if positive.
     pub retry_after_seconds: Option<u32>,
-    /// The encoded Status, as [`Envelope::error_frame`](super::Envelope::error_frame) takes it: bare JSON, or `k8s\0`
-    /// and Unknown.
+    /// The encoded Status, in the form that [`Envelope::error_frame`](super::Envelope::error_frame) takes: bare JSON,
+    /// or `k8s\0` and Unknown.
     pub status: Bytes,
 }
 
-/// One page of a LIST, read.
+/// One decoded page of a LIST.
 #[derive(Debug)]
 pub struct ListPage {
     /// The collection's version, the same on every page of one list.
     pub resource_version: ResourceVersion,
     /// Empty on the last page.
     pub continue_token: String,
-    /// How many objects are behind this page, where upstream says it: a hint, which it does not vouch for.
+    /// Number of objects after this page, if upstream reports it. It is a hint that upstream does not guarantee.
     pub remaining: Option<u64>,
-    /// In upstream's order. Each body is an allocation of its own and of exact size; none keeps the page alive.
+    /// The objects in upstream's order. Each body is a separate allocation of exact size, so none keeps the page alive.
     pub items: Vec<Object>,
     /// The list's own kind: `PodList`.
     pub kind: String,
@@ -98,8 +98,8 @@ pub struct ListPage {
 }
 
 impl ObjectReader {
-    /// A reader of `encoding`, which extracts what `fields` names besides key, version and labels. `shape` matters to
-    /// JSON alone.
+    /// Creates a reader for `encoding` that extracts the fields in `fields` besides key, version and labels. `shape`
+    /// only affects JSON.
     pub fn new(encoding: Encoding, shape: JsonLayout, fields: Arc<FieldTable>) -> Self {
         let paths = match encoding {
             Encoding::Json => Paths::Json(JsonPaths::new(&fields)),
@@ -109,7 +109,7 @@ impl ObjectReader {
         Self { shape, fields, paths, expected: None, account: None }
     }
 
-    /// Takes note of Tables' columns here.
+    /// Records the columns of Tables in `columns`.
     #[must_use]
     pub fn noting(mut self, columns: &Columns) -> Self {
         if let Paths::Table(_, noted) = &mut self.paths {
@@ -124,15 +124,15 @@ impl ObjectReader {
         Self { account: Some(account.clone()), ..self }
     }
 
-    /// Makes it an error ([`WireError::WrongKind`]) that an object with `TypeMeta` is of another kind. Without it, a
-    /// stream of, say, Tables would be read as objects.
+    /// Rejects objects with `TypeMeta` of another kind ([`WireError::WrongKind`]). Without it, a stream of Tables, for
+    /// example, would be read as objects.
     #[must_use]
     pub fn expecting(self, api_version: &str, kind: &str) -> Self {
         let expected = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
         Self { expected: Some(expected), ..self }
     }
 
-    /// The encoding it reads.
+    /// Returns the encoding that it reads.
     pub fn encoding(&self) -> Encoding {
         match self.paths {
             Paths::Json(_) => Encoding::Json,
@@ -141,15 +141,15 @@ impl ObjectReader {
         }
     }
 
-    /// The table that the order of [`Attributes::fields`](kubeapi::Attributes) follows.
+    /// Returns the table that defines the order of [`Attributes::fields`](kubeapi::Attributes).
     pub fn fields(&self) -> &Arc<FieldTable> {
         &self.fields
     }
 
-    /// Reads one whole frame, as a [`FrameSplitter`](super::FrameSplitter) gives it.
+    /// Decodes one whole frame from a [`FrameSplitter`](super::FrameSplitter).
     ///
     /// # Errors
-    /// Every [`WireError`] except `FrameTooLarge` below 4 GiB.
+    /// Every [`WireError`]; `FrameTooLarge` only for frames of about 4 GiB or more.
     pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
         check_size(&frame)?;
         let (event_type, document) = match self.paths {
@@ -175,7 +175,7 @@ impl ObjectReader {
         })
     }
 
-    /// Reads a GET answer. The body is copied out of it.
+    /// Decodes a GET response. The body is copied from it.
     ///
     /// # Errors
     /// As for [`watch_event`](Self::watch_event).
@@ -190,10 +190,10 @@ impl ObjectReader {
         Ok(self.copied(body, reading))
     }
 
-    /// Reads one page of a LIST answer.
+    /// Decodes one page of a LIST response.
     ///
     /// # Errors
-    /// Those of [`watch_event`](Self::watch_event) but `UnknownEventType`; one bad item fails the page.
+    /// As for [`watch_event`](Self::watch_event), except `UnknownEventType`; one invalid item fails the page.
     pub fn list(&self, page: &Bytes) -> Result<ListPage, WireError> {
         match &self.paths {
             Paths::Json(paths) => self.json_list(paths, page),
@@ -202,7 +202,8 @@ impl ObjectReader {
         }
     }
 
-    /// Reads an object with `TypeMeta`: its body, what is in it, and whether it closes the initial events.
+    /// Reads an object with `TypeMeta`. Returns its body, the values read from it, and whether it closes the initial
+    /// events.
     fn read<'a>(&self, document: &'a [u8], named: bool) -> Result<(&'a [u8], Reading, bool), WireError> {
         match &self.paths {
             Paths::Json(paths) => {
@@ -265,7 +266,7 @@ impl ObjectReader {
         Ok(self.copied(&item[body_at..], reading))
     }
 
-    /// A Table with one row, its columns taken out.
+    /// Decodes a Table with one row, and removes its columns.
     fn row_event(&self, paths: &JsonPaths, columns: &Columns, frame: Bytes) -> Result<WatchItem, WireError> {
         let frame = table::without_columns(&frame, columns)?.unwrap_or(frame);
         let OneRow { event_type, found, body, object_at } = table::one_row(&frame, paths)?;
@@ -298,7 +299,7 @@ impl ObjectReader {
         })
     }
 
-    /// An object inside of a row is laid out as one outside of lists.
+    /// Checks the object of a row, which has the same layout as an object outside of lists.
     fn check_row(&self, found: &ObjectParts<'_>) -> Result<(), WireError> {
         let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
             return Err(WireError::Layout("a row whose object has no kind and apiVersion"));
@@ -342,13 +343,13 @@ impl ObjectReader {
         Ok(ListPage { resource_version, continue_token, remaining, items, kind, api_version })
     }
 
-    /// The same object with a body of its own: the frame that it came in is not kept alive.
+    /// Returns the same object with its own copy of the body, so that the frame is not kept alive.
     pub fn alone(&self, object: Object) -> Object {
         let (body, reading) = object.into_reading();
         self.copied(&body, reading)
     }
 
-    /// An object whose body is a part of `frame`, and the frame, which is charged with it.
+    /// Returns an object whose body is a part of `frame`, and the frame, which is charged together with it.
     fn within(&self, frame: Bytes, body: Range<usize>, reading: Reading) -> (Object, Bytes) {
         let held = frame.len();
         let frame = match &self.account {
@@ -358,7 +359,7 @@ impl ObjectReader {
         (Object::new(self.encoding(), frame.slice(body), held, reading), frame)
     }
 
-    /// An object with a body of its own.
+    /// Returns an object with its own copy of the body.
     fn copied(&self, body: &[u8], reading: Reading) -> Object {
         self.within(Bytes::copy_from_slice(body), 0..body.len(), reading).0
     }
@@ -380,7 +381,7 @@ fn protobuf_metadata(body: &[u8], named: bool) -> Result<ProtoMetadata<'_>, Wire
     Ok(metadata)
 }
 
-/// Offsets into bodies are 32-bit.
+/// Checks that offsets fit into 32 bits.
 fn check_size(bytes: &[u8]) -> Result<(), WireError> {
     if bytes.len() <= OBJECT_BYTES_MAX { Ok(()) } else { Err(WireError::FrameTooLarge { max: OBJECT_BYTES_MAX }) }
 }

@@ -10,18 +10,18 @@ use super::{
 };
 use kubeapi::{EventType, MetaVersion};
 
-/// Writes the objects of one feed in one representation: as they came, or derived from that.
+/// Writes the objects of one feed in one representation: verbatim or derived.
 ///
-/// Cloning shares it. What is derived is exact or [`Refused`].
+/// Clones share it. Derived output is exact or [`Refused`].
 #[derive(Clone)]
 pub struct Renderer(Arc<Shared>);
 
 struct Shared {
     representation: Representation,
-    /// The envelope of what is written.
+    /// The envelope of the output.
     envelope: Envelope,
     means: Means,
-    /// The minor of the release that it writes for; 0 where that does not matter.
+    /// Minor of the release that it writes for; 0 if it does not depend on the release.
     release: u32,
     revoked: AtomicBool,
     disproven: AtomicBool,
@@ -29,11 +29,11 @@ struct Shared {
 
 #[derive(Clone, Copy)]
 enum Means {
-    /// Bodies go out as they came in.
+    /// Bodies are sent as received.
     Verbatim,
     /// JSON from protobuf.
     Json(Transcoder),
-    /// The metadata alone, from bodies of this form.
+    /// Metadata only, from bodies of this encoding.
     Metadata(MetadataRenderer, Encoding),
     /// Rows without their objects.
     Cells,
@@ -42,7 +42,7 @@ enum Means {
 }
 
 impl Renderer {
-    /// Bodies of `feed`'s encoding as they are.
+    /// Returns a renderer that writes bodies in `feed`'s encoding unchanged.
     pub fn verbatim(feed: &Envelope) -> Self {
         let representation = Representation::verbatim(feed.encoding());
         Self::new(representation, feed.clone(), Means::Verbatim, 0)
@@ -53,11 +53,11 @@ impl Renderer {
         Self(Arc::new(Shared { representation, envelope, means, release, revoked, disproven }))
     }
 
-    /// Another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
+    /// Returns a renderer for another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
     ///
-    /// `None` for what is not derived: Tables of anything but rows, and of rows anything else; protobuf from JSON; JSON
-    /// of a kind, or for a release, that is not in the table; `v1beta1` metadata in protobuf, whose lists have other
-    /// field numbers.
+    /// `None` for representations that are not derived: Tables, except from rows; anything except Tables from rows;
+    /// protobuf from JSON; JSON of a kind or for a release that is not in the table; `v1beta1` metadata in protobuf,
+    /// whose lists have other field numbers.
     pub fn derived(representation: Representation, feed: &Envelope, minor: u32) -> Option<Self> {
         if representation == Representation::verbatim(feed.encoding()) {
             return Some(Self::verbatim(feed));
@@ -86,28 +86,28 @@ impl Renderer {
         Some(Self::new(representation, envelope, means, minor))
     }
 
-    /// The representation that it writes.
+    /// Returns the representation that it writes.
     pub fn representation(&self) -> Representation {
         self.0.representation
     }
 
-    /// The envelope of its bodies.
+    /// Returns the envelope of its bodies.
     pub fn envelope(&self) -> &Envelope {
         &self.0.envelope
     }
 
-    /// Whether bodies go out as they came in.
+    /// Returns whether bodies are sent as received.
     pub fn is_verbatim(&self) -> bool {
         matches!(self.0.means, Means::Verbatim)
     }
 
-    /// The release whose bodies it writes. Whoever keeps a body keeps this with it, for it says nothing of another
-    /// release.
+    /// Returns the release whose bodies it writes. Callers that cache a body must store the release with it, because
+    /// bodies of other releases may differ.
     pub fn release(&self) -> u32 {
         self.0.release
     }
 
-    /// Revokes it and all its clones: nobody is to use them any longer.
+    /// Revokes it and all its clones, which must not be used any longer.
     pub fn revoke(&self) {
         self.0.revoked.store(true, Ordering::Release);
     }
@@ -116,7 +116,8 @@ impl Renderer {
         self.0.revoked.load(Ordering::Acquire)
     }
 
-    /// Upstream writes otherwise, so what was written may have been wrong for a while. Before it is revoked.
+    /// Records that upstream's output differs, so earlier output may have been wrong. Callers call it before
+    /// [`revoke`](Self::revoke).
     pub fn disprove(&self) {
         self.0.disproven.store(true, Ordering::Relaxed);
     }
@@ -125,7 +126,8 @@ impl Renderer {
         self.0.disproven.load(Ordering::Relaxed)
     }
 
-    /// The body in this representation, in the normal form of [`wire`](super). Shares `body`'s bytes where it can.
+    /// Returns the body in this representation, in the normal form of [`wire`](super). It shares `body`'s bytes where
+    /// possible.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, Refused> {
         match (self.0.means, self.0.representation.encoding()) {
             (Means::Verbatim, _) => Ok(body.clone()),
@@ -139,7 +141,7 @@ impl Renderer {
         }
     }
 
-    /// Appends the body; when it is refused, `out` is as it was.
+    /// Appends the body. If it is refused, `out` is unchanged.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), Refused> {
         match (self.0.means, self.0.representation.encoding()) {
             (Means::Json(transcoder), _) => transcoder.json(body, out),
@@ -160,12 +162,12 @@ impl Renderer {
         }
     }
 
-    /// A whole watch frame.
+    /// Returns a whole watch frame.
     pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, Refused> {
         Ok(self.0.envelope.frame(event_type, &self.body(body)?))
     }
 
-    /// A whole BOOKMARK frame around a bookmark's body.
+    /// Returns a whole BOOKMARK frame around a bookmark's body.
     pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, Refused> {
         let body = match self.0.means {
             Means::Json(transcoder) => {
@@ -178,12 +180,12 @@ impl Renderer {
         Ok(self.0.envelope.frame(EventType::Bookmark, &body))
     }
 
-    /// A whole GET answer.
+    /// Returns a whole GET response.
     pub fn object(&self, body: &Bytes) -> Result<Bytes, Refused> {
         Ok(self.0.envelope.object(&self.body(body)?))
     }
 
-    /// The pieces of a LIST of `items` items.
+    /// Returns the pieces of a LIST of `items` items.
     pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
         match self.0.representation {
             Representation::Metadata(Encoding::Json, version) => ListFrame::metadata(version, meta, items),
@@ -191,7 +193,7 @@ impl Renderer {
         }
     }
 
-    /// About what the result takes: JSON is up to twice its protobuf, metadata most of a small object.
+    /// Estimates the size of the result: JSON is up to twice its protobuf, metadata is most of a small object.
     fn capacity(&self, body: &Bytes) -> usize {
         match self.0.means {
             Means::Json(_) => body.len() * 2,
@@ -207,7 +209,7 @@ impl fmt::Debug for Renderer {
     }
 }
 
-/// A row's body with something else in the place of its object.
+/// Writes a row's body with its object replaced.
 fn put_row(
     body: &[u8],
     out: &mut Vec<u8>,

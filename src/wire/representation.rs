@@ -3,18 +3,18 @@ use std::fmt;
 use super::Encoding;
 use kubeapi::MetaVersion;
 
-/// The representation of an answer's objects.
+/// The representation of a response's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Representation {
     /// The objects themselves.
     Object(Encoding),
-    /// `PartialObjectMetadata`: what metadata-only clients ask for.
+    /// `PartialObjectMetadata`, for metadata-only clients.
     Metadata(Encoding, MetaVersion),
-    /// A `Table` of `meta.k8s.io/v1`: what kubectl prints.
+    /// A `Table` of `meta.k8s.io/v1`, for kubectl's output.
     Table(Include),
 }
 
-/// The part of its object that a row of a Table carries: the `includeObject` of a request.
+/// The part of its object that a row of a Table contains: the `includeObject` of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Include {
     None,
@@ -23,7 +23,7 @@ pub enum Include {
 }
 
 impl Representation {
-    /// Every one.
+    /// All representations.
     pub const ALL: [Self; 9] = [
         Self::Object(Encoding::Json),
         Self::Object(Encoding::Protobuf),
@@ -36,10 +36,10 @@ impl Representation {
         Self::Table(Include::Object),
     ];
 
-    /// How many of them one feed's objects can be written in at most.
+    /// Maximum number of representations of one feed's objects.
     pub const PLACES: usize = 6;
 
-    /// The representation of bodies as they come in a feed of this encoding.
+    /// Returns the representation of received bodies in a feed of this encoding.
     pub fn verbatim(encoding: Encoding) -> Self {
         match encoding {
             Encoding::Json | Encoding::Protobuf => Self::Object(encoding),
@@ -47,7 +47,7 @@ impl Representation {
         }
     }
 
-    /// The encoding, which is JSON or protobuf.
+    /// Returns the encoding, which is JSON or protobuf.
     pub fn encoding(self) -> Encoding {
         match self {
             Self::Object(encoding) | Self::Metadata(encoding, _) => encoding.byte_encoding(),
@@ -55,7 +55,8 @@ impl Representation {
         }
     }
 
-    /// Its place among those that one feed's objects can be written in: Tables come from rows, and nothing else does.
+    /// Returns its index among the representations of one feed's objects. Tables are derived from rows, and rows yield
+    /// nothing else, so the two groups share indices.
     pub fn place(self) -> usize {
         let encoding = usize::from(self.encoding() == Encoding::Protobuf);
         match self {
@@ -66,7 +67,7 @@ impl Representation {
         }
     }
 
-    /// For logs and metric labels.
+    /// Returns the name for logs and metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Object(encoding) => encoding.as_str(),
@@ -80,7 +81,7 @@ impl Representation {
         }
     }
 
-    /// The `Accept` with which upstream writes it itself: of its lists, or of its objects.
+    /// Returns the `Accept` header that requests it from upstream, for lists or for single objects.
     pub fn accept(self, list: bool) -> String {
         let media_type = self.encoding().media_type();
         match self {
@@ -101,7 +102,7 @@ impl fmt::Display for Representation {
 }
 
 impl Include {
-    /// As `includeObject` has it; absent and empty mean metadata. `None` for what upstream refuses.
+    /// Parses `includeObject`; absent and empty mean metadata. `None` for values that upstream rejects.
     pub fn parse(value: &str) -> Option<Self> {
         match value {
             "None" => Some(Self::None),
@@ -120,7 +121,7 @@ impl Include {
     }
 }
 
-/// The `Accept` header that asks for a Table, of a list or of one object.
+/// The `Accept` header that requests a Table, for a list or a single object.
 pub const TABLE_ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 #[cfg(test)]

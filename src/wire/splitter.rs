@@ -5,8 +5,8 @@ use super::{Encoding, WireError};
 
 /// Splits a byte stream into watch frames, resumable at any byte.
 ///
-/// Push what the connection gave, then take frames until there are none. Memory follows the bytes that have arrived,
-/// never a length that a peer claims; what is buffered is at most one unfinished frame plus the last chunk pushed.
+/// Callers push received bytes, then take frames until there are none. Memory follows the bytes that have arrived,
+/// never a length that a peer claims. The buffer holds at most one unfinished frame plus the last chunk pushed.
 #[derive(Debug)]
 pub struct FrameSplitter {
     encoding: Encoding,
@@ -14,21 +14,21 @@ pub struct FrameSplitter {
     buffer: Vec<u8>,
     /// Start of the first frame not yet taken.
     start: usize,
-    /// JSON: no newline before this, so that a frame arriving in many small chunks is searched once.
+    /// JSON: there is no newline before this offset, so a frame that arrives in many small chunks is searched once.
     searched: usize,
 }
 
 impl FrameSplitter {
-    /// `frame_bytes_max` bounds one frame, its newline or length prefix included.
+    /// Creates a splitter. `frame_bytes_max` bounds one frame, including its newline or length prefix.
     pub fn new(encoding: Encoding, frame_bytes_max: usize) -> Self {
         Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
     }
 
-    /// Takes in the next bytes of the stream. Call [`next_frame`](Self::next_frame) until it has no more before pushing
-    /// again: only then is the size limit enforced and the space of taken frames reused.
+    /// Appends the next bytes of the stream. Callers must call [`next_frame`](Self::next_frame) until it returns `None`
+    /// before pushing again: only then is the size limit enforced and the space of taken frames reused.
     pub fn push(&mut self, chunk: &[u8]) {
         if self.start == self.buffer.len() {
-            // Drained. A frame far larger than usual must not pin its space for the rest of a day-long watch.
+            // The buffer is drained. An unusually large frame must not keep its space for the rest of a day-long watch.
             if self.buffer.capacity() > IDLE_CAPACITY_MAX {
                 self.buffer = Vec::new();
             }
@@ -41,8 +41,8 @@ impl FrameSplitter {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next whole frame, verbatim (JSON with its newline, protobuf with its length prefix), in an allocation of its
-    /// own and of exact size. `None` until more bytes are pushed.
+    /// Returns the next whole frame, verbatim (JSON with its newline, protobuf with its length prefix), in a separate
+    /// allocation of exact size. `None` until more bytes are pushed.
     ///
     /// # Errors
     /// [`WireError::FrameTooLarge`] as soon as it is certain; the splitter then stays in that state.
@@ -58,15 +58,15 @@ impl FrameSplitter {
         Ok(Some(frame))
     }
 
-    /// Says whether the stream may end here.
+    /// Checks that the stream may end here.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] when a frame was begun: the stream was cut, not closed.
+    /// [`WireError::Truncated`] if a frame is incomplete: the stream was cut, not closed.
     pub fn finish(&self) -> Result<(), WireError> {
         if self.start == self.buffer.len() { Ok(()) } else { Err(WireError::Truncated) }
     }
 
-    /// Where the frame that begins at `start` ends in the buffer, once all of it is there.
+    /// Returns the end in the buffer of the frame that begins at `start`, if all of it has arrived.
     fn frame_end(&mut self) -> Result<Option<usize>, WireError> {
         let max = self.frame_bytes_max;
         let rest = &self.buffer[self.start..];
@@ -90,5 +90,5 @@ impl FrameSplitter {
     }
 }
 
-/// Read buffers are 16–64 KiB and most objects smaller: this much space is kept between frames.
+/// Capacity kept between frames, in bytes. Read buffers are 16–64 KiB and most objects are smaller.
 const IDLE_CAPACITY_MAX: usize = 256 * 1024;

@@ -1,21 +1,21 @@
-//! Tables: the rows that upstream prints, each with the object that it was made of.
+//! Tables: the rows that upstream prints, each with its object.
 //!
-//! A Table feed's objects are rows. Their [body](super::Object::body) is that of a Table with this one row and without
-//! columns, from `"metadata":` to the final `}`, as a watch event has it: the Table's version, which is the object's,
-//! then the cells, then the object itself. So one body serves every event that tells of the row, and a
-//! [`Renderer`](super::Renderer) puts what a client wants to see of the object in its place. The columns are the same
-//! for all rows; they are taken out when they come and put back for each client's first event.
+//! The objects of a Table feed are rows. Their [body](super::Object::body) is that of a Table with this one row and
+//! without columns, from `"metadata":` to the final `}`, as in a watch event. It contains the Table's version, which is
+//! the object's, then the cells, then the object itself. So one body serves every event of the row, and a
+//! [`Renderer`](super::Renderer) replaces the object with the part that a client requested. The columns are the same
+//! for all rows; they are removed on receipt and added back for each client's first event.
 //!
-//! Only upstream knows what it prints of an object: its printers are code, and forks of it patch them. So a Table is an
-//! encoding of a feed of its own, asked for with `includeObject=Object`. Key, version, labels and fields are read from
-//! the object inside, and store, ring, lanes, resume, mending and proofs are those of every feed. A thousand `kubectl
-//! get --watch` cost upstream one watch, and the feed holds rows and objects of the whole collection.
+//! Only upstream can print an object: its printers are code, and forks patch them. So a Table is an encoding with its
+//! own feed, requested with `includeObject=Object`. Key, version, labels and fields are read from the object inside,
+//! and store, ring, lanes, resume, repair and proofs work as for every feed. A thousand `kubectl get --watch` cost
+//! upstream one watch, and the feed holds rows and objects of the whole collection.
 //!
-//! Cells are as of when they were printed, AGE for example. That is right for a live event and wrong for a state, so no
-//! row of the store is ever sent as a state. LISTs and GETs pass through. A watch of one object that begins with its
-//! state has that listed upstream and goes on from the feed behind the list's version; any other watch with a state
-//! passes through, and so does a watch from before the feed's history, for kubectl would end rather than list again.
-//! Other columns than before mean other cells: the feed ends, as it does when a definition changes.
+//! Cells show values as of the time of printing, AGE for example. That is correct for a live event and wrong for a
+//! state, so stored rows are never sent as a state. LISTs and GETs pass through. A watch of one object that begins with
+//! its state gets it from an upstream list, then continues from the feed after the list's version. Any other watch with
+//! a state passes through. So does a watch from before the feed's history, because kubectl would end rather than
+//! relist. If the columns change, the cells change too: the feed ends, as after a change of its definition.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -31,21 +31,21 @@ use super::json_document::{self, PageMetadata, utf8};
 use super::json_object::{JsonPaths, ObjectParts, json_found};
 use kubeapi::EventType;
 
-/// The columns of a Table, once upstream has sent them. Cloning shares.
+/// The columns of a Table, once upstream has sent them. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Columns {
     known: Arc<OnceLock<Box<str>>>,
 }
 
 impl Columns {
-    /// Takes note of columns. Cells that were printed under others cannot be told from these.
+    /// Records columns. It rejects different columns, because cells printed under them would be indistinguishable.
     pub(super) fn note(&self, columns: &str) -> Result<(), WireError> {
         let known = self.known.get_or_init(|| columns.into());
         if **known == *columns { Ok(()) } else { Err(WireError::OtherColumns) }
     }
 
-    /// The watch frame with the columns in it, as the first one of a watch has them. `None` for a frame that is no
-    /// Table, and until the columns are known.
+    /// Returns the watch frame with the columns, as the first frame of a watch has them. `None` if the frame is not a
+    /// Table, or if the columns are not known yet.
     pub fn put(&self, frame: &[u8]) -> Option<Bytes> {
         let (at, columns) = memmem::find(frame, NO_COLUMNS.as_bytes()).zip(self.known.get())?;
         let (before, after) = (&frame[..at + COLUMNS.len()], &frame[at + NO_COLUMNS.len()..]);
@@ -53,13 +53,13 @@ impl Columns {
     }
 }
 
-/// A Table with one row, understood.
+/// A decoded Table with one row.
 pub(super) struct OneRow<'a> {
     pub(super) event_type: EventType,
     pub(super) found: ObjectParts<'a>,
-    /// In the normal form.
+    /// Range of the body in the normal form.
     pub(super) body: Range<usize>,
-    /// Where the object begins in the body.
+    /// Offset of the object in the body.
     pub(super) object_at: usize,
 }
 
@@ -80,7 +80,7 @@ struct Document<'a> {
     metadata: PageMetadata<'a>,
     #[serde(borrow)]
     column_definitions: &'a RawValue,
-    /// `null` for an empty list of what has no printer of its own.
+    /// `null` for an empty list of a resource without a printer of its own.
     #[serde(borrow)]
     rows: Option<Vec<&'a RawValue>>,
 }
@@ -91,7 +91,7 @@ struct Row<'a> {
     object: &'a RawValue,
 }
 
-/// The frame without its columns, which are noted. `None` if it has none.
+/// Returns the frame without its columns, which are recorded. `None` if it has none.
 pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<Bytes>, WireError> {
     let (_, document) = json_document::split_event(frame)?;
     let body = document.strip_prefix(TYPE_META.as_bytes()).unwrap_or_default();
@@ -107,7 +107,7 @@ pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<
     Ok(Some([&frame[..at], NULL.as_bytes(), &frame[at + definitions.len()..]].concat().into()))
 }
 
-/// Takes a frame apart that has no columns.
+/// Decodes a frame without columns.
 pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'a>, WireError> {
     const ODD: WireError = WireError::Layout("not a Table of one row");
     let (event_type, document) = json_document::split_event(frame)?;
@@ -129,7 +129,7 @@ pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'
     Ok(OneRow { event_type, found, body: start..start + document.len() - TYPE_META.len(), object_at })
 }
 
-/// Takes a list apart; its columns are noted.
+/// Splits a list into rows, and records its columns.
 pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<Rows<'a>, WireError> {
     let Document { metadata, column_definitions, rows, .. } = document_of(list)?;
     if column_definitions.get() != NULL {
@@ -138,7 +138,7 @@ pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<Rows<'a>, Wir
     Ok(Rows { metadata, rows: rows.unwrap_or_default().into_iter().map(RawValue::get).collect() })
 }
 
-/// The parts of a list's row, the place of the object in its body, and the body.
+/// Returns the values read from a list's row, the offset of the object in its body, and the body.
 pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(ObjectParts<'a>, usize, Bytes), WireError> {
     if memchr(b'\n', row.as_bytes()).is_some() {
         return Err(WireError::Layout("a row is spread over several lines"));
@@ -156,7 +156,7 @@ fn document_of(document: &str) -> Result<Document<'_>, WireError> {
     if (&*table.kind, &*table.api_version) == (KIND, API_VERSION) { Ok(table) } else { Err(WireError::WrongKind) }
 }
 
-/// Where in a row its object is: at the end.
+/// Returns the range of the object in a row, at its end.
 fn object_in(row: &str) -> Result<Range<usize>, WireError> {
     let Row { object } = serde_json::from_str(row)?;
     let at = object.get().as_ptr().addr() - row.as_ptr().addr();
@@ -168,7 +168,7 @@ fn object_in(row: &str) -> Result<Range<usize>, WireError> {
     }
 }
 
-/// Where in a body its row's object is. `None` for what is no such body.
+/// Returns the range of the row's object in a body. `None` if it is not such a body.
 pub(super) fn object_of(body: &[u8]) -> Option<Range<usize>> {
     let (_, row) = version_and_rows(body)?;
     let row_at = body.len() - row.len();
@@ -176,20 +176,21 @@ pub(super) fn object_of(body: &[u8]) -> Option<Range<usize>> {
     Some(row_at + object.start..row_at + object.end)
 }
 
-/// The version of a body without columns, and what follows from its first row on.
+/// Returns the version of a body without columns, and the rest from its first row on.
 pub(super) fn version_and_rows(body: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = body.strip_prefix(VERSION.as_bytes())?;
     let (version, rest) = rest.split_at(memchr(b'"', rest)?);
     Some((version, rest.strip_prefix(ROWS.as_bytes())?))
 }
 
-/// The body with other digits where its object has its version, and where the Table has it.
+/// Returns the body with other digits in the object's version and in the Table's.
 pub(super) fn restamped(body: &[u8], (start, end): (usize, usize), digits: &[u8]) -> Bytes {
     let table_end = VERSION.len() + (end - start);
     [VERSION.as_bytes(), digits, &body[table_end..start], digits, &body[end..]].concat().into()
 }
 
-/// Whether `list` has these rows' objects, in this order. Cells are as of when they were printed.
+/// Returns whether `list` has the objects of these rows, in this order. Cells are not compared, because they depend on
+/// the time of printing.
 pub fn same_rows(bodies: &[Bytes], list: &[u8]) -> bool {
     let Some(Ok(rows)) = utf8(list).ok().map(|list| rows(list.trim_end(), &Columns::default())) else { return false };
     let same = |(body, row): (&Bytes, &&str)| {
@@ -199,17 +200,17 @@ pub fn same_rows(bodies: &[Bytes], list: &[u8]) -> bool {
     rows.rows.len() == bodies.len() && bodies.iter().zip(&rows.rows).all(same)
 }
 
-/// Every Table begins with it.
+/// The start of every Table.
 pub(super) const TYPE_META: &str = r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","#;
 pub(super) const KIND: &str = "Table";
 pub(super) const API_VERSION: &str = "meta.k8s.io/v1";
-/// A body is these three, with the version before the second and the row before the third.
+/// The three constant parts of a body, with the version before the second and the row before the third.
 pub(super) const VERSION: &str = r#""metadata":{"resourceVersion":""#;
 pub(super) const ROWS: &str = r#""},"columnDefinitions":null,"rows":["#;
 pub(super) const TAIL: &str = "]}";
-/// In front of a row's object.
+/// The bytes before a row's object.
 const OBJECT: &str = r#""object":"#;
-/// A quotation mark inside of a string has a backslash before it: these are never part of one.
+/// A quotation mark inside a string is escaped, so these never match inside one.
 const NO_COLUMNS: &str = r#""columnDefinitions":null"#;
 const COLUMNS: &str = r#""columnDefinitions":"#;
 const NULL: &str = "null";

@@ -3,43 +3,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-/// A count of bytes that are alive, whoever holds them. A [`Charge`] is made with a thing and given back when the thing
-/// is dropped. A charge on an account counts on its total as well.
+/// A count of live bytes, whatever owns them. A [`Charge`] is made together with a value and released when the value is
+/// dropped. A charge on an account also counts on its total.
 #[derive(Debug, Default)]
 pub struct Account {
     bytes: AtomicUsize,
     total: Option<Arc<Self>>,
 }
 
-/// The bytes of one thing, charged to an account for as long as the thing lives.
+/// The bytes of one value, charged to an account for as long as the value lives.
 #[derive(Debug)]
 pub struct Charge {
     account: Arc<Account>,
     bytes: usize,
 }
 
-/// Bytes together with their charge: whoever still sends them keeps them charged.
+/// Bytes together with their charge, so that a send in progress keeps them charged.
 struct Kept {
     bytes: Box<[u8]>,
     _charge: Charge,
 }
 
 impl Account {
-    /// What kept bytes cost besides themselves: their owner, the count of who shares them, and what the allocator adds
-    /// to both.
+    /// The overhead of kept bytes: their owner, the reference count, and the allocator's overhead for both.
     pub const KEPT_BYTES: usize = size_of::<Kept>() + 48;
 
-    /// Makes an account without a total.
+    /// Creates an account without a total.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Makes an account that counts on `total` as well.
+    /// Creates an account that also counts on `total`.
     pub fn of(total: &Arc<Self>) -> Arc<Self> {
         Arc::new(Self { bytes: AtomicUsize::new(0), total: Some(total.clone()) })
     }
 
-    /// The bytes that are charged at this moment.
+    /// The number of bytes that are currently charged.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -50,15 +49,15 @@ impl Account {
         Charge { account: self.clone(), bytes }
     }
 
-    /// The same bytes, charged until nobody holds any part of them. They must be an allocation of their own, and the
-    /// handle the only one: what is shared is copied.
+    /// Returns the same bytes, charged until the last handle to any part of them is dropped. If `bytes` is not the only
+    /// handle to a separate allocation, the contents are copied.
     pub fn keep(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         self.keep_with(bytes, 0)
     }
 
-    /// The same bytes, charged with `beside` bytes more for what is held with them.
+    /// Returns the same bytes, charged with `beside` additional bytes for data that is held with them.
     pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
-        // Takes the allocation over if nobody shares it, and copies it otherwise.
+        // Takes over the allocation if it is not shared, and copies it otherwise.
         let bytes = Vec::from(bytes).into_boxed_slice();
         let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
         Bytes::from_owner(Kept { bytes, _charge: charge })
@@ -95,7 +94,7 @@ impl Charge {
     }
 }
 
-/// A copy of a thing is charged like the first.
+/// A clone is charged like the original.
 impl Clone for Charge {
     fn clone(&self) -> Self {
         self.account.charge(self.bytes)

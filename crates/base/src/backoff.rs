@@ -4,10 +4,11 @@ use tokio::time::Instant;
 
 use super::random;
 
-/// The wait before the next attempt. It doubles with each failure, has jitter, and starts over after a healthy time.
+/// The wait before the next attempt. It doubles with each failure, has jitter, and is reset after two minutes without
+/// failures.
 ///
-/// The numbers are those of client-go's reflector (800 ms to 30 s, reset after 2 min; R-CLIENT-2), so that a fleet of
-/// proxies is as gentle on a returning apiserver as a fleet of informers.
+/// The defaults are those of client-go's reflector (800 ms to 30 s, reset after 2 min; R-CLIENT-2), so that a fleet of
+/// proxies loads a returning apiserver no more than a fleet of informers.
 #[derive(Debug)]
 pub struct Backoff {
     waits: Waits,
@@ -15,7 +16,7 @@ pub struct Backoff {
     healthy_since: Option<Instant>,
 }
 
-/// The first wait and the longest one.
+/// The first and the longest wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waits {
     pub first: Duration,
@@ -23,12 +24,13 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// The waits after our identity was refused. The first is half a minute, for an apiserver that has just started
-    /// denies what its caches do not know. The longest is an hour, for nobody grants rights more often than that.
+    /// The waits after the proxy's identity was refused. The first is half a minute, because an apiserver that has just
+    /// started denies requests until its caches are filled. The longest is an hour, because permissions rarely change
+    /// more often.
     pub const REFUSED: Self = Self { first: Duration::from_secs(30), longest: Duration::from_secs(60 * 60) };
 
-    /// How long to wait after `times` failures in a row. Later waits are up to a fifth shorter, so that thousands that
-    /// began together do not go on together.
+    /// The wait after `times` failures in a row. Waits after the first are up to a fifth shorter, so that thousands of
+    /// processes that started together do not stay in step.
     pub fn after(self, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         let wait = self.first.saturating_mul(1 << doublings).min(self.longest);
@@ -57,12 +59,13 @@ impl Backoff {
         Self { waits, next: waits.first, healthy_since: None }
     }
 
-    /// Notes a success. If nothing fails for two minutes, the next failure starts from the shortest wait again.
+    /// Records a success. If no failure follows for two minutes, the next failure starts from the shortest wait again.
     pub fn succeeded(&mut self, now: Instant) {
         self.healthy_since.get_or_insert(now);
     }
 
-    /// Notes a failure. Returns how long to wait: in `[d, 2d)` for a `d` that doubles with each failure.
+    /// Records a failure. Returns the wait: in `[d, 2d)` for a `d` that doubles with each failure, at most the longest
+    /// wait.
     pub fn failed(&mut self, now: Instant) -> Duration {
         if self.healthy_since.take().is_some_and(|since| now.duration_since(since) >= Self::HEALTHY) {
             self.next = self.waits.first;

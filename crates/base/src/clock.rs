@@ -4,20 +4,20 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep_until};
 
-/// Where monotonic time starts in this process: its first use.
+/// The start of monotonic time in this process: its first use.
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Nanoseconds since the process-wide epoch. Comparable between any two places in this process, and nowhere else.
+/// Nanoseconds since the process-wide epoch. Values are comparable only within this process.
 pub fn now_ns() -> u64 {
     ns_at(Instant::now())
 }
 
-/// The same of a moment; 0 before the epoch.
+/// Nanoseconds from the process-wide epoch to `moment`; 0 before the epoch.
 pub fn ns_at(moment: Instant) -> u64 {
     u64::try_from(moment.saturating_duration_since(*EPOCH).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Completes at `due`; never, if there is no such time.
+/// Completes at `due`; never if `due` is `None`.
 pub async fn until(due: Option<Instant>) {
     match due {
         Some(due) => sleep_until(due).await,
@@ -25,11 +25,11 @@ pub async fn until(due: Option<Instant>) {
     }
 }
 
-/// The time of day, by which credentials end. It may be set at any moment, forwards and backwards: nothing is measured
-/// or ordered by it. Clones are the same clock.
+/// The wall clock, which decides when credentials expire. It may be set forwards or backwards at any time, so nothing
+/// is measured or ordered by it. Clones share the clock.
 #[derive(Debug, Clone, Default)]
 pub struct WallClock {
-    /// How many seconds it is ahead of the system's.
+    /// The offset to the system's clock, in seconds.
     ahead: Arc<AtomicI64>,
 }
 
@@ -41,7 +41,8 @@ impl WallClock {
         if ahead < 0 { now - by } else { now + by }
     }
 
-    /// Sets it forwards by so many seconds, or backwards, as whoever sets a machine's clock does.
+    /// Sets the clock forwards by this many seconds, or backwards if negative, like an administrator who sets a
+    /// machine's clock.
     pub fn step(&self, seconds: i64) {
         self.ahead.fetch_add(seconds, Ordering::Relaxed);
     }

@@ -13,15 +13,15 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 
-/// Threads that have a runtime each: a task that is given to one stays there, and so do the lines of the processor's
-/// cache that it uses. Cloning shares; the threads end with the last clone.
+/// Threads with a runtime each. A task that is spawned on one stays there, and so do the cache lines that it uses.
+/// Clones share the threads, which end with the last clone.
 #[derive(Debug, Clone, Default)]
 pub struct Cores(Arc<CoreThreads>);
 
 #[derive(Debug, Default)]
 struct CoreThreads {
     all: Vec<Core>,
-    /// Where the search for a place begins: short tasks, one after the other, go to one core after the other.
+    /// Where the search for a core begins, so that consecutive short tasks go to different cores.
     next: AtomicUsize,
 }
 
@@ -30,22 +30,22 @@ struct Core {
     runtime: Handle,
     thread: JoinHandle<()>,
     bell: Arc<CoreWaker>,
-    /// How many tasks it has.
+    /// The number of its tasks.
     load: AtomicUsize,
 }
 
-/// A task's place on a core, until it is dropped.
+/// A task's share of a core's load, released on drop.
 #[derive(Debug)]
 pub struct CorePlace {
     cores: Cores,
     number: usize,
 }
 
-/// Tells a core which tasks are to be woken. That is done by its own thread: to wake a task of another thread takes a
-/// lock and a system call each time, and to ring takes them once for a thousand.
+/// Collects the wakers that a core's own thread should wake. Waking a task of another thread takes a lock and a system
+/// call each time; this takes them once for a thousand tasks.
 #[derive(Default)]
 pub struct CoreWaker {
-    /// The core's number, from 0 on.
+    /// The core's number, starting at 0.
     number: usize,
     rung: Mutex<PendingWakes>,
     sweep: AtomicWaker,
@@ -57,11 +57,11 @@ struct PendingWakes {
     is_over: bool,
 }
 
-/// One for each core, and one for all other threads.
+/// One value for each core, and one for all other threads.
 #[derive(Debug)]
 pub struct PerCore<T>(Box<[T]>);
 
-/// What a thread knows of the core that it is.
+/// The data of a thread about its own core.
 struct Here {
     bell: Arc<CoreWaker>,
     home: Option<Handle>,
@@ -71,15 +71,15 @@ thread_local! {
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
 }
 
-/// The runtime beside which cores were started, on a core's thread; elsewhere the current one. It is for what others
-/// wait for too, and must not wait for what else the core does.
+/// On a core's thread, the runtime on which the cores were started; elsewhere the current runtime. It runs tasks that
+/// other cores also wait for, which must not depend on one core's load.
 pub fn home_runtime() -> Handle {
     HERE.with_borrow(|here| here.as_ref().and_then(|here| here.home.clone())).unwrap_or_else(Handle::current)
 }
 
 impl Cores {
-    /// As many as the current runtime has threads. If it has one only, everything is left to that: whoever has a clock
-    /// of their own has a single thread.
+    /// Starts as many cores as the current runtime has threads. A single-threaded runtime gets none, so that all tasks
+    /// stay on it; simulations with a virtual clock rely on this.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -91,6 +91,8 @@ impl Cores {
         }
     }
 
+    /// Starts `count` cores.
+    ///
     /// # Errors
     /// A thread cannot be started.
     pub fn start(count: usize) -> io::Result<Self> {
@@ -98,8 +100,8 @@ impl Cores {
         Ok(Self(Arc::new(CoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
-    /// A place on the core that has the fewest tasks; `None` if there are no cores. A thread that has panicked has none
-    /// any more, and gets none.
+    /// A place on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get no more
+    /// tasks.
     pub(super) fn place(&self) -> Option<CorePlace> {
         let CoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +110,7 @@ impl Cores {
         alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
     }
 
-    /// A place on each.
+    /// A place on each core.
     pub(super) fn each(&self) -> impl Iterator<Item = CorePlace> {
         (0..self.0.all.len()).map(|number| self.place_on(number))
     }
@@ -154,7 +156,7 @@ impl Drop for CorePlace {
 }
 
 impl CoreWaker {
-    /// That of the core whose thread this is.
+    /// The waker of the current thread's core, if it is a core.
     pub fn here() -> Option<Arc<Self>> {
         HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
     }
@@ -163,10 +165,10 @@ impl CoreWaker {
         self.number
     }
 
-    /// Has these woken by the core's thread, in this order.
+    /// Makes the core's thread wake these, in this order.
     pub fn ring(&self, wakers: Vec<Waker>) {
         let mut rung = self.rung.lock();
-        // A core that has been told and has not come yet finds all of them.
+        // A core that was notified and has not run yet finds all of them.
         let is_first = rung.wakers.is_empty();
         if is_first {
             rung.wakers = wakers;
@@ -190,12 +192,12 @@ impl CoreWaker {
 }
 
 impl<T> PerCore<T> {
-    /// As many as there may be cores; if more were started, some of them share one.
+    /// Makes one value for each possible core; if more cores were started, some share a value.
     pub fn new(make: impl Fn() -> T) -> Self {
         Self(Self::numbers().map(|_| make()).collect())
     }
 
-    /// The same of what may fail.
+    /// Like [`new`](Self::new), for a constructor that may fail.
     pub fn try_new<E>(make: impl Fn() -> Result<T, E>) -> Result<Self, E> {
         Self::numbers().map(|_| make()).collect::<Result<_, E>>().map(Self)
     }
@@ -204,7 +206,7 @@ impl<T> PerCore<T> {
         0..1 + thread::available_parallelism().map_or(1, usize::from)
     }
 
-    /// That of the core whose thread this is.
+    /// The value of the current thread's core.
     pub fn here(&self) -> &T {
         let number = HERE.with_borrow(|here| here.as_ref().map_or(0, |here| 1 + here.bell.number));
         &self.0[number % self.0.len()]
@@ -224,10 +226,10 @@ mod tests {
 
     use super::*;
 
-    /// Ends a hang.
+    /// A timeout that ends a hang.
     const SOON: Duration = Duration::from_secs(60);
 
-    /// The number of the core whose thread this is.
+    /// The number of the current thread's core.
     fn number() -> Option<usize> {
         CoreWaker::here().map(|bell| bell.number())
     }

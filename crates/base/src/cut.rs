@@ -5,24 +5,24 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 
-/// Ends something from outside: whoever runs it drops it, wherever it stands.
+/// Ends a future from outside: the task that runs it drops it, wherever it is suspended.
 ///
-/// Cloning shares it. One task runs the thing, and any number may cut it. The reason of the first cut counts.
+/// Clones share the state. One task runs the future, and any number may cut it. The reason of the first cut counts.
 #[derive(Debug, Clone, Default)]
 pub struct Cut(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether `why` or `within` is set, for those who look for each event: it is one line of the processor's cache.
+    /// Whether `why` or `within` is set. Tasks check it for each event, and it needs only one cache line.
     is_touched: AtomicBool,
     why: OnceLock<&'static str>,
-    /// See [`Cut::within`]. Boxed, for watches have no such limit.
+    /// See [`Cut::within`]. Boxed to keep the type small, because watches have no such limit.
     within: OnceLock<Box<(Duration, &'static str)>>,
     runner: AtomicWaker,
 }
 
 impl Cut {
-    /// Ends the thing. Only the first reason counts.
+    /// Ends the future. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
         let is_first = self.0.why.set(why).is_ok();
         self.0.is_touched.store(true, Ordering::SeqCst);
@@ -31,7 +31,7 @@ impl Cut {
         }
     }
 
-    /// The reason, once the thing has been cut.
+    /// The reason, once the future has been cut.
     pub fn why(&self) -> Option<&'static str> {
         self.0.why.get().copied()
     }
@@ -40,14 +40,15 @@ impl Cut {
         self.0.is_touched.load(Ordering::SeqCst) && self.0.why.get().is_some()
     }
 
-    /// Asks whoever runs the thing to cut it for this reason if it is not over within `max` from now. This costs
-    /// nothing for what is over at once, and whoever runs a whole connection need not look. Only the first call counts.
+    /// Requests that the running task cuts the future with this reason if it is not complete within `max`. Futures that
+    /// complete at once pay nothing for it, and the task of a whole connection may ignore it. Only the first call
+    /// counts.
     pub fn within(&self, max: Duration, why: &'static str) {
         let _ = self.0.within.set(Box::new((max, why)));
         self.0.is_touched.store(true, Ordering::SeqCst);
     }
 
-    /// The time that the thing may take and the reason for which it is cut then, once they are known.
+    /// The limit and the reason that [`within`](Self::within) has set.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
         if !self.0.is_touched.load(Ordering::SeqCst) {
             return None;
@@ -55,7 +56,7 @@ impl Cut {
         self.0.within.get().map(|limit| **limit)
     }
 
-    /// Ready once the thing has been cut. Until then it registers the task of `cx`, and only that one.
+    /// Ready once the future has been cut. Until then, registers the task of `cx`, replacing an earlier one.
     pub fn poll_cut(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_cut() {
             return Poll::Ready(());
@@ -64,7 +65,7 @@ impl Cut {
         if self.is_cut() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Completes once the thing has been cut. For the one that runs it.
+    /// Completes once the future has been cut. For the running task.
     pub async fn over(&self) {
         std::future::poll_fn(|cx| self.poll_cut(cx)).await;
     }

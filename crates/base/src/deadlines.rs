@@ -8,24 +8,24 @@ use tokio::time::Instant;
 
 use super::until;
 
-/// Things by the moment at which they are to be looked at, for one task that waits for all of them. A timer or a task
-/// for each would cost the wake-up of another thread, and mostly for nothing.
+/// Values ordered by deadline, for one task that waits for all of them. A timer or a task for each would cost a wake-up
+/// of another thread, and usually for nothing.
 pub struct Deadlines<T: ?Sized> {
     waiting: Mutex<Waiting<T>>,
-    /// Notified when the task has to wake earlier than it means to.
+    /// Notified when the task must wake earlier than it intends to.
     earlier: Notify,
 }
 
 struct Waiting<T: ?Sized> {
     all: BTreeMap<Deadline, Weak<T>>,
-    /// The number of the next one.
+    /// The number of the next deadline.
     next: u64,
-    /// When the task wakes; `None` if it waits for nothing. What is taken out meanwhile does not change that: things
-    /// that come and go one after the other, each of them the only one, wake it once in the time that they are given.
+    /// When the task wakes; `None` if it waits for nothing. Removals do not change it. So if values are added and
+    /// removed one after the other, the task wakes once per timeout.
     wakes: Option<Instant>,
 }
 
-/// A moment, and a number that no other one has.
+/// A time, with a number that makes it unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline {
     at: Instant,
@@ -33,7 +33,7 @@ pub struct Deadline {
 }
 
 impl<T: ?Sized> Deadlines<T> {
-    /// Puts something in. Who is gone by that moment is passed over.
+    /// Adds a value. If it is dropped before its deadline, it is skipped.
     pub fn put(&self, at: Instant, what: Weak<T>) -> Deadline {
         let mut waiting = self.waiting.lock();
         let deadline = Deadline { at, number: waiting.next };
@@ -50,13 +50,13 @@ impl<T: ?Sized> Deadlines<T> {
         deadline
     }
 
-    /// Takes it out before its moment; nothing if that has come.
+    /// Removes a value before its deadline; does nothing after it.
     pub fn remove(&self, deadline: Deadline) {
-        // Dropped without the lock.
+        // Dropped after the lock is released.
         let _what = self.waiting.lock().all.remove(&deadline);
     }
 
-    /// Waits until the moment of something has come, and takes out all whose moment has. For one task.
+    /// Waits for the next deadline, and removes and returns all values that are due. For one task.
     pub async fn due(&self) -> Vec<Arc<T>> {
         loop {
             let due = self.take_due(Instant::now());
@@ -164,7 +164,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
             deadlines.remove(deadline);
         }
-        // At first, for the first of them, and when the time of that would have been over.
+        // Once at first, once for the first deadline, and once when its time would have been over.
         assert_eq!(polls.load(Ordering::Relaxed), 3);
     }
 

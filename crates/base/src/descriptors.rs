@@ -6,27 +6,27 @@ use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-/// Whoever makes room for a descriptor waits here. There is one for the process, as its descriptors are its own.
+/// Notifies tasks that can free file descriptors. It is process-wide, like the descriptors.
 static WANTED: Notify = Notify::const_new();
-/// How often they are asked for one before there is none for good.
+/// The number of attempts to free a descriptor before the error is final.
 pub const DESCRIPTOR_TRIES: u32 = 20;
-/// Clients that say nothing are gone by then, as a rule.
+/// The wait for idle client connections to close.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
-/// Whether this failed because the process, or the whole machine, has no descriptors left.
+/// Whether the error means that the process, or the whole machine, is out of file descriptors.
 pub fn lacks_descriptor(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<io::Error>())
         .any(|error| matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE)))
 }
 
-/// Asks those who hold descriptors for clients that say nothing to give up some, and leaves them a moment for it.
+/// Asks the owners of idle client connections to close some, and gives them a moment to do so.
 pub async fn want_descriptor() {
     WANTED.notify_waiters();
     sleep(ROOM_PAUSE).await;
 }
 
-/// Waits until somebody has no descriptor and needs one.
+/// Waits until a task needs a file descriptor and none is free.
 pub async fn descriptor_wanted() {
     WANTED.notified().await;
 }

@@ -8,12 +8,12 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::random;
 
-/// Starts a drain and knows when it is over.
+/// Starts a drain and detects its end.
 ///
-/// A drain has two parts. While what was under way at its start **leaves**, each at a moment of its own, whoever comes
-/// is still served: there may be nobody else who would. Then everything **closes**, which takes `CLOSING_MAX` at
-/// most, for that is how long nobody answers. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
-/// (ztunnel's drain).
+/// A drain has two phases. In the **leaving** phase, the work in progress at its start ends, spread over time. New
+/// clients are still served, because there may be no other server. In the **closing** phase, everything ends. It takes
+/// `CLOSING_MAX` at most, because no server responds during that time. A held [`DrainWatch`] keeps the process alive
+/// until the deadline (as in ztunnel's drain).
 #[derive(Debug)]
 pub struct DrainTrigger {
     stage: watch::Sender<Stage>,
@@ -32,11 +32,11 @@ enum Stage {
 #[derive(Debug, Clone, Copy)]
 struct Deadline {
     started: Instant,
-    /// How long it takes until everything closes, if anything is under way for so long.
+    /// The maximum duration of the leaving phase, if work is in progress that long.
     leaving: Duration,
 }
 
-/// Tells its holder how far a drain is, and keeps it from ending.
+/// Observes a drain, and keeps it from ending while held.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
     stage: watch::Receiver<Stage>,
@@ -44,35 +44,36 @@ pub struct DrainWatch {
     blocker: mpsc::Sender<Never>,
 }
 
-/// Holds the drain open until dropped.
+/// Keeps the drain from ending until dropped.
 #[derive(Debug)]
 pub struct Draining {
     _under_way: Option<UnderWay>,
     _blocker: mpsc::Sender<Never>,
 }
 
-/// Something that is under way: in a drain it leaves before anything closes.
+/// Work in progress, which a drain lets end before the closing phase.
 #[derive(Debug)]
 pub struct UnderWay(#[expect(dead_code, reason = "it counts until it is dropped")] TaskTrackerToken);
 
-/// A type without values, so that nobody can send one: the channel only counts its senders.
+/// A type without values, so that nothing can be sent: the channel only counts its senders.
 #[derive(Debug)]
 enum Never {}
 
-/// The longest time that closing may take; it is also a [`CLOSING_SHARE`] of the drain time at most. Nobody answers
-/// meanwhile, nor until a successor has started: a leader that renews every two seconds has ten to succeed in.
+/// The maximum duration of the closing phase, which is also limited to a [`CLOSING_SHARE`] of the drain time. No server
+/// responds during it, nor until a successor has started. A leader that renews its lease every two seconds has ten
+/// seconds to succeed.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 const CLOSING_SHARE: u32 = 5;
 
-/// The part of the leaving in which connections are told, each at a moment of its own. It comes before anything on
-/// them ends: a client that comes back uses another connection, and so perhaps another replica.
+/// The part of the leaving phase in which connections are notified, spread over time. It precedes the end of their
+/// streams, so that a reconnecting client uses another connection, and perhaps another replica.
 const NOTICE: f64 = 0.1;
-/// The part of the leaving by the end of which whatever lasts long has been told to end. What it has to say first, as
-/// a watch that waits for the rest of a version, has the other part for it, and the closing.
+/// The part of the leaving phase by whose end all long-lived work has been asked to end. The rest of it and the closing
+/// phase remain for final output, such as the rest of a version on a watch.
 const LEAVING: f64 = 0.8;
 
 impl Deadline {
-    /// The moment at which so much of the leaving has passed.
+    /// The time at which this part of the leaving phase has passed.
     fn at(self, part: f64) -> Instant {
         self.started + self.leaving.mul_f64(part)
     }
@@ -87,9 +88,9 @@ impl DrainTrigger {
         (Self { stage, under_way, done, blocker }, watch)
     }
 
-    /// Drains for at most `grace`, and no longer than something is under way.
+    /// Drains for at most `grace`, and no longer than work is in progress.
     ///
-    /// Returns whether everything had ended in time.
+    /// Returns whether everything ended in time.
     pub async fn drain(self, grace: Duration) -> bool {
         let Self { stage, under_way, mut done, blocker } = self;
         drop(blocker);
@@ -110,19 +111,19 @@ impl DrainWatch {
 
     /// Completes when the drain starts.
     pub async fn started(&mut self) {
-        // An error means that the trigger is gone: the process is ending, which is a drain without grace.
+        // An error means that the trigger was dropped: the process is ending, which is a drain without grace.
         let _ = self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await;
     }
 
-    /// Completes when nobody is let in any more, and everything that is here has to end.
+    /// Completes when the closing phase starts: no new clients are accepted, and everything must end.
     pub async fn closing(&mut self) {
         let _ = self.stage.wait_for(|stage| matches!(stage, Stage::Closing)).await;
     }
 
-    /// Completes when the drain starts, with the time in which those end one by one who were there before: at moments
-    /// of their own, so that a thousand goodbyes do not become a thousand reconnects at once (typha's paced shutdown).
-    /// `None` if everything closes at once. A client that comes during the drain has found no other server, and stays
-    /// until everything closes.
+    /// Completes when the drain starts, with the interval over which earlier work ends. The spread keeps a thousand
+    /// closed connections from becoming a thousand simultaneous reconnects (like typha's paced shutdown). `None` if
+    /// everything closes at once. Clients that arrive during the drain have found no other server, and stay until the
+    /// closing phase.
     pub async fn slots(&mut self) -> Option<(Instant, Instant)> {
         match *self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await.ok()? {
             Stage::Leaving(deadline) => Some((deadline.at(NOTICE), deadline.at(LEAVING))),
@@ -130,7 +131,7 @@ impl DrainWatch {
         }
     }
 
-    /// Completes at this holder's own moment to give notice, before anything that it carries ends.
+    /// Completes at this holder's own random time to send notice, before any of its streams end.
     pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
         let (mut stage, is_late) = (self.stage.clone(), self.has_started());
         async move {
@@ -146,13 +147,13 @@ impl DrainWatch {
         }
     }
 
-    /// Begins something long, which in a drain leaves before everything closes. What begins during a drain does not
-    /// delay it, or clients that come again and again would.
+    /// Registers long-lived work, which a drain lets end before the closing phase. Work that begins during a drain does
+    /// not delay it; otherwise returning clients would.
     pub fn under_way(&self) -> UnderWay {
         UnderWay(self.under_way.token())
     }
 
-    /// Keeps the drain from ending while held, from now on.
+    /// Keeps the drain from ending while held.
     pub fn hold(&self) -> Draining {
         let under_way = (!self.has_started()).then(|| self.under_way());
         Draining { _under_way: under_way, _blocker: self.blocker.clone() }
@@ -194,12 +195,12 @@ mod tests {
         }
     }
 
-    /// As timers tell it, which are of milliseconds.
+    /// Compares with the millisecond precision of timers.
     fn is_about(time: Duration, expected: Duration) -> bool {
         time.abs_diff(expected) <= Duration::from_millis(2)
     }
 
-    /// However long the drain is, nobody answers for two seconds at most.
+    /// However long the drain is, the server is unavailable for two seconds at most.
     #[tokio::test(start_paused = true)]
     async fn closes_last_and_not_for_long() {
         for (grace, held, leaving, closing) in [(20, 100, 18, 2), (600, 1_000, 598, 2), (5, 100, 4, 1), (20, 3, 3, 2)] {
@@ -216,7 +217,7 @@ mod tests {
             watch.closing().await;
             let closed = began.elapsed();
             assert!(is_about(closed, seconds(leaving)), "{grace} s: {closed:?}");
-            // The watch itself is what it waits for now.
+            // The drain now waits for the watch itself.
             assert!(!draining.await.expect("no panic"));
             assert!(is_about(began.elapsed(), closed + seconds(closing)), "{grace} s: {:?}", began.elapsed());
         }

@@ -1,4 +1,4 @@
-//! The tools that every layer may use: tasks, drain, limits. It has no domain words and no sockets.
+//! Tools for every layer: tasks, drain, limits. They are independent of the domain and open no sockets of their own.
 
 #![cfg_attr(
     not(test),

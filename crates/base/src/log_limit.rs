@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Limits how often a recurring failure is logged: the first one at once, then one line a minute with the number of
-/// failures since the line before.
+/// failures since the previous line.
 #[derive(Debug, Default)]
 pub struct LogLimit {
     window: Mutex<Option<Window>>,
@@ -13,16 +13,15 @@ pub struct LogLimit {
 #[derive(Debug)]
 struct Window {
     logged: Instant,
-    /// Failures since then.
+    /// The number of failures since then.
     unlogged: u64,
 }
 
 impl LogLimit {
-    /// The time between two lines.
+    /// The interval between two lines.
     pub const EVERY: Duration = Duration::from_secs(60);
 
-    /// Counts a failure. Returns the number of failures that a line must report now, this one included, or `None` if no
-    /// line is due.
+    /// Counts a failure. Returns the number of failures to log now, including this one, or `None` if no line is due.
     pub fn failed(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
         match &mut *window {
@@ -38,7 +37,7 @@ impl LogLimit {
     }
 
     /// Returns the number of failures that were not logged, once a line is due and if there are any. To be called on
-    /// success, so that the end of a series is reported as well.
+    /// success, so that the end of a series is logged as well.
     pub fn unlogged(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
         if window.as_ref().is_none_or(|window| now.duration_since(window.logged) < Self::EVERY) {

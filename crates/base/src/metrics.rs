@@ -1,14 +1,14 @@
-//! Metrics of files that are read again when they change.
+//! Metrics of files that are reloaded when they change.
 
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
-/// Names and meanings of what is recorded here.
+/// Describes the metrics that are recorded in this module.
 pub fn describe() {
     describe_counter!("kube_fanout_reloads_total", "files that changed, by what became of it");
     describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
 }
 
-/// The numbers of one [`WatchedFile`](super::Reloaded).
+/// The metrics of one [`WatchedFile`](super::WatchedFile).
 pub(super) struct Reloads {
     replaced: Counter,
     failed: Counter,
@@ -23,18 +23,18 @@ impl Reloads {
         Self { replaced: reloads("replaced"), failed: reloads("failed"), failing }
     }
 
-    /// Notes a new value.
+    /// Records a new value.
     pub(super) fn replaced(&self) {
         self.replaced.increment(1);
         self.failing.set(0.0);
     }
 
-    /// Notes that the files are as they were when the value was read.
+    /// Records that the files are unchanged since the value was read.
     pub(super) fn unchanged(&self) {
         self.failing.set(0.0);
     }
 
-    /// Notes that the files cannot be used.
+    /// Records that the files cannot be used.
     pub(super) fn failed(&self) {
         self.failed.increment(1);
         self.failing.set(1.0);

@@ -1,6 +1,6 @@
-/// Whether the bug with this number of docs/dev/PROMISES.md, "Mutants", is on: `KUBE_FANOUT_MUTANT` says so when
-/// the process starts. It is asked beside the code that keeps the bug out, so that `make mutants` can put each back and
-/// see that a test notices. Only builds with debug assertions have the switch, as those of tests are.
+/// Whether the bug with this number in docs/dev/PROMISES.md, "Mutants", is enabled, by `KUBE_FANOUT_MUTANT` at the
+/// start of the process. It is checked next to the code that prevents the bug, so that `make mutants` can enable each
+/// bug and verify that a test fails. Only builds with debug assertions, such as those of tests, have the switch.
 #[cfg(debug_assertions)]
 pub fn mutant(number: u8) -> bool {
     static CHOSEN: std::sync::LazyLock<Option<u8>> = std::sync::LazyLock::new(|| {
@@ -11,7 +11,7 @@ pub fn mutant(number: u8) -> bool {
     *CHOSEN == Some(number)
 }
 
-/// The same in a build that is shipped: none is.
+/// In release builds, no bug can be enabled.
 #[cfg(not(debug_assertions))]
 pub const fn mutant(_number: u8) -> bool {
     false

@@ -10,21 +10,21 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// Where a running proxy is asked for its pages.
+/// The address of a running proxy's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PagePlace {
-    /// A host and a port, as URLs have them.
+    /// A host and a port, as in a URL.
     Tcp(String),
     Unix(PathBuf),
 }
 
-/// What an answer has: its status, and its body as text.
+/// The status and the body of a response.
 type Page = Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync>>;
 
 const HTTP_PORT: u16 = 80;
 
 impl PagePlace {
-    /// Reads `http://HOST[:PORT][/PATH]` or `unix:PATH`. Returns the place, and the page's path if the URL has one.
+    /// Parses `http://HOST[:PORT][/PATH]` or `unix:PATH`. Returns the address, and the path if the URL has one.
     ///
     /// # Errors
     /// The text is neither.
@@ -39,7 +39,7 @@ impl PagePlace {
         Ok((place, uri.path_and_query().map(ToString::to_string).filter(|path| path != "/")))
     }
 
-    /// Whether nothing of what is sent there leaves this machine.
+    /// Whether requests to this address stay on this machine.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix(_) => true,
@@ -50,11 +50,10 @@ impl PagePlace {
         }
     }
 
-    /// Asks for a page once, on a connection of its own, however long that takes. A body of more than `bytes_max` is an
-    /// error.
+    /// Requests a page once, on a separate connection, without a timeout. A body of more than `bytes_max` is an error.
     ///
     /// # Errors
-    /// Nobody answers there, or not as HTTP/1.1 has it.
+    /// The connection fails, or the response is not HTTP/1.1.
     pub async fn read(&self, path: &str, token: Option<&str>, bytes_max: usize) -> Page {
         let request = |host: &str| {
             let mut request = Request::get(path).header(HOST, host).header(CONNECTION, "close");

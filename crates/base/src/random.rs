@@ -1,8 +1,8 @@
 //! Random numbers for jitter and for choices among equals, from one generator per thread.
 //!
-//! In debug builds each thread's generator begins with the same seed, and each test has its own thread. So a unit test
-//! draws the same numbers in every run, and one that counts what was drawn cannot fail by chance. Identities and names
-//! of temporary files, which must differ between processes, do not come from here.
+//! In debug builds every thread's generator starts with the same seed, and each test has its own thread. So a unit test
+//! draws the same numbers in every run, and cannot fail by chance. Identities and names of temporary files, which must
+//! differ between processes, use another generator.
 
 use std::cell::RefCell;
 use std::ops::RangeBounds;
@@ -19,12 +19,12 @@ fn with<T>(draw: impl FnOnce(&mut Rng) -> T) -> T {
     RNG.with_borrow_mut(draw)
 }
 
-/// Lets this thread's generator begin again, with a seed.
+/// Restarts this thread's generator with a seed.
 pub fn seed(seed: u64) {
     with(|rng| rng.seed(seed));
 }
 
-/// From 0, inclusive, to 1, exclusive.
+/// A number from 0, inclusive, to 1, exclusive.
 pub fn f64() -> f64 {
     with(Rng::f64)
 }

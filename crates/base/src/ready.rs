@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Readiness is the absence of guards: ready when nobody holds a [`NotReady`].
+/// Tracks readiness: the process is ready when no [`NotReady`] guard is held.
 #[derive(Clone, Debug, Default)]
 pub struct Ready {
     waiting: Waiting,
@@ -12,18 +12,18 @@ pub struct Ready {
 
 type Waiting = Arc<Mutex<Guards>>;
 
-/// The guards that are held, by name and by number.
+/// The held guards, by name and number.
 #[derive(Debug, Default)]
 struct Guards {
     held: BTreeMap<(String, u64), Option<Reason>>,
     next: u64,
 }
 
-/// Returns why something is not ready, as of now.
+/// Returns why something is not ready at the moment.
 #[derive(Clone)]
 struct Reason(Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
-/// Something that is not ready yet; dropping it says that it is.
+/// A component that is not ready yet; dropping the guard marks it ready.
 #[derive(Debug)]
 pub struct NotReady {
     what: String,
@@ -31,7 +31,7 @@ pub struct NotReady {
     waiting: Waiting,
 }
 
-/// The name of something that is not ready, and why, where that is known.
+/// The name of a component that is not ready, and the reason if known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pending {
     pub what: String,
@@ -43,7 +43,7 @@ impl Ready {
         Self::default()
     }
 
-    /// Registers something that is not ready until the guard is dropped.
+    /// Registers a component that is not ready until the guard is dropped.
     #[must_use]
     pub fn register(&self, what: impl Into<String>) -> NotReady {
         let what = what.into();
@@ -58,12 +58,12 @@ impl Ready {
         self.waiting.lock().held.is_empty()
     }
 
-    /// What is not ready, in the order of names, each name once; empty when ready.
+    /// The components that are not ready, in the order of names, each name once; empty when ready.
     pub fn pending(&self) -> Vec<Pending> {
         let held: Vec<_> =
             self.waiting.lock().held.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
         let mut pending: Vec<Pending> = Vec::new();
-        // A reason may take other locks, so none is held here.
+        // A reason may take other locks, so the lock is released first.
         for (what, why) in held {
             let reason = why.and_then(|Reason(why)| why());
             match pending.last_mut() {
@@ -76,15 +76,15 @@ impl Ready {
 }
 
 impl NotReady {
-    /// Sets the function that returns why this is not ready. Everybody who reaches the health port may read it, so it
-    /// names no address, user or object.
+    /// Sets the function that returns why this is not ready. Any client of the health port can read the reason, so it
+    /// must not name an address, user or object.
     #[must_use]
     pub fn because(self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.set_reason(reason);
         self
     }
 
-    /// Replaces the function that [`because`](Self::because) sets.
+    /// Replaces the function that [`because`](Self::because) has set.
     pub fn set_reason(&self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) {
         if let Some(held) = self.waiting.lock().held.get_mut(&(self.what.clone(), self.number)) {
             *held = Some(Reason(Arc::new(reason)));

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// A value that may be put in another's place while it is in use. Cloning shares it.
+/// A value that can be replaced while in use. Clones share it.
 ///
-/// Whoever does something in several steps takes the value once, so that all of them go by the same.
+/// Code that takes several steps gets the value once, so that all steps use the same one.
 #[derive(Debug)]
 pub struct Reloadable<T>(watch::Sender<Arc<T>>);
 
@@ -13,19 +13,19 @@ impl<T> Reloadable<T> {
         Self(watch::Sender::new(Arc::new(value)))
     }
 
-    /// The value as of now.
+    /// The current value.
     pub fn get(&self) -> Arc<T> {
         self.0.borrow().clone()
     }
 
-    /// Puts `value` in the place of what was there, for everybody who looks from now on.
+    /// Replaces the value for all later reads.
     pub fn set(&self, value: T) {
         self.0.send_replace(Arc::new(value));
     }
 
-    /// Completes when there is another value than `known`.
+    /// Completes when the value is not `known`.
     pub async fn replaced(&self, known: &Arc<T>) {
-        // An error would mean that the sender is gone, which is here.
+        // `self` holds the sender, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|value| !Arc::ptr_eq(value, known)).await;
     }
 }

@@ -8,33 +8,34 @@ use tokio::runtime::{Handle, RuntimeMetrics};
 
 use super::now_ns;
 
-/// Tells others whether runtimes still run their tasks. Each runtime [beats](Self::beat); whoever is on another thread
-/// asks for how long the one that has not for longest has been silent. Clones are the same pulse.
+/// Detects runtimes that no longer run their tasks. Each runtime [beats](Self::beat); a caller on another thread gets
+/// the longest silence of any of them. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct RuntimeHeartbeat(Arc<Mutex<Vec<Arc<Beats>>>>);
 
 /// The beats of one runtime.
 #[derive(Debug)]
 struct Beats {
-    /// When it has beaten last.
+    /// When it last beat.
     last: AtomicU64,
-    /// What the runtime says of itself, once it has beaten.
+    /// The runtime's metrics, once it has beaten.
     runtime: OnceLock<RuntimeMetrics>,
 }
 
-/// The time between two beats. It wakes the process, also one that has nothing to do.
+/// The interval between two beats. Each wakes the process, even an idle one.
 const EVERY: Duration = Duration::from_secs(5);
-/// A runtime that has been silent for longer will not come back: whatever blocks it, a deadlock or work without end,
-/// it serves nobody.
+/// The silence after which a runtime is considered lost: a deadlock or an endless loop blocks it, and it serves no
+/// requests.
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
 impl RuntimeHeartbeat {
-    /// A pulse of no runtime.
+    /// A heartbeat without runtimes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Beats on the runtime that runs the future, which counts from now on, also if that runtime never does.
+    /// Beats on the runtime that runs the future. The silence is measured from this call, even if that runtime never
+    /// runs the future.
     pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
         let beats = Arc::new(Beats { last: AtomicU64::new(now_ns()), runtime: OnceLock::new() });
         self.0.lock().push(beats.clone());
@@ -47,18 +48,18 @@ impl RuntimeHeartbeat {
         }
     }
 
-    /// How long one has been silent beyond the pause that is between two beats.
+    /// The longest silence of a runtime, beyond the interval between two beats.
     pub fn silent(&self) -> Duration {
         let last = self.0.lock().iter().map(|beats| beats.last.load(Ordering::Relaxed)).min();
         last.map_or(Duration::ZERO, |last| Duration::from_nanos(now_ns().saturating_sub(last)).saturating_sub(EVERY))
     }
 
-    /// How many tasks the runtimes have that have beaten.
+    /// The number of tasks on all runtimes that have beaten.
     pub fn tasks(&self) -> usize {
         self.0.lock().iter().filter_map(|beats| beats.runtime.get()).map(RuntimeMetrics::num_alive_tasks).sum()
     }
 
-    /// Whether one of them is given up.
+    /// Whether a runtime is considered lost.
     pub fn is_lost(&self) -> bool {
         self.silent() > SILENT_MAX
     }

@@ -5,36 +5,35 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-/// A semaphore for each holder, with the same number of places for each.
+/// A semaphore for each holder, all with the same number of permits.
 ///
-/// Shares that nobody uses are forgotten by and by; what is remembered is at most twice what is in use, or
-/// `KEPT_MAX`.
+/// Unused semaphores are removed over time; at most twice as many as are in use are kept, or `KEPT_MAX`.
 #[derive(Debug)]
 pub struct Shares<K> {
     places: usize,
-    /// With one lock: where threads meet is the semaphore of all. An admission by one, two and four threads at once
-    /// took 129, 265 and 547 ns with it, and 133, 279 and 829 ns with a map in parts (benches/README.md).
+    /// One lock suffices, because threads contend for the global semaphore instead. With one, two and four threads, an
+    /// admission took 129, 265 and 547 ns with it, and 133, 279 and 829 ns with a sharded map (benches/README.md).
     of: Mutex<Of<K>>,
 }
 
 #[derive(Debug)]
 struct Of<K> {
     shares: HashMap<K, Weak<Semaphore>>,
-    /// How many semaphores are remembered before the unused ones are forgotten.
+    /// The number of semaphores that are kept before the unused ones are removed.
     kept_max: usize,
 }
 
-/// This many semaphores are remembered whether or not they are used.
+/// The number of semaphores that are kept whether or not they are used.
 const KEPT_MAX: usize = 1_024;
 
 impl<K: Eq + Hash + Clone> Shares<K> {
-    /// Each holder gets so many `places`.
+    /// Gives each holder this many permits.
     pub fn new(places: usize) -> Self {
         let of = Of { shares: HashMap::new(), kept_max: KEPT_MAX };
         Self { places: places.min(Semaphore::MAX_PERMITS), of: Mutex::new(of) }
     }
 
-    /// The semaphore of one holder. It stays the same for as long as somebody has it, or a place of it.
+    /// The semaphore of one holder. It stays the same as long as it, or a permit of it, is held.
     pub fn of(&self, holder: &K) -> Arc<Semaphore> {
         let mut of = self.of.lock();
         if let Some(share) = of.shares.get(holder).and_then(Weak::upgrade) {

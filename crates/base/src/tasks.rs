@@ -14,35 +14,37 @@ use tokio::sync::watch;
 
 /// The owner of background tasks: each has a name, and all end with their owner.
 ///
-/// Cloning shares the owner. Everything long-lived is spawned here, so that nothing outlives shutdown unseen.
+/// Clones share the owner. Every long-lived task is spawned here, so that none outlives a shutdown unnoticed.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
-    /// Where tasks run that are not spread over cores; without, where they are spawned.
+    /// The runtime of tasks that are not spread over cores; `None` for the one on which they are spawned.
     home: Option<Handle>,
     cores: Cores,
     running: Arc<Mutex<Running>>,
-    /// The first task that has panicked although its owner cannot do without it.
+    /// The first critical task that has panicked.
     lost: watch::Sender<Option<&'static str>>,
 }
 
 #[derive(Debug, Default)]
 struct Running {
-    /// Handles that abort the tasks, once they are spawned. A task that waited for its end besides its work would look
-    /// at that each time that it is polled. In a map in parts a task came and went no sooner: one, two and four
-    /// threads took 108, 242 and 538 ns with this lock, and 126, 275 and 521 ns in parts (benches/README.md).
+    /// The abort handles of the tasks, once they are spawned. If a task also waited for a stop signal, it would check
+    /// that at each poll.
+    ///
+    /// A sharded map is no faster. With one, two and four threads, a task took 108, 242 and 538 ns with this lock, and
+    /// 126, 275 and 521 ns with shards (benches/README.md).
     handles: HashMap<u64, Option<AbortHandle>>,
     next: u64,
     are_stopped: bool,
 }
 
-/// Says so if it is dropped by a panic: the runtime catches that, and nobody else would hear of it.
+/// Reports a panic when dropped by one, because the runtime catches it and it would go unnoticed.
 struct Needed {
     name: &'static str,
     lost: watch::Sender<Option<&'static str>>,
 }
 
-/// Removes a task from the list when it ends, however it ends.
+/// Removes a task from the list when it ends in any way.
 struct Entry {
     running: Arc<Mutex<Running>>,
     number: u64,
@@ -53,23 +55,23 @@ impl Tasks {
         Self::default()
     }
 
-    /// An owner whose tasks run on the current runtime, wherever they are spawned, but for those that are
+    /// An owner whose tasks run on the current runtime, wherever they are spawned, except those that are
     /// [spread](Self::spread) over `cores`.
     pub fn beside(cores: Cores) -> Self {
         Self { home: Some(Handle::current()), cores, ..Self::default() }
     }
 
-    /// Runs `future` until it ends or the tasks are stopped, whichever is first.
+    /// Runs `future` until it ends or the tasks are stopped, whichever comes first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.spawn_at(None, name, future);
     }
 
-    /// Runs `future` like [`spawn`](Self::spawn), on the core that has the fewest such tasks if there are cores.
+    /// Runs `future` like [`spawn`](Self::spawn), on the core with the fewest such tasks if there are cores.
     pub fn spread(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.spawn_at(self.cores.place(), name, future);
     }
 
-    /// Runs a future of `make` on each core, and one where the others run.
+    /// Runs a future of `make` on each core, and one on the home runtime.
     pub fn spawn_on_each<F: Future<Output = ()> + Send + 'static>(&self, name: &'static str, make: impl Fn() -> F) {
         self.spawn(name, make());
         self.cores.each().for_each(|place| self.spawn_at(Some(place), name, make()));
@@ -81,7 +83,7 @@ impl Tasks {
         name: &'static str,
         future: impl Future<Output = ()> + Send + 'static,
     ) {
-        // Boxed once: a future that is moved into a block that awaits it takes its size twice.
+        // Boxed once: a future that is moved into a block that awaits it would take twice its size.
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
         let number = entry.number;
@@ -91,7 +93,7 @@ impl Tasks {
             future.await;
         };
         let work = work.instrument(tracing::debug_span!("task", name));
-        // Spawned without the lock: a runtime that shuts down drops the task at once.
+        // Spawned without the lock, because a runtime that shuts down drops the task at once.
         let task = match runtime {
             Some(runtime) => self.tracker.spawn_on(work, &runtime),
             None => self.tracker.spawn(work),
@@ -105,9 +107,9 @@ impl Tasks {
         }
     }
 
-    /// Runs a `future` that the owner cannot do without, as one that takes over renewed credentials: if it panics,
-    /// [`lost`](Self::lost) completes. Other tasks serve one connection or hold one resource, and others take their
-    /// place.
+    /// Runs a `future` that the owner depends on, such as one that reloads credentials: if it panics,
+    /// [`lost`](Self::lost) completes. Other tasks serve one connection or one resource, and are replaced by later
+    /// ones.
     pub fn spawn_needed(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         let needed = Needed { name, lost: self.lost.clone() };
         let future = Box::pin(future);
@@ -117,14 +119,14 @@ impl Tasks {
         });
     }
 
-    /// The name of the first task that was needed and has panicked, once there is one.
+    /// Completes with the name of the first critical task that has panicked.
     pub async fn lost(&self) -> &'static str {
         let mut lost = self.lost.subscribe();
-        // An error means that nobody can say it any more, and `self` could.
+        // `self` holds a sender, so waiting cannot fail.
         lost.wait_for(Option::is_some).await.ok().and_then(|name| *name).unwrap_or_default()
     }
 
-    /// Enters a task into the list; `None` once the tasks are stopped.
+    /// Adds a task to the list; returns `None` once the tasks are stopped.
     fn enter(&self) -> Option<Entry> {
         let mut running = self.running.lock();
         if running.are_stopped {
@@ -136,14 +138,14 @@ impl Tasks {
         Some(Entry { running: self.running.clone(), number })
     }
 
-    /// Waits at most `longest` for tasks that end by themselves, then stops the others.
+    /// Waits at most `longest` for tasks to end, then aborts the others.
     pub async fn finish(&self, longest: Duration) {
         self.tracker.close();
         let _ = timeout(longest, self.tracker.wait()).await;
         self.join().await;
     }
 
-    /// Stops every task and waits for the last one.
+    /// Aborts all tasks and waits for the last one.
     pub async fn join(&self) {
         let handles: Vec<_> = {
             let mut running = self.running.lock();
@@ -201,7 +203,7 @@ mod tests {
         tasks.join().await;
     }
 
-    /// Says when it is dropped.
+    /// Sends a message when it is dropped.
     struct Held(Option<oneshot::Sender<()>>);
 
     impl Drop for Held {

@@ -9,22 +9,23 @@ use std::thread::available_parallelism;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Gives turns at something that takes a processor: so many at a time, and to one holder after the other, however many
-/// of a holder's wait. Cloning shares.
+/// Grants turns for CPU-bound work: a limited number at a time, and round robin between holders, however many waiters
+/// one holder has. Clones share the queue.
 #[derive(Debug)]
 pub struct TurnQueue<K>(Arc<Mutex<Queue<K>>>);
 
-/// May be used now. The next one may be when it is dropped.
+/// The permission to work. Dropping it ends the turn.
 #[derive(Debug)]
 #[must_use = "it is over when it is dropped"]
 pub struct Turn<K: Clone + Eq + Hash> {
     turns: TurnQueue<K>,
     holder: K,
-    /// It was given to somebody else, or never had.
+    /// Whether the turn was passed on and not regained.
     is_lost: bool,
 }
 
-/// A place in the queue, until it is its turn. Left on drop, and so is a turn that came too late.
+/// A place in the queue that completes with a turn. Dropping it leaves the queue, and gives up a turn that was granted
+/// too late.
 #[derive(Debug)]
 pub struct TurnWait<K: Clone + Eq + Hash> {
     turns: TurnQueue<K>,
@@ -37,55 +38,56 @@ pub struct TurnWait<K: Clone + Eq + Hash> {
 struct Queue<K> {
     running: usize,
     running_max: usize,
-    /// Whether a holder has one turn at a time.
+    /// Whether a holder may have only one turn at a time.
     has_one: fn(&K) -> bool,
     waiting: usize,
     tickets: i64,
-    /// Holders who have a turn or wait.
+    /// Holders with a turn or a waiter.
     holders: HashMap<K, Line>,
-    /// Those with somebody who waits, the next one first.
+    /// Holders with waiters, the next one first.
     order: VecDeque<K>,
 }
 
 #[derive(Debug, Default)]
 struct Line {
     running: usize,
-    /// The next one first.
+    /// The waiters, the next one first.
     waiting: BTreeMap<i64, oneshot::Sender<()>>,
 }
 
-/// The end of a holder's own line that a place is taken at.
+/// The end of a holder's own line at which a waiter is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Back,
     Front,
 }
 
-/// How many may be at work at a time, so that others always find a core: half of the cores, and one at least.
+/// The number of turns at a time that leaves other work a free core: half of the cores, and at least one.
 pub fn half_of_the_cores() -> usize {
     available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
 }
 
 impl<K: Clone + Eq + Hash> TurnQueue<K> {
-    /// `has_one`: which holders have one turn at a time; the others may have all of them.
+    /// Creates a queue. `has_one` selects the holders that may have only one turn at a time; the others may have all of
+    /// them.
     pub fn new(at_a_time: usize, has_one: fn(&K) -> bool) -> Self {
         let (holders, order) = (HashMap::new(), VecDeque::new());
         let queue = Queue { running: 0, running_max: at_a_time, has_one, waiting: 0, tickets: 0, holders, order };
         Self(Arc::new(Mutex::new(queue)))
     }
 
-    /// Completes when it is the holder's turn.
+    /// Waits for a turn of the holder.
     pub fn wait(&self, holder: K) -> TurnWait<K> {
         self.enter(holder, End::Back)
     }
 
-    /// How many wait, of all and of one holder.
+    /// The number of waiters, in total and of one holder.
     pub fn waiting(&self, holder: &K) -> (usize, usize) {
         let queue = self.0.lock();
         (queue.waiting, queue.holders.get(holder).map_or(0, |line| line.waiting.len()))
     }
 
-    /// Whether nobody has a turn or waits, and nothing is kept.
+    /// Whether there are no turns and no waiters, and no state is kept.
     pub fn is_empty(&self) -> bool {
         let queue = self.0.lock();
         (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)
@@ -116,15 +118,15 @@ impl<K: Clone + Eq + Hash> TurnQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash + Unpin> Turn<K> {
-    /// Whether another holder waits that could have it.
+    /// Whether another holder waits that could get this turn.
     pub fn is_wanted(&self) -> bool {
         let queue = self.turns.0.lock();
         queue.order.iter().any(|waits| *waits != self.holder && queue.may_have(waits))
     }
 
-    /// Lets other holders have theirs, and completes when it is this one's again.
+    /// Passes the turn to other holders, and completes when this holder has one again.
     pub async fn pass_on(&mut self) {
-        // Behind those who wait, and only then given up.
+        // Queues first and then ends the turn, so that this holder comes after the waiting ones.
         let again = self.turns.enter(self.holder.clone(), End::Front);
         self.is_lost = true;
         self.turns.end(&self.holder);
@@ -147,7 +149,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         !(self.has_one)(holder) || self.holders.get(holder).is_some_and(|line| line.running == 0)
     }
 
-    /// Gives turns to those who are next.
+    /// Grants turns to the next waiters.
     fn call(&mut self) {
         let mut looked_at = 0;
         while self.running < self.running_max && looked_at < self.order.len() {
@@ -178,14 +180,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let Some(line) = self.holders.get_mut(holder) else { return };
         line.running -= 1;
         if !line.waiting.is_empty() {
-            // It has had its turn.
+            // The holder has had its turn, so it goes to the end.
             self.order.retain(|waits| waits != holder);
             self.order.push_back(holder.clone());
         }
         self.forget(holder);
     }
 
-    /// A place is left before it was called.
+    /// Removes a waiter that was not called yet.
     fn leave(&mut self, holder: &K, number: i64) {
         let Some(line) = self.holders.get_mut(holder) else { return };
         if line.waiting.remove(&number).is_none() {

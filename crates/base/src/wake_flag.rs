@@ -4,13 +4,12 @@ use std::task::{Context, Wake, Waker};
 
 use parking_lot::Mutex;
 
-/// A waker that also remembers that it was called. A task that waits for many things looks only at those that have
-/// called.
+/// A waker that also records that it was called. A task that waits for many events checks only those whose flag is set.
 #[derive(Debug)]
 pub struct WakeFlag {
     line: Arc<Line>,
     waker: Waker,
-    /// The waker that `line` has. It is mostly the same with each look, which then writes nothing.
+    /// A copy of the waker in `line`. It is usually unchanged, and then nothing is written.
     task: Waker,
 }
 
@@ -21,20 +20,20 @@ struct Line {
 }
 
 impl WakeFlag {
-    /// A flag that is set already, for nobody has looked yet.
+    /// Creates a flag that is set, so that the first check happens.
     pub fn rung() -> Self {
         let line = Line { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
         let line = Arc::new(line);
         Self { waker: line.clone().into(), line, task: Waker::noop().clone() }
     }
 
-    /// Whether it was set since the last look. From now on it wakes the task of `cx`.
+    /// Whether the flag was set since the last check; clears it. From now on it wakes the task of `cx`.
     pub fn has_rung(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.will_wake(cx.waker()) {
             self.task.clone_from(cx.waker());
             self.line.task.lock().clone_from(cx.waker());
         }
-        // It is mostly not set, and a read leaves the cache line to others.
+        // The flag is usually not set, and a read does not invalidate the cache line for other cores.
         self.line.rung.load(Ordering::Acquire) && self.line.rung.swap(false, Ordering::AcqRel)
     }
 
@@ -50,7 +49,7 @@ impl Wake for Line {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Set before the task is woken, for that looks at once.
+        // Set before the task is woken, because the task may check at once.
         self.rung.swap(true, Ordering::AcqRel);
         self.task.lock().wake_by_ref();
     }

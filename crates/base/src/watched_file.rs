@@ -13,11 +13,11 @@ use tokio::time::sleep;
 use super::metrics::Reloads;
 use tokio::sync::watch;
 
-/// A value that is read from files, and read again when they change. Cloning shares it.
+/// A value that is read from files, and reloaded when they change. Clones share it.
 ///
-/// Files are compared by content, so that a file that is written in place is noticed as well as a symbolic link that is
-/// turned elsewhere (as mounted Secrets are). If the files cannot be used (half of a file, a certificate whose key has
-/// not followed yet), that is logged and tried again, and the last good value stays.
+/// Files are compared by content, which detects both files that are rewritten in place and symbolic links that are
+/// redirected (as for mounted Secrets). If the files cannot be used, the failure is logged and the load is retried, and
+/// the last good value stays. Examples are half-written files, and certificates whose key has not been updated yet.
 pub struct WatchedFile<T> {
     value: watch::Receiver<Arc<T>>,
     /// `None` for a fixed value.
@@ -36,7 +36,7 @@ pub enum LoadError<E> {
 type List = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
 type Reader<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
-/// Where values come from.
+/// The source of the values.
 struct Origin<T> {
     /// A name for logs and metrics.
     what: &'static str,
@@ -50,17 +50,16 @@ struct Origin<T> {
 
 #[derive(Debug)]
 struct Known {
-    /// A hash of the files that the value was read from. The files themselves are not kept: there are private keys
-    /// among them.
+    /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
     fingerprint: u64,
-    /// Why the files as they are now cannot be used.
+    /// Why the current files cannot be used.
     trouble: Option<String>,
 }
 
-/// The largest file that is read: a bundle of some thousand certificates fits.
+/// The largest file that is read, in bytes: a bundle of some thousand certificates fits.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// How often files are looked at by default.
+/// The default interval between checks of the files.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 impl<T: Send + Sync + 'static> WatchedFile<T> {
@@ -73,7 +72,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         Self::load_listed(what, move || files.clone(), read)
     }
 
-    /// Reads files like [`load`](Self::load), where other files name them: the list is made anew at every look.
+    /// Reads files like [`load`](Self::load), if other files name them: the list is computed at every check.
     pub fn load_listed<E: Display>(
         what: &'static str,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
@@ -92,7 +91,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         Ok(Self { value, origin: Some(Arc::new(origin)) })
     }
 
-    /// Makes a value that no file can change.
+    /// Creates a value that never changes.
     pub fn fixed(value: T) -> Self {
         Self { value: watch::channel(Arc::new(value)).1, origin: None }
     }
@@ -110,12 +109,12 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         }
     }
 
-    /// Why the files cannot be used, as they were at the last look.
+    /// Why the files could not be used at the last check.
     pub fn trouble(&self) -> Option<String> {
         self.origin.as_ref()?.known.lock().trouble.clone()
     }
 
-    /// Looks at the files every so often, for ever. It is spawned once, whatever the number of clones.
+    /// Checks the files periodically, forever. It is spawned once, whatever the number of clones.
     pub async fn keep_up(self, every: Duration) {
         while self.origin.is_some() {
             sleep(every).await;
@@ -123,7 +122,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         }
     }
 
-    /// Looks at the files now, but not on a worker of the runtime: disks stall, and credential plugins take their time.
+    /// Checks the files now, on a blocking thread: disks may stall, and credential plugins take time.
     pub async fn look_again(&self) {
         let Some(origin) = self.origin.clone() else { return };
         if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
@@ -184,7 +183,7 @@ impl<T> Clone for WatchedFile<T> {
 }
 
 impl<T> fmt::Debug for WatchedFile<T> {
-    /// The value is not shown, for there are keys among the files.
+    /// Omits the value, because the files may include keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.origin.as_ref().map(|origin| origin.what);
         f.debug_struct("Reloaded").field("what", &what).finish_non_exhaustive()

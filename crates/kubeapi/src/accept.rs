@@ -1,4 +1,4 @@
-//! Content negotiation: what the apiserver would choose to write for an Accept header (R-ACCEPT-1 to R-ACCEPT-5).
+//! Content negotiation: the encoding that the apiserver would choose for an Accept header (R-ACCEPT-1 to R-ACCEPT-5).
 
 mod clauses;
 mod discovery;
@@ -10,7 +10,7 @@ use clauses::{ACCEPT_BYTES_MAX, CLAUSES_MAX, Clause, clauses, is_too_long};
 
 pub use discovery::discovery_accept;
 
-/// An encoding that the apiserver writes.
+/// An encoding that the apiserver supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediaType {
     Json,
@@ -30,7 +30,7 @@ impl MediaType {
         }
     }
 
-    /// The `Content-Type` of a response, to the byte: clients choose their decoder by it (R-TYPE-1).
+    /// The exact `Content-Type` of a response: clients choose their decoder by it (R-TYPE-1).
     pub fn content_type(self, watch: bool) -> &'static str {
         match self {
             Self::Protobuf if watch => "application/vnd.kubernetes.protobuf;stream=watch",
@@ -38,13 +38,13 @@ impl MediaType {
         }
     }
 
-    /// Whether a watch can be written in it.
+    /// Whether a watch can be encoded in it.
     fn streams(self) -> bool {
         self != Self::Yaml
     }
 }
 
-/// Another kind that an object may be asked for as.
+/// Another kind to which an object can be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Conversion {
     Table,
@@ -52,7 +52,7 @@ pub enum Conversion {
     PartialObjectMetadataList,
 }
 
-/// The version of `meta.k8s.io` a conversion is asked for in.
+/// The version of `meta.k8s.io` that a conversion requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MetaVersion {
     V1,
@@ -67,7 +67,7 @@ impl MetaVersion {
         }
     }
 
-    /// As an `apiVersion`.
+    /// The `apiVersion` of converted objects.
     pub fn group_version(self) -> &'static str {
         match self {
             Self::V1 => "meta.k8s.io/v1",
@@ -76,14 +76,14 @@ impl MetaVersion {
     }
 }
 
-/// The media types that an endpoint can write.
+/// The media types that an endpoint supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Offers {
-    /// Protobuf without conversion. Custom resources have none.
+    /// Whether protobuf is available without a conversion. Custom resources do not have it.
     protobuf: bool,
-    /// `as=`, `g=` and `v=`. Errors cannot be converted.
+    /// Whether `as=`, `g=` and `v=` are allowed. Errors cannot be converted.
     conversions: bool,
-    /// In which encodings, in the order of preference.
+    /// The encodings, in the order of preference.
     media: &'static [MediaType],
     watch: bool,
 }
@@ -93,29 +93,29 @@ impl Offers {
     pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
     /// Reads of a custom resource.
     pub const CUSTOM: Self = Self { protobuf: false, ..Self::BUILTIN };
-    /// A [`Status`](super::Status) sent as a response. Where nothing fits, the apiserver writes it as indented JSON,
+    /// A [`Status`](super::Status) sent as a response. If nothing fits, the apiserver sends it as indented JSON,
     /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
     pub const ERROR: Self = Self { conversions: false, ..Self::BUILTIN };
 
-    /// The same endpoint when the request is a watch.
+    /// The same endpoint for a watch request.
     #[must_use]
     pub fn watching(self) -> Self {
         Self { watch: true, ..self }
     }
 
-    /// The same endpoint of a server that writes nothing but JSON.
+    /// The same endpoint of a server that supports only JSON.
     #[must_use]
     pub fn in_json(self) -> Self {
         Self { media: &[MediaType::Json], ..self }
     }
 }
 
-/// The media type and representation that the apiserver would write.
+/// The media type and representation that the apiserver would choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
     /// The object itself.
     Plain(MediaType),
-    /// Another kind made from the object.
+    /// Another kind to which the object is converted.
     Converted { media: MediaType, target: Conversion, version: MetaVersion },
     /// No clause fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
     NotAcceptable,
@@ -124,7 +124,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// The encoding, unless the request is refused.
+    /// The encoding; `None` if the request is refused.
     pub fn media(self) -> Option<MediaType> {
         match self {
             Self::Plain(media) | Self::Converted { media, .. } => Some(media),
@@ -133,11 +133,11 @@ impl Choice {
     }
 }
 
-/// Checks that an Accept header is short enough to be read. The apiserver has no such limit, and sorts the clauses of
-/// any header before it knows the caller.
+/// Checks that an Accept header is short enough to be parsed. The apiserver has no such limit, and sorts the clauses of
+/// any header before it authenticates the caller.
 ///
 /// # Errors
-/// The header has more than 4 KiB or 64 clauses: a 400.
+/// 400 if the header has more than 4 KiB or 64 clauses.
 pub fn check_accept_length(accept: &str) -> Result<(), Status> {
     if is_too_long(accept) {
         let why = format!("the Accept header is too long: at most {ACCEPT_BYTES_MAX} bytes and {CLAUSES_MAX} clauses");
@@ -146,8 +146,8 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Layer (b) of the apiserver's negotiation, the one inside the handler. `accept` is the first Accept header's value;
-/// none and an empty one mean JSON.
+/// Layer (b) of the apiserver's negotiation, inside the handler. `accept` is the value of the first Accept header;
+/// `None` and an empty value mean JSON.
 pub fn negotiate(accept: Option<&str>, offers: Offers) -> Choice {
     match chosen(accept, offers) {
         None => Choice::NotAcceptable,
@@ -157,12 +157,12 @@ pub fn negotiate(accept: Option<&str>, offers: Offers) -> Choice {
     }
 }
 
-/// Layer (a), the router of built-in resources: some clause's bare media type must be a produced one or `*/*`. Stricter
-/// than [`negotiate`] about wildcards, `application/*` is none; blind to parameters. Custom resources have no such
-/// layer.
+/// Layer (a), the router of built-in resources: the bare media type of some clause must be a supported one or `*/*`. It
+/// is stricter than [`negotiate`] about wildcards, since `application/*` does not match, and ignores parameters. Custom
+/// resources have no such layer.
 pub fn router_accepts(accept: Option<&str>, offers: Offers) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
-    // A trailing comma opens no further clause, which makes no difference: the empty type is not produced.
+    // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.
     accept.split(',').any(|clause| {
         let bare = clause.split(';').next().unwrap_or_default().trim_matches(' ');
         bare == "*/*" || offers.media.iter().any(|media| media.as_str() == bare)
@@ -171,26 +171,26 @@ pub fn router_accepts(accept: Option<&str>, offers: Offers) -> bool {
 
 const CBOR: &str = "application/cbor";
 
-/// Whether a server that writes CBOR, which not every one does, would choose it: a clause that names it comes before
-/// those that fit anything else. A wildcard means another encoding first.
+/// Whether a server that supports CBOR, which is optional, would choose it: a clause that names it precedes those that
+/// fit any other encoding. For a wildcard, other encodings have precedence.
 pub fn prefers_cbor(accept: Option<&str>, offers: Offers) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
     let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| is_fitting(clause, *media, offers));
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
-/// Whether some clause asks for this kind, in whatever encoding: discovery is not negotiated like objects are.
+/// Whether some clause requests this kind, in any encoding: discovery is not negotiated like objects.
 pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
     let asked = [("as", kind), ("g", group), ("v", version)];
     let asks = |clause: &Clause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));
     clauses(accept.unwrap_or_default()).iter().any(asks)
 }
 
-/// How the user agents of people begin.
+/// The prefixes of interactive user agents.
 const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Whether JSON is to be indented (R-JSON-2): asked for by the chosen clause's `pretty=1`, else decided by the `pretty`
-/// parameter, else by a user agent that looks like a person's. Only for JSON, never for a watch.
+/// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`; otherwise the `pretty` parameter
+/// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
 pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: Offers) -> bool {
     if offers.watch {
         return false;
@@ -198,7 +198,7 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
     if chosen(accept, offers).is_some_and(|chosen| chosen.pretty) {
         return true;
     }
-    // The apiserver decodes the query only when it sees the word in it.
+    // The apiserver decodes the query only if it contains the word.
     match query.first("pretty").filter(|text| !text.is_empty() && query.raw().contains("pretty")) {
         Some(text) => matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True"),
         None => user_agent.is_some_and(|agent| PEOPLES_AGENTS.iter().any(|person| agent.starts_with(person))),
@@ -212,7 +212,7 @@ struct Chosen {
     pretty: bool,
 }
 
-/// The first pair of clause and encoding that fits, clauses before encodings.
+/// The first pair of clause and encoding that fits, ordered by clause and then by encoding.
 fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
         return Some(Chosen { media: MediaType::Json, conversion: None, pretty: false });
@@ -227,13 +227,13 @@ fn is_fitting(clause: &Clause<'_>, media: MediaType, offers: Offers) -> bool {
     clause.covers(media.as_str()) && fit(clause, media, offers).is_some()
 }
 
-/// The clause's parameters against one encoding; `None` when one of them is not acceptable, which skips the pair.
+/// Matches the clause's parameters with one encoding; `None` if one of them is not acceptable, which skips the pair.
 fn fit(clause: &Clause<'_>, media: MediaType, offers: Offers) -> Option<Chosen> {
     let given = |name| clause.parameter(name).filter(|value| !value.is_empty());
     if given("stream").is_some_and(|stream| stream != "watch" || !media.streams()) {
         return None;
     }
-    // `sv` names the version of meta.k8s.io; errors are written without one.
+    // `sv` names the version of meta.k8s.io; errors have no such version.
     if given("sv").is_some_and(|version| version != "v1" || !offers.conversions) {
         return None;
     }

@@ -1,22 +1,22 @@
 use super::RequestInfo;
 
-/// What authorization is asked about one request: the attributes of a `SubjectAccessReview` (R-AUTHZ-1).
+/// The attributes of a request that authorization depends on: those of a `SubjectAccessReview` (R-AUTHZ-1).
 ///
-/// Two requests with equal attributes get equal answers; nothing else may be shared between them.
+/// A decision may be shared only between requests with equal attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Access {
     pub verb: String,
     pub target: AccessTarget,
 }
 
-/// What is to be accessed.
+/// The target of an access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AccessTarget {
     Path(String),
     Resource(Box<ResourceTarget>),
 }
 
-/// A resource, with everything that a right may depend on.
+/// A resource, with all attributes that a permission may depend on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ResourceTarget {
     pub group: String,
@@ -27,7 +27,7 @@ pub struct ResourceTarget {
     pub namespace: String,
     /// Empty for all names.
     pub name: String,
-    /// As on the wire: upstream reads them, and ignores what it cannot read, as it does with the request's own.
+    /// The raw selectors: upstream parses them, and ignores invalid ones, like those of the request itself.
     pub field_selector: String,
     pub label_selector: String,
 }
@@ -61,7 +61,7 @@ impl Access {
         access
     }
 
-    /// Bytes of it that its caller has chosen.
+    /// The number of bytes that the caller has chosen.
     pub fn len_bytes(&self) -> usize {
         self.verb.len()
             + match &self.target {

@@ -1,29 +1,30 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-/// What selectors look at in one object, besides its key.
+/// The attributes of one object that selectors match, in addition to its key.
 ///
-/// A feed has one for each object, so all of it is one piece: a label as two strings of their own costs more for the
-/// strings than for what is in them.
+/// A feed stores one per object, so all of it is one allocation: separate strings for each label would cost more than
+/// their contents.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// Empty without any text. Otherwise, one behind the other:
-    /// - how many bytes a number has;
-    /// - as numbers: how many labels there are, how many texts, and where each text ends;
-    /// - the texts: labels sorted by key, each key with its value behind it, then fields.
+    /// Empty if there are no texts. Otherwise, in this order:
+    /// - the width of a number in bytes;
+    /// - numbers: the count of labels, the count of texts, and the end offset of each text;
+    /// - the texts: labels sorted by key, each key followed by its value, then fields.
     packed: Box<str>,
 }
 
-/// How many bytes a number has. Each has seven bits of it, so that it is a character as well. A wide number holds any
-/// text's length.
+/// The width of a number in bytes. Each byte holds seven bits, so that it is an ASCII character. A wide number holds
+/// the length of any text.
 const NARROW: usize = 2;
 const WIDE: usize = 5;
 const BITS: usize = 7;
 
 impl Attributes {
-    /// `labels` must be sorted by key, and keys unique. `fields` has one value for each entry of the resource's
-    /// [`FieldTable::fields`](super::FieldTable::fields), in that order. A field that the object lacks has its kind's
-    /// [absent text](super::FieldKind::absent_text), mostly `""`: the apiserver compares it so (R-FIELD-2).
+    /// Packs labels and fields. `labels` must be sorted by key, and keys unique. `fields` has one value for each entry
+    /// of the resource's [`FieldTable::fields`](super::FieldTable::fields), in that order. A field that the object
+    /// lacks has its kind's [absent text](super::FieldKind::absent_text), usually `""`: the apiserver compares it as
+    /// that (R-FIELD-2).
     pub fn new<L: AsRef<str>, F: AsRef<str>>(labels: &[(L, L)], fields: &[F]) -> Self {
         debug_assert!(labels.windows(2).all(|pair| pair[0].0.as_ref() < pair[1].0.as_ref()), "sorted, unique");
         let all = || {
@@ -50,7 +51,7 @@ impl Attributes {
         Self { packed: packed.into() }
     }
 
-    /// Sorted by key.
+    /// The labels, sorted by key.
     pub fn labels(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         (0..self.label_count()).map(|label| (self.text(2 * label), self.text(2 * label + 1)))
     }
@@ -60,7 +61,7 @@ impl Attributes {
         (2 * self.label_count()..self.text_count()).map(|text| self.text(text))
     }
 
-    /// The value of the field at a place in the table; `""` beyond its end.
+    /// The value of the field at a position in the table; `""` beyond its end.
     pub fn field(&self, position: usize) -> &str {
         self.text(2 * self.label_count() + position)
     }
@@ -78,7 +79,7 @@ impl Attributes {
         None
     }
 
-    /// Bytes that it holds besides itself.
+    /// The number of bytes on the heap.
     pub fn held_bytes(&self) -> usize {
         self.packed.len()
     }
@@ -91,7 +92,7 @@ impl Attributes {
         self.number(1)
     }
 
-    /// `""` beyond the last text.
+    /// The text at a position; `""` beyond the last one.
     #[inline]
     fn text(&self, at: usize) -> &str {
         let count = self.text_count();
@@ -104,12 +105,12 @@ impl Attributes {
         self.packed.get(texts + start..texts + self.number(at + 2)).unwrap_or_default()
     }
 
-    /// One of the numbers; 0 without any text.
+    /// The number at a position; 0 if there are no texts.
     #[inline]
     fn number(&self, at: usize) -> usize {
         let digits = |digits: &[u8]| digits.iter().fold(0, |number, digit| number << BITS | usize::from(*digit));
         match self.packed.as_bytes() {
-            // By far the most; a length that is known is no loop.
+            // The common case; a constant width needs no loop.
             [width, rest @ ..] if usize::from(*width) == NARROW => {
                 rest.get(NARROW * at..).and_then(|rest| rest.first_chunk::<NARROW>()).map_or(0, |all| digits(all))
             }
@@ -119,7 +120,7 @@ impl Attributes {
     }
 }
 
-/// The lowest bits of a number as a character of one byte.
+/// The lowest seven bits of a number as an ASCII character.
 fn ascii(number: usize) -> char {
     char::from(u8::try_from(number % (1 << BITS)).expect("seven bits"))
 }

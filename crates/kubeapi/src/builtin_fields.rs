@@ -1,18 +1,17 @@
-//! The field tables of the API: which selectors each resource understands (R-FIELD-5).
+//! The field tables of the API: the selectors that each resource supports (R-FIELD-5).
 //!
-//! Two sources meet here. Accepted keys are those of `AddFieldLabelConversionFunc` in kubernetes/kubernetes
-//! `pkg/apis/*/*/conversion.go`; values are those of `ToSelectableFields` and its like in
-//! `pkg/registry/*/*/strategy.go`, expressed as the places where the served object carries them. Field numbers are from
-//! k8s.io/api `*/generated.proto`. A table has the keys that all minors of the matrix accept
-//! (`tests/conformance/lists.rs`); a selector with another key, such as `spec.pool.name` of resource slices from 1.37
-//! on, passes through.
+//! The tables combine two sources. Accepted keys come from `AddFieldLabelConversionFunc` in kubernetes/kubernetes
+//! `pkg/apis/*/*/conversion.go`. Values come from `ToSelectableFields` and similar functions in
+//! `pkg/registry/*/*/strategy.go`, as paths in the served object. Field numbers are from k8s.io/api
+//! `*/generated.proto`. A table has the keys that all minors of the matrix accept (`tests/conformance/lists.rs`).
+//! Requests with another key, such as `spec.pool.name` of resource slices since 1.37, are passed through.
 
 use super::{FieldKind, FieldRule, FieldTable, Gvr};
 
-/// One place of a value: the JSON path, dotted, and the protobuf field numbers along it.
+/// One path of a value: the dotted JSON path, and the protobuf field numbers along it.
 type Place = (&'static str, &'static [u32]);
 
-/// A selector key, how its value becomes text, and where the value is, in order of preference.
+/// A selector key, the conversion of its value to text, and the paths of the value, in order of preference.
 type Row = (&'static str, FieldKind, &'static [Place]);
 
 use FieldKind::{Bool, Integer, Text};
@@ -47,7 +46,7 @@ const CORE_EVENT: &[Row] = &[
     ("source", Text, &[("source.component", &[5, 1]), ("reportingComponent", &[14])]),
     ("type", Text, &[("type", &[9])]),
 ];
-/// The server maps these keys onto the core ones; the values are the same, under this version's own names.
+/// The server maps these keys to the core ones; the values are the same, under this version's own names.
 const EVENT: &[Row] = &[
     ("regarding.kind", Text, &[("regarding.kind", &[8, 1])]),
     ("regarding.namespace", Text, &[("regarding.namespace", &[8, 2])]),
@@ -71,11 +70,11 @@ const RESOURCE_SLICE: &[Row] =
     &[("spec.nodeName", Text, &[("spec.nodeName", &[2, 3])]), ("spec.driver", Text, &[("spec.driver", &[2, 1])])];
 
 impl FieldTable {
-    /// The table of a resource that the apiserver itself defines (R-FIELD-5). A resource that is not listed there has
-    /// the default one, which knows its name and namespace only.
+    /// The table of a resource that the apiserver itself defines (R-FIELD-5). Resources without an entry get the
+    /// default table, which has only name and namespace.
     ///
-    /// `namespaced` does not change any of them: the default table accepts `metadata.namespace` on cluster-scoped
-    /// resources too (it compares as `""`), and the listed ones accept it or not for reasons of their own.
+    /// `namespaced` does not change any of them. The default table accepts `metadata.namespace` on cluster-scoped
+    /// resources too (it compares as `""`), and each listed table states whether it accepts it.
     pub fn of_builtin(gvr: &Gvr, _namespaced: bool) -> Self {
         let group_resource = (&*gvr.group, &*gvr.resource);
         let (rows, namespace_key) = match group_resource {
@@ -97,16 +96,16 @@ impl FieldTable {
         let mut table =
             Self { fields: rows.iter().map(field).collect(), aliases: Vec::new(), absent: Vec::new(), namespace_key };
         if group_resource == ("", "pods") {
-            // Clients of Kubernetes 1.0 still say spec.host; status.podIPs is accepted and never filled in.
+            // Clients of Kubernetes 1.0 use spec.host; status.podIPs is accepted and always empty.
             table.aliases.push(("spec.host".to_owned(), "spec.nodeName".to_owned()));
             table.absent.push("status.podIPs".to_owned());
         }
         table
     }
 
-    /// The table of a custom resource (R-FIELD-6): `selectable_json_paths` are the `selectableFields[].jsonPath` of the
-    /// version in the request, as its definition spells them (`.spec.color`). The apiserver admits no array or quoted
-    /// steps in them, so every `.` separates two steps.
+    /// The table of a custom resource (R-FIELD-6). `selectable_json_paths` are the `selectableFields[].jsonPath` of the
+    /// requested version, as in its definition (`.spec.color`). The apiserver allows no array or quoted steps in them,
+    /// so every `.` separates two steps.
     pub fn of_custom(selectable_json_paths: &[String], namespaced: bool) -> Self {
         let fields = selectable_json_paths.iter().map(|path| {
             let key = path.strip_prefix('.').unwrap_or(path).to_owned();

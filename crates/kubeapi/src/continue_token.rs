@@ -1,5 +1,5 @@
-//! Continue tokens in the apiserver's own format, so that a page begun here can be continued there and the other way
-//! round (R-CONTINUE-1).
+//! Continue tokens in the apiserver's own format, so that a list begun at the proxy can continue at the apiserver and
+//! vice versa (R-CONTINUE-1).
 
 #[cfg(test)]
 mod tests;
@@ -14,20 +14,20 @@ use std::collections::BTreeMap;
 
 const VERSION: &str = "meta.k8s.io/v1";
 
-/// Which version the next page shows.
+/// The version of the next page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContinueAt {
     /// The version of the first page.
     Version(ResourceVersion),
-    /// Whatever is current (`rv: -1`): the way on after a token expired, at the price of a consistent list.
+    /// The current version (`rv: -1`): continues after a token expired, at the price of consistency between pages.
     Latest,
 }
 
-/// What upstream reads the pages of a list from. It shows in its tokens, and in nothing else: either kind is continued
-/// by whoever gets it.
+/// The store from which upstream reads the pages of a list. It affects only the spelling of tokens: servers accept
+/// both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PageStore {
-    /// etcd: keys begin behind the collection's slash.
+    /// etcd: keys start after the slash that ends the collection's prefix.
     #[default]
     FromStorage,
     /// The watch cache: keys begin with that slash.
@@ -35,21 +35,21 @@ pub enum PageStore {
 }
 
 impl PageStore {
-    /// As a server of release `1.minor` does it, for resources with a watch cache: since 1.34 it keeps snapshots of it
-    /// for pages (KEP-4988).
+    /// The store in a server of release `1.minor`. Since 1.34, servers keep snapshots of their watch caches for pages
+    /// (KEP-4988).
     pub fn of_release(minor: Option<u32>, has_watch_cache: bool) -> Self {
         const FROM_CACHE_SINCE: u32 = 34;
         if has_watch_cache && minor >= Some(FROM_CACHE_SINCE) { Self::FromCache } else { Self::FromStorage }
     }
 }
 
-/// Where a list goes on.
+/// A position in a paginated list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContinueToken {
     pub at: ContinueAt,
     /// The first key that may be returned, relative to the request's collection: `NAME` in one namespace or at cluster
-    /// scope, `NS/NAME` across namespaces. Usually the last returned key and a NUL byte, its direct successor in byte
-    /// order. Compare as strings.
+    /// scope, `NS/NAME` across namespaces. Usually it is the last returned key and a NUL byte, its direct successor in
+    /// byte order. Compare as strings.
     pub start: String,
 }
 
@@ -59,20 +59,20 @@ pub struct ContinueToken {
 pub struct ContinueError(String);
 
 impl ContinueToken {
-    /// The token behind `last`. `in_namespace` tells whether the request's collection is one namespace, so that keys
-    /// are relative to it.
+    /// The token for the page after `last`. `in_namespace` states whether the request's collection is one namespace, so
+    /// that keys are relative to it.
     pub fn after(at: ContinueAt, last: &ObjectKey, in_namespace: bool) -> Self {
         let relative = if in_namespace { last.name() } else { last.as_str() };
         Self { at, start: format!("{relative}\0") }
     }
 
-    /// The same place at the current version: what an expired token's answer offers.
+    /// The same position at the current version, as the 410 for an expired token offers it.
     #[must_use]
     pub fn at_latest(&self) -> Self {
         Self { at: ContinueAt::Latest, start: self.start.clone() }
     }
 
-    /// base64url without padding, of JSON in the apiserver's member order.
+    /// Encodes the token as base64url without padding, of JSON in the apiserver's member order.
     pub fn encode(&self, pages: PageStore) -> String {
         let version = match self.at {
             ContinueAt::Version(version) => version.to_string(),
@@ -80,13 +80,14 @@ impl ContinueToken {
         };
         let start = match pages {
             PageStore::FromStorage if !self.start.is_empty() => json_string(&self.start),
-            // The collection's first key is never told as none, which nobody reads.
+            // An empty key, which no server accepts, is written as a slash.
             PageStore::FromStorage | PageStore::FromCache => json_string(&format!("/{}", self.start)),
         };
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }
 
-    /// False when only upstream has the words for what is wrong with a token: JSON that is broken in its middle.
+    /// Returns false if the error text depends on Go's parser: for JSON that is malformed in the middle, which only
+    /// upstream can report exactly.
     pub fn is_legible(token: &str) -> bool {
         let Ok(json) = unbase64(token) else { return true };
         let first = json.iter().find(|byte| !byte.is_ascii_whitespace());
@@ -95,10 +96,10 @@ impl ContinueToken {
         !begins || serde_json::from_slice::<&RawValue>(&json).map_or_else(|error| error.is_eof(), |_| true)
     }
 
-    /// Reads a token of ours or the apiserver's, of either kind.
+    /// Decodes a token of the proxy or the apiserver, in either spelling.
     ///
     /// # Errors
-    /// The apiserver's words. For JSON that is broken in its middle only their beginning is the same.
+    /// The apiserver's text. For JSON that is malformed in the middle, only the beginning is the same.
     pub fn decode(token: &str) -> Result<Self, ContinueError> {
         let Fields { version, revision, start } = Fields::read(&unbase64(token).map_err(ContinueError)?)?;
         let refused = |why: String| Err(ContinueError(why));
@@ -139,7 +140,7 @@ impl Fields {
             _ => return Err(mismatch(document, "Go value", "storage.continueToken")),
         };
         for (name, value) in members {
-            // Go matches member names in any case.
+            // Go matches member names case-insensitively.
             match name.to_ascii_lowercase().as_str() {
                 "v" => set(&mut fields.version, value, "v", "string")?,
                 "rv" => set(&mut fields.revision, value, "rv", "int64")?,
@@ -151,7 +152,7 @@ impl Fields {
     }
 }
 
-/// Reads one member; `null` leaves it as it is.
+/// Parses one member; `null` leaves it unchanged.
 fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type: &str) -> Result<(), ContinueError> {
     if value.get() == "null" {
         return Ok(());
@@ -174,7 +175,7 @@ fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
     ContinueError(format!("json: cannot unmarshal {kind} into {place} of type {go_type}"))
 }
 
-/// The text of Go's `json.SyntaxError`, as far as it can be told from the character alone.
+/// The text of Go's `json.SyntaxError`, as far as it follows from the character alone.
 fn syntax_error(json: &[u8], error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -188,8 +189,8 @@ fn syntax_error(json: &[u8], error: &serde_json::Error) -> String {
     format!("invalid character {quoted} looking for beginning of value")
 }
 
-/// Go's lenient base64url: line breaks are skipped, leftover bits ignored. The error names the first byte that does not
-/// fit, counted with the line breaks.
+/// Decodes base64url as leniently as Go: line breaks are skipped, leftover bits ignored. The error names the position
+/// of the first invalid byte, counting line breaks.
 fn unbase64(text: &str) -> Result<Vec<u8>, String> {
     let corrupt = |at: usize| format!("illegal base64 data at input byte {at}");
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
@@ -212,11 +213,11 @@ fn unbase64(text: &str) -> Result<Vec<u8>, String> {
             bits &= (1 << n_bits) - 1;
         }
     }
-    // A lone last character carries no whole byte.
+    // A single remaining character holds no complete byte.
     if n_bits == 6 { Err(corrupt(text.len() - 1)) } else { Ok(bytes) }
 }
 
-/// Whether Go's `path.Clean` would leave `/` and `relative` as they are. What it would change could leave the
+/// Whether Go's `path.Clean` leaves `/` and `relative` unchanged. A path that it would change could leave the
 /// collection.
 fn is_clean(relative: &str) -> bool {
     relative.is_empty() || relative.split('/').all(|step| !matches!(step, "" | "." | ".."))

@@ -1,7 +1,7 @@
 use std::fmt;
 
-/// The type of a watch event, in the order of the API's definition. Spelled in upper case on the wire: client-go aborts
-/// a stream on any other string (R-EVENT-1).
+/// The type of a watch event, in the order of the API's definition. It is upper case on the wire: client-go aborts a
+/// stream on any other string (R-EVENT-1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EventType {
     Added,

@@ -13,9 +13,9 @@ use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 pub const NAME_KEY: &str = "metadata.name";
 const NAMESPACE_KEY: &str = "metadata.namespace";
 
-/// A field selector as the client wrote it: its grammar is checked, its keys are not (R-FIELD-1).
+/// A field selector as the client sent it: its syntax is checked, its keys are not (R-FIELD-1).
 ///
-/// Authorization sees this form; storage sees the [`FieldMatcher`] made of it (R-FIELD-7).
+/// Authorization uses this form; storage uses the [`FieldMatcher`] that is compiled from it (R-FIELD-7).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSelector {
     /// In the order of the terms' texts, which is the apiserver's order.
@@ -31,8 +31,10 @@ struct Term {
 }
 
 impl FieldSelector {
+    /// Parses a field selector.
+    ///
     /// # Errors
-    /// The text of the 400 that the apiserver would answer; also for a text over
+    /// The text of the apiserver's 400, or an error if the text exceeds
     /// [`SELECTOR_BYTES_MAX`](super::SELECTOR_BYTES_MAX).
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         SelectorError::check_length("fieldSelector", text)?;
@@ -46,7 +48,7 @@ impl FieldSelector {
             };
             terms.push(Term { key: key.into(), value: unescape(value)?.into(), negated });
         }
-        // Go drops a term whose key and value are both empty (`=`) when it copies a selector.
+        // Go drops a term with an empty key and an empty value (`=`) when it copies a selector.
         terms.retain(|term| !(term.key.is_empty() && term.value.is_empty()));
         Ok(Self { terms: terms.into() })
     }
@@ -55,13 +57,13 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
-    /// The value that the first `=` term on `key` asks for, `key` being compared as written. `RequestInfo` takes the
+    /// The value that the first `=` term on `key` requires; `key` is compared as written. `RequestInfo` takes the
     /// object's name from here (R-PATH-3).
     pub fn requires_exact(&self, key: &str) -> Option<&str> {
         self.terms.iter().find(|term| !term.negated && &*term.key == key).map(|term| &*term.value)
     }
 
-    /// Resolves the keys against one resource's fields.
+    /// Resolves the keys with one resource's fields.
     ///
     /// # Errors
     /// A key that the table does not have. Upstream, which may be of a later release, decides about it.
@@ -76,13 +78,13 @@ impl FieldSelector {
     }
 }
 
-/// A field selector that knows where its values are: conditions that must all hold, each once. Cloning shares.
+/// A compiled field selector: conditions that must all hold, without duplicates. Clones share the data.
 #[derive(Debug, Clone, Default)]
 pub struct FieldMatcher {
     conditions: Arc<[Condition]>,
-    /// The conditions as they are matched.
+    /// The conditions in the form that is matched.
     wants: FieldWants,
-    /// Places of the first conditions that ask for a name and for a namespace.
+    /// The positions of the first conditions that require a name and a namespace.
     name: Option<usize>,
     namespace: Option<usize>,
 }
@@ -96,14 +98,14 @@ struct Condition {
     negated: bool,
 }
 
-/// Where a condition's value comes from.
+/// The source of a condition's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Subject {
     Name,
     Namespace,
-    /// A place in the [`FieldTable`].
+    /// A position in the [`FieldTable`].
     Field(usize),
-    /// No object has it: always `""`.
+    /// A field that no object has: always `""`.
     Absent,
 }
 
@@ -129,12 +131,13 @@ impl FieldMatcher {
         Self { wants: FieldWants::of(&conditions), conditions: conditions.into(), name, namespace }
     }
 
-    /// `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond its end reads as `""`.
+    /// Whether an object matches. `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond
+    /// its end reads as `""`.
     pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
         self.wants.match_all(key, attributes)
     }
 
-    /// Whether an object's key alone decides if it matches, among objects that all have this value in this field.
+    /// Whether the key alone decides if an object matches, among objects that all have the value `given` in that field.
     pub fn goes_by_key(&self, given: Option<(&str, &str)>) -> bool {
         self.conditions.iter().all(|condition| match condition.subject {
             Subject::Name | Subject::Namespace | Subject::Absent => true,
@@ -142,39 +145,39 @@ impl FieldMatcher {
         })
     }
 
-    /// Conditions contradict each other: no object matches.
+    /// Whether the conditions contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
         self.wants.are_impossible()
     }
 
-    /// Texts that [`matches`](Self::matches) compares at most.
+    /// The maximum number of texts that [`matches`](Self::matches) compares.
     pub fn comparisons(&self) -> usize {
         self.wants.comparisons()
     }
 
-    /// About what it holds in memory besides itself.
+    /// The approximate number of bytes on the heap.
     pub fn held_bytes(&self) -> usize {
         let texts = self.conditions.iter().map(|condition| condition.key.len() + condition.value.len());
         texts.map(|len| 2 * (size_of::<Condition>() + len)).sum()
     }
 
-    /// No condition at all: matches everything.
+    /// Whether there are no conditions, so that everything matches.
     pub fn is_empty(&self) -> bool {
         self.conditions.is_empty()
     }
 
-    /// The one name an object must have. Such a list is a read of one key (R-LIST-2).
+    /// The only name that a matching object can have. A list with such a selector is a read of one key (R-LIST-2).
     pub fn required_name(&self) -> Option<&str> {
         self.name.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
 
-    /// The one namespace an object must be in.
+    /// The only namespace in which a matching object can be.
     pub fn required_namespace(&self) -> Option<&str> {
         self.namespace.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
 
-    /// The value that the first `=` condition on `key` asks for. `key` is the converted one: ask for `spec.nodeName`
-    /// and `spec.host=n` answers too.
+    /// The value that the first `=` condition on `key` requires. `key` is the converted one: `spec.nodeName` also finds
+    /// `spec.host=n`.
     pub fn required_field(&self, key: &str) -> Option<&str> {
         self.conditions
             .iter()
@@ -182,7 +185,7 @@ impl FieldMatcher {
             .map(|condition| &*condition.value)
     }
 
-    /// The `=` conditions on fields of the table: key, place in [`Attributes`], value.
+    /// The `=` conditions on fields of the table: key, position in [`Attributes`], value.
     pub fn required_fields(&self) -> impl Iterator<Item = (&str, usize, &str)> {
         self.conditions.iter().filter(|condition| !condition.negated).filter_map(|condition| match condition.subject {
             Subject::Field(position) => Some((&*condition.key, position, &*condition.value)),
@@ -190,11 +193,11 @@ impl FieldMatcher {
         })
     }
 
-    /// Joins the selector with the name in the request's path or in `RequestInfo`: an empty selector becomes that name,
-    /// any other must already require exactly it (R-FIELD-3).
+    /// Combines the selector with the name in the request's path or in `RequestInfo`. An empty selector then requires
+    /// that name; any other must already require exactly it (R-FIELD-3).
     ///
     /// # Errors
-    /// The text of the apiserver's 400 when the two disagree.
+    /// The text of the apiserver's 400 if the two disagree.
     pub fn narrowed_to(self, name: &str) -> Result<Self, SelectorError> {
         if self.is_empty() {
             let key = NAME_KEY.into();
@@ -222,7 +225,7 @@ impl Hash for FieldMatcher {
     }
 }
 
-/// Cuts at every comma that no backslash escapes. Escapes stay in the parts.
+/// Splits at every comma without a backslash before it. The parts keep their escapes.
 fn split_terms(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut start = 0;
@@ -242,7 +245,8 @@ fn split_terms(text: &str) -> Vec<&str> {
     parts
 }
 
-/// Key, raw value and whether the operator is `!=`; cut at the first operator, of which the longer wins.
+/// The key, the raw value, and whether the operator is `!=`. Splits at the first operator; of two that match, the
+/// longer one applies.
 fn split_term(term: &str) -> Option<(&str, &str, bool)> {
     for (at, byte) in term.bytes().enumerate() {
         let rest = &term.as_bytes()[at..];
@@ -257,7 +261,7 @@ fn split_term(term: &str) -> Option<(&str, &str, bool)> {
     None
 }
 
-/// Undoes `\\`, `\,` and `\=`; nothing else may be escaped, and bare `,` and `=` may not occur.
+/// Resolves `\\`, `\,` and `\=`. Other escapes, and unescaped `,` and `=`, are errors.
 fn unescape(value: &str) -> Result<String, SelectorError> {
     let invalid = |why: String| Err(SelectorError::Invalid(format!("invalid field selector: {why}")));
     let mut plain = String::with_capacity(value.len());

@@ -1,8 +1,8 @@
 use std::fmt;
 
-/// One term of a field selector as a query carries it: the selector's own escapes first, then the URL's.
+/// One term of a field selector as part of a query: with the selector's own escapes, then URL-escaped.
 ///
-/// What is read back from a query is a [`FieldSelector`](super::FieldSelector).
+/// The parsed form of a query's selector is [`FieldSelector`](super::FieldSelector).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldTerm<'a> {
     key: &'a str,
@@ -27,7 +27,7 @@ impl fmt::Display for FieldTerm<'_> {
         let Self { key, operator, value } = *self;
         f.write_str(key)?;
         f.write_str(operator)?;
-        // Names of RBAC objects may hold almost anything.
+        // Names of RBAC objects may contain almost any character.
         for byte in value.bytes() {
             if matches!(byte, b'\\' | b',' | b'=') {
                 f.write_str("%5C")?;

@@ -4,11 +4,11 @@ use std::sync::{Arc, LazyLock};
 
 use super::User;
 
-/// Who pays for what is under way: a user by name and UID, whatever it has shown of itself; or the pods of a service
-/// account on one node.
+/// The client to which the cost of requests is attributed. It is a user by name and UID, with any credential, or the
+/// pods of a service account on one node.
 ///
-/// Limits go by this and not by credentials: one account has as many tokens as it asks for, and one token several
-/// spellings.
+/// Limits apply per flow distinguisher and not per credential, because one account can obtain any number of tokens, and
+/// one token has several spellings.
 #[derive(Clone)]
 pub struct FlowDistinguisher(Arc<Account>);
 
@@ -20,8 +20,8 @@ struct Account {
     node: Option<String>,
 }
 
-/// What the apiserver says of a token that is for a pod (KEP-4193). Whoever may ask for tokens can have some that name
-/// any node, but those name no pod.
+/// The extra fields in which the apiserver identifies a token bound to a pod (KEP-4193). A client that may request
+/// tokens can obtain some that name any node, but those name no pod.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccount:";
@@ -31,15 +31,15 @@ impl FlowDistinguisher {
         Self(Arc::new(Account::of(user, None)))
     }
 
-    /// The same, but that the pods of a service account pay node by node: the agents of a daemon set are one user, and
-    /// none of them is to live on what the others leave.
+    /// Like [`of`](Self::of), but distinguishes the pods of a service account by node. The agents of a daemon set are
+    /// one user, and must not compete for one share.
     pub fn on_its_node(user: &User) -> Self {
         let said = |key: &str| user.extra.get(key).and_then(|values| values.first());
         let node = said(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && said(POD_NAME).is_some());
         Self(Arc::new(Account::of(user, node.cloned())))
     }
 
-    /// A number that is hardly another payer's in this process.
+    /// A number that is almost certainly unique in this process.
     pub fn number(&self) -> u64 {
         self.0.number
     }

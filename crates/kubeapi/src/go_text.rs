@@ -1,9 +1,9 @@
-//! Go's spelling of strings, numbers and errors, so that our error texts are the apiserver's, byte for byte.
+//! Go's spelling of strings, numbers and errors, so that error texts equal the apiserver's, byte for byte.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-/// `text` as Go's `%q` prints it: double quotes, Go escapes, non-printable characters as `\x`, `\u` or `\U`.
+/// Formats `text` as Go's `%q` does: double quotes, Go escapes, non-printable characters as `\x`, `\u` or `\U`.
 pub fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -26,14 +26,14 @@ pub fn quote(text: &str) -> String {
     quoted
 }
 
-/// `text` as a JSON string the way Go's `encoding/json` writes it: see [`escape_json`].
+/// Formats `text` as a JSON string as Go's `encoding/json` does: see [`escape_json`].
 pub(super) fn json_string(text: &str) -> String {
     escape_json(&serde_json::Value::from(text).to_string())
 }
 
-/// Escapes, in a finished JSON document, the characters that Go's `encoding/json` never writes raw.
+/// Escapes, in a complete JSON document, the characters that Go's `encoding/json` never writes unescaped.
 ///
-/// Outside strings none of them can occur, so the whole document may be treated alike.
+/// None of them can occur outside strings, so the whole document is processed uniformly.
 pub(super) fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
@@ -49,13 +49,12 @@ pub(super) fn escape_json(json: &str) -> String {
     escaped
 }
 
-/// The apiserver's `sanitizer`: keeps a message from being read as HTML; quotes stay.
+/// The apiserver's `sanitizer`: prevents a message from being interpreted as HTML; quotes are kept.
 pub(super) fn escape_html(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Several errors in one text, as apimachinery's aggregate prints them: `a`, or `[a, b]`; repeated texts once. `None`
-/// for no error.
+/// Joins errors as apimachinery's aggregate does: `a`, or `[a, b]`, without duplicates. `None` if there are no errors.
 pub(super) fn aggregate(errors: &[String]) -> Option<String> {
     let mut seen = HashSet::with_capacity(errors.len());
     let distinct: Vec<&str> = errors.iter().map(String::as_str).filter(|error| seen.insert(*error)).collect();
@@ -66,7 +65,7 @@ pub(super) fn aggregate(errors: &[String]) -> Option<String> {
     }
 }
 
-/// Go's `strconv.ParseInt(text, 10, 64)`, with its error's text.
+/// Go's `strconv.ParseInt(text, 10, 64)`, with its error texts.
 pub(super) fn parse_int(text: &str) -> Result<i64, String> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'+') => (false, &text[1..]),
@@ -79,7 +78,7 @@ pub(super) fn parse_int(text: &str) -> Result<i64, String> {
         .map_err(|why| format!("strconv.ParseInt: parsing {}: {why}", quote(text)))
 }
 
-/// Go's `strconv.ParseUint(text, 10, 64)`, with its error's text.
+/// Go's `strconv.ParseUint(text, 10, 64)`, with its error texts.
 pub(super) fn parse_uint(text: &str) -> Result<u64, String> {
     magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
 }
@@ -87,7 +86,7 @@ pub(super) fn parse_uint(text: &str) -> Result<u64, String> {
 const INVALID_SYNTAX: &str = "invalid syntax";
 const OUT_OF_RANGE: &str = "value out of range";
 
-/// Digits as a number. Reads from the left, so whether junk or overflow is reported depends on which comes first.
+/// Parses digits from the left, so the first problem, an invalid character or an overflow, is the one reported.
 fn magnitude(digits: &str) -> Result<u64, &'static str> {
     if digits.is_empty() {
         return Err(INVALID_SYNTAX);
@@ -100,8 +99,8 @@ fn magnitude(digits: &str) -> Result<u64, &'static str> {
 
 /// Go's `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space.
 ///
-/// The standard library keeps the same table for `escape_debug`, which must see the character behind another one: at
-/// the start of a string it also escapes combining marks, which Go prints.
+/// The standard library uses the same table for `escape_debug`. The character is tested after another one, because at
+/// the start of a string `escape_debug` also escapes combining marks, which Go prints.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return matches!(c, ' '..='~');
@@ -180,8 +179,8 @@ mod tests {
         assert_eq!(told(&["a"]).as_deref(), Some("a"));
         assert_eq!(told(&["a", "a"]).as_deref(), Some("a"));
         assert_eq!(told(&["a", "b", "a"]).as_deref(), Some("[a, b]"));
-        // A selector of 16 KiB has thousands of them, and is read before its sender is known: the time that this takes
-        // must not grow with their square.
+        // A selector of 16 KiB can have thousands of errors, and is parsed before its sender is authenticated, so the
+        // time must not grow quadratically.
         let many: Vec<_> = (0..300_000).map(|number| number.to_string()).collect();
         assert_eq!(aggregate(&many).map(|all| all.matches(", ").count()), Some(many.len() - 1));
     }

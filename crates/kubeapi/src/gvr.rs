@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Group, version and plural resource name: what an API path names.
+/// Group, version and plural resource name, as in an API path.
 ///
 /// Two versions of one resource are two `Gvr`s: the server converts between them, and a proxy must not.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,7 +18,7 @@ impl Gvr {
         Self { group: group.into(), version: version.into(), resource: resource.into() }
     }
 
-    /// Whether the apiserver has a watch cache for it, as it has for everything but events (R-EVENT-4).
+    /// Whether the apiserver has a watch cache for it. It does for all resources except events (R-EVENT-4).
     pub fn has_watch_cache(&self) -> bool {
         !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
     }
@@ -38,7 +38,7 @@ impl Gvr {
         if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) }
     }
 
-    /// `resource` or `resource.group`: how the apiserver names it in messages.
+    /// `resource` or `resource.group`: its name in the apiserver's messages.
     pub fn group_resource(&self) -> String {
         if self.group.is_empty() { self.resource.to_string() } else { format!("{}.{}", self.resource, self.group) }
     }
@@ -52,7 +52,7 @@ impl Gvr {
     }
 }
 
-/// `pods.v1`, `deployments.v1.apps`: unambiguous, and what kubectl accepts.
+/// Writes `pods.v1`, `deployments.v1.apps`: unambiguous, and accepted by kubectl.
 impl fmt::Display for Gvr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.resource, self.version)?;

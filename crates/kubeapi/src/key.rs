@@ -2,17 +2,17 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
-/// An object's place in its collection: the string `namespace/name`, or `name` when it has no namespace.
+/// The key of an object in its collection: the string `namespace/name`, or `name` if it has no namespace.
 ///
-/// Ordered bytewise as that *string*, because that is the apiserver's list order: `-` and `.` sort before `/`, so all
-/// of namespace `t1-a` precedes `t1` (R-LIST-4). Ordering by the tuple would be wrong.
+/// Keys are ordered bytewise as that *string*, because that is the apiserver's list order: `-` and `.` sort before `/`,
+/// so all of namespace `t1-a` precedes `t1` (R-LIST-4). Ordering by the tuple would be wrong.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     path: Arc<str>,
 }
 
 impl ObjectKey {
-    /// An empty `namespace` means cluster-scoped.
+    /// Creates a key. An empty `namespace` means cluster-scoped.
     pub fn new(namespace: &str, name: &str) -> Self {
         if namespace.is_empty() {
             Self { path: name.into() }
@@ -25,7 +25,7 @@ impl ObjectKey {
         }
     }
 
-    /// The key that is spelled so, or a bound between keys.
+    /// Creates a key from its string form, or a bound between keys.
     pub fn from_path(path: &str) -> Self {
         Self { path: path.into() }
     }
@@ -43,7 +43,7 @@ impl ObjectKey {
         self.parts().1
     }
 
-    /// Namespace and name.
+    /// The namespace and the name.
     pub fn parts(&self) -> (&str, &str) {
         self.path.split_once('/').unwrap_or(("", &self.path))
     }

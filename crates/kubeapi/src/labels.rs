@@ -13,21 +13,21 @@ use std::sync::Arc;
 
 /// A label selector: requirements that must all hold (R-LABEL-1).
 ///
-/// Requirements are ordered by key, equal keys as written, each once, so two spellings of one selector mostly compare
-/// equal. What authorization is asked about and what is passed on is the text and not this. Cloning shares.
+/// Requirements are ordered by key, those of equal keys as written, without duplicates, so two spellings of one
+/// selector usually compare equal. Authorization and upstream get the original text instead. Clones share the data.
 #[derive(Debug, Clone, Default)]
 pub struct LabelSelector {
     requirements: Arc<[Requirement]>,
-    /// The requirements as they are matched.
+    /// The requirements in the form that is matched.
     wants: LabelWants,
 }
 
 impl LabelSelector {
-    /// Accepts and refuses exactly what the apiserver does and in its words, except for length
-    /// ([`SELECTOR_BYTES_MAX`](super::SELECTOR_BYTES_MAX)).
+    /// Parses a label selector. Accepts and refuses exactly what the apiserver does, with its error texts, except for
+    /// length ([`SELECTOR_BYTES_MAX`](super::SELECTOR_BYTES_MAX)).
     ///
     /// # Errors
-    /// The text of the 400 that the apiserver would answer.
+    /// The text of the apiserver's 400.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         SelectorError::check_length("labelSelector", text)?;
         let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
@@ -40,27 +40,27 @@ impl LabelSelector {
         self.wants.match_all(attributes)
     }
 
-    /// Requirements contradict each other: no object matches.
+    /// Whether the requirements contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
         self.wants.are_impossible()
     }
 
-    /// How many keys it names.
+    /// The number of different keys.
     pub fn keys(&self) -> usize {
         self.wants.keys()
     }
 
-    /// Texts that [`matches`](Self::matches) compares at most for an object with so many labels.
+    /// The maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
         self.wants.comparisons(labels)
     }
 
-    /// About what it holds in memory besides itself.
+    /// The approximate number of bytes on the heap.
     pub fn held_bytes(&self) -> usize {
         self.requirements.iter().map(Requirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
     }
 
-    /// No requirement at all: matches everything.
+    /// Whether there are no requirements, so that everything matches.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()
     }
@@ -69,7 +69,7 @@ impl LabelSelector {
         &self.requirements
     }
 
-    /// The one value that `key` must have, where the first requirement on it says so: `k=v`, `k==v` or `k in (v)`.
+    /// The only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
     pub fn required_value(&self, key: &str) -> Option<&str> {
         let requirement = self.requirements.iter().find(|requirement| &*requirement.key == key)?;
         match (requirement.operator, &*requirement.values) {
@@ -79,7 +79,7 @@ impl LabelSelector {
     }
 }
 
-/// Requirements of equal keys are neighbours.
+/// Removes duplicates. Requirements of equal keys must be adjacent.
 fn once_each(mut requirements: Vec<Requirement>) -> Vec<Requirement> {
     if requirements.windows(2).all(|pair| pair[0].key != pair[1].key) {
         return requirements;
@@ -107,7 +107,7 @@ impl Hash for LabelSelector {
     }
 }
 
-/// The canonical form: parsing it gives the same selector again.
+/// Writes the canonical form, which parses to the same selector.
 impl fmt::Display for LabelSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (position, requirement) in self.requirements.iter().enumerate() {
@@ -125,14 +125,14 @@ impl fmt::Display for LabelSelector {
 pub struct Requirement {
     key: Box<str>,
     operator: Operator,
-    /// Sorted and unique. Empty for the existence operators, one element for all others but `In` and `NotIn`.
+    /// Sorted and unique. Empty for the existence operators; one element for all others except `In` and `NotIn`.
     values: Values,
 }
 
 /// Sorted and unique.
 type Values = Arc<[Box<str>]>;
 
-/// The cost of an allocation besides the bytes that are asked for.
+/// The overhead of an allocation, in bytes.
 const ALLOCATION_BYTES: usize = 16;
 
 impl Requirement {
@@ -153,7 +153,7 @@ impl Requirement {
         has(&self.values, value)
     }
 
-    /// The number that values are compared with.
+    /// The number that label values are compared with.
     fn number(&self) -> Option<i64> {
         self.values.first()?.parse().ok()
     }
@@ -183,7 +183,7 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// How a requirement looks at a label's value.
+/// The operator of a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operator {
     Exists,
@@ -191,7 +191,7 @@ pub enum Operator {
     In,
     NotIn,
     Equals,
-    /// The same as [`Equals`](Self::Equals); kept apart because the canonical form does.
+    /// The same as [`Equals`](Self::Equals); a separate variant because the canonical form distinguishes them.
     DoubleEquals,
     NotEquals,
     GreaterThan,

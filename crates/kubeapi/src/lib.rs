@@ -1,10 +1,10 @@
-//! Kubernetes nouns: the words of the API as types, without I/O.
+//! The concepts of the Kubernetes API as types, without I/O.
 //!
-//! What a request means ([`RequestInfo`], [`ListOptions`], [`Choice`]), which objects it is about ([`Selector`]), and
-//! how a refusal is spelled ([`Status`]). All of it is decided from the request alone, by rules that are the
-//! apiserver's to the byte; docs/dev/rules/README.md leads to them.
+//! They express the meaning of a request ([`RequestInfo`], [`ListOptions`], [`Choice`]), the objects that it selects
+//! ([`Selector`]), and the form of a refusal ([`Status`]). All of it is derived from the request alone, by rules that
+//! match the apiserver's byte for byte; docs/dev/rules/README.md lists them.
 //!
-//! **Invariant:** nothing here opens a socket, reads a clock or knows that a cache exists.
+//! **Invariant:** nothing in this crate opens a socket, reads a clock or depends on a cache.
 
 #![cfg_attr(
     not(test),

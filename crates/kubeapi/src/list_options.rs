@@ -13,31 +13,33 @@ use super::{ContinueToken, FieldSelector, LabelSelector, Query, SELECTOR_BYTES_M
 
 /// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
-/// The handler's order is: [`decode`](Self::decode) (400), [`defaulted`](Self::defaulted),
-/// [`validate`](Self::validate) (422), then the fields' [`compile`](FieldSelector::compile) (400), then
-/// [`list_plan`](Self::list_plan) or [`watch_start`](Self::watch_start).
+/// A handler calls [`decode`](Self::decode) (400), [`defaulted`](Self::defaulted), [`validate`](Self::validate) (422),
+/// then the fields' [`compile`](FieldSelector::compile) (400), then [`list_plan`](Self::list_plan) or
+/// [`watch_start`](Self::watch_start).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
     pub labels: LabelSelector,
-    /// With the keys that the client wrote.
+    /// With the keys that the client sent.
     pub fields: FieldSelector,
     pub watch: bool,
     pub allow_watch_bookmarks: bool,
-    /// Unparsed: how a bad one is refused depends on the verb (R-QUERY-4).
+    /// Unparsed: the refusal of an invalid one depends on the verb (R-QUERY-4).
     pub resource_version: String,
     pub resource_version_match: String,
-    /// For watches only: see [`WatchTimeout`].
+    /// Used only for watches: see [`WatchTimeout`].
     pub timeout_seconds: Option<i64>,
-    /// Not positive means unlimited.
+    /// Zero and negative values mean unlimited.
     pub limit: i64,
     pub continue_token: String,
-    /// `None` when the parameter is absent, which is not the same as false.
+    /// `None` if the parameter is absent, which differs from false.
     pub send_initial_events: Option<bool>,
 }
 
 impl ListOptions {
+    /// Decodes the parameters.
+    ///
     /// # Errors
-    /// 400 with the first problem that the apiserver would meet: integers before selectors, labels before fields.
+    /// 400 with the first problem that the apiserver would find: integers before selectors, labels before fields.
     pub fn decode(query: &Query) -> Result<Self, Status> {
         let text = |name| query.first(name).unwrap_or_default();
         let integer = |name| query.first(name).map(parse_int).transpose().map_err(Status::bad_request);
@@ -64,9 +66,9 @@ impl ListOptions {
         ["labelSelector", "fieldSelector"].into_iter().all(|name| length(name) <= SELECTOR_BYTES_MAX)
     }
 
-    /// Applies the server's default (R-WATCH-1): a watch that says nothing about its start gets the initial events. Not
-    /// for the `/watch/` path form, whose options lack `watch=true`. Servers with the gate `WatchList` off have no such
-    /// default.
+    /// Applies the server's default (R-WATCH-1): a watch without parameters about its start gets the initial events.
+    /// The `/watch/` path form is excluded, because its options lack `watch=true`. Servers with the feature gate
+    /// `WatchList` disabled have no such default.
     #[must_use]
     pub fn defaulted(self) -> Self {
         let silent = self.send_initial_events.is_none() && self.resource_version_match.is_empty();
@@ -81,15 +83,15 @@ impl ListOptions {
     /// `/watch/` path form without `watch=true` is validated as a list.
     ///
     /// # Errors
-    /// 422 with all problems at once.
+    /// 422 with all problems.
     pub fn validate(&self, as_watch: bool) -> Result<(), Status> {
         self.validate_for(as_watch, true)
     }
 
-    /// Validates like [`validate`](Self::validate), for a server whose gate `WatchList` may be off.
+    /// Validates like [`validate`](Self::validate), for a server whose feature gate `WatchList` may be disabled.
     ///
     /// # Errors
-    /// 422 with all problems at once.
+    /// 422 with all problems.
     pub fn validate_for(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
         match validate::problems(self, as_watch, watch_list_gate) {
             problems if problems.is_empty() => Ok(()),
@@ -97,28 +99,28 @@ impl ListOptions {
         }
     }
 
-    /// What a validated LIST asks for.
+    /// The plan of a validated LIST.
     ///
     /// # Errors
-    /// 400 for a resourceVersion that is no number, for a bad continue token and for one together with a version.
+    /// 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
     pub fn list_plan(&self) -> Result<ListPlan, Status> {
         version_match::list_plan(self)
     }
 
-    /// Where a defaulted and validated WATCH starts.
+    /// The start of a defaulted and validated WATCH.
     ///
     /// # Errors
-    /// 500 for a resourceVersion that is no number.
+    /// 500 if the resourceVersion is not a number.
     pub fn watch_start(&self) -> Result<WatchStart, Status> {
         version_match::watch_start(self)
     }
 
-    /// A watch that replaces a list: initial events, and a bookmark that ends them.
+    /// Whether the watch replaces a list: initial events, and a bookmark that ends them.
     pub fn is_watch_list(&self) -> bool {
         self.send_initial_events == Some(true) && self.allow_watch_bookmarks
     }
 
-    /// The token in `continue`, if there is one.
+    /// The decoded `continue` token, if there is one.
     ///
     /// # Errors
     /// 400 with the decoder's text.
@@ -130,15 +132,17 @@ impl ListOptions {
     }
 }
 
-/// The query parameters of a GET of one object: only the version counts, its match is ignored (R-QUERY-3).
+/// The query parameters of a GET of one object: only the version is used, the match is ignored (R-QUERY-3).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GetOptions {
     pub resource_version: String,
 }
 
 impl GetOptions {
+    /// Decodes the parameters.
+    ///
     /// # Errors
-    /// 400 for the long gone `export`.
+    /// 400 for `export`, which was removed.
     pub fn decode(query: &Query) -> Result<Self, Status> {
         if flag(query, "export") == Some(true) {
             let gone = "the export parameter, deprecated since v1.14, is no longer supported";
@@ -150,7 +154,7 @@ impl GetOptions {
     /// How fresh the object must be (R-GET-1): never [`VersionMatch::Exact`].
     ///
     /// # Errors
-    /// 500 for a resourceVersion that is no number.
+    /// 500 if the resourceVersion is not a number.
     pub fn version_match(&self) -> Result<VersionMatch, Status> {
         version_match::get_version(&self.resource_version)
     }
@@ -159,7 +163,7 @@ impl GetOptions {
 const EXACT: &str = "Exact";
 const NOT_OLDER_THAN: &str = "NotOlderThan";
 
-/// The apiserver's booleans: only `0` and `false` are false; the empty value and any other text are true.
+/// Parses a boolean like the apiserver: only `0` and `false` are false; the empty value and any other text are true.
 fn flag(query: &Query, name: &str) -> Option<bool> {
     query.first(name).map(|text| text != "0" && !text.eq_ignore_ascii_case("false"))
 }

@@ -1,11 +1,11 @@
-/// More parameters than this and the apiserver sees none at all: Go's `net/url` refuses to parse them.
+/// The maximum number of parameters. Above it the apiserver sees none, because Go's `net/url` refuses to parse them.
 pub const QUERY_PAIRS_MAX: usize = 10_000;
 
-/// A URL's query as the apiserver reads it (R-QUERY-1): decoded pairs in their order, of which only the first of
-/// a name counts.
+/// A URL's query as the apiserver parses it (R-QUERY-1): decoded pairs in order, of which only the first of each name
+/// counts.
 ///
-/// The rules are those of Go's `url.ParseQuery` with its errors ignored: `+` is a space, a pair that contains `;` or a
-/// broken escape is dropped, names are case-sensitive.
+/// The rules are those of Go's `url.ParseQuery` with its errors ignored: `+` is a space, a pair with `;` or an invalid
+/// escape is dropped, names are case-sensitive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
     raw: String,
@@ -14,7 +14,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// Never fails: what the apiserver would drop is dropped. `raw` is what follows the `?`, without it.
+    /// Parses the text after the `?`. Never fails: pairs that the apiserver would drop are dropped.
     pub fn parse(raw: &str) -> Self {
         let mut query = Self { raw: raw.to_owned(), pairs: Vec::new(), lossless: true };
         if raw.split('&').count() > QUERY_PAIRS_MAX {
@@ -32,12 +32,12 @@ impl Query {
         query
     }
 
-    /// The first value of `name`, `""` for a bare name.
+    /// The first value of `name`; `""` for a name without `=`.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|(candidate, _)| candidate == name).map(|(_, value)| value.as_str())
     }
 
-    /// As it was on the wire.
+    /// The original text.
     pub fn raw(&self) -> &str {
         &self.raw
     }
@@ -46,18 +46,19 @@ impl Query {
         &self.pairs
     }
 
-    /// No parameter survived parsing.
+    /// Whether no parameter survived parsing.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// False when a value is not UTF-8 and U+FFFD stands in. Go keeps the bytes: such a request is for the apiserver.
+    /// False if a value is not UTF-8 and contains U+FFFD instead. Go keeps the bytes, so only the apiserver can serve
+    /// such a request.
     pub fn is_lossless(&self) -> bool {
         self.lossless || self.pairs.is_empty()
     }
 }
 
-/// Percent-decoded bytes, which need not be text.
+/// Percent-decoded bytes, which may not be UTF-8.
 pub(super) enum Unescaped {
     Exact(String),
     Lossy(String),
@@ -75,7 +76,7 @@ impl Unescaped {
     }
 }
 
-/// Undoes percent-encoding like Go's `url.unescape`; `None` where Go reports a bad escape.
+/// Percent-decodes like Go's `url.unescape`; `None` if Go reports an invalid escape.
 pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<Unescaped> {
     if memchr::memchr2(b'%', b'+', text.as_bytes()).is_none() {
         return Some(Unescaped::Exact(text.to_owned()));

@@ -9,12 +9,12 @@ pub use inside::reaches_inside;
 use path::Path;
 use std::fmt;
 
-/// What a request is about, as the apiserver derives it before it does anything else: authentication, authorization,
-/// priority and routing all look at this (R-PATH-1).
+/// The meaning of a request, as the apiserver derives it before anything else: authentication, authorization, priority
+/// and routing all depend on it (R-PATH-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// False for everything that is not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`
-    /// mean something.
+    /// False for all paths that are not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`
+    /// are meaningful.
     pub is_resource: bool,
     /// Percent-decoded.
     pub path: String,
@@ -24,25 +24,26 @@ pub struct RequestInfo {
     /// Empty for the core group.
     pub group: String,
     pub version: String,
-    /// Empty for all namespaces and at cluster scope. A Namespace object's request has its own name here.
+    /// Empty for all namespaces and at cluster scope. For a Namespace object it is the object's own name.
     pub namespace: String,
     /// Plural.
     pub resource: String,
     pub subresource: String,
-    /// From the path, or for a list or watch from `metadata.name=` in its field selector, which is what authorization
-    /// looks at.
+    /// From the path; for a list or watch from `metadata.name=` in the field selector, which authorization uses.
     pub name: String,
-    /// The deprecated `/watch/` form. Its verb is `watch` for any method, and its selectors do not reach authorization.
+    /// Whether the deprecated `/watch/` form is used. Its verb is `watch` for any method, and its selectors are not
+    /// authorized.
     pub watch_via_path: bool,
-    /// What authorization sees of the selectors: the raw first values, for list, watch and deletecollection.
+    /// The selectors as authorization sees them: the raw first values, for list, watch and deletecollection.
     pub field_selector: Option<String>,
     pub label_selector: Option<String>,
-    /// The path is spelled in the one way that clients spell it, so a cache may answer: lower-case segments without
-    /// escapes, none empty and none of them dots, at most one trailing slash. Anything else is for the apiserver.
+    /// Whether the path has the spelling that all clients use, so that a cache may serve it. Its segments are
+    /// lower-case without escapes, not empty and not only dots, with at most one trailing slash. Any other path is
+    /// passed to the apiserver.
     pub is_canonical: bool,
 }
 
-/// The API's verb, in authorization's words.
+/// The API verb, as in authorization.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verb {
     Get,
@@ -55,8 +56,7 @@ pub enum Verb {
     DeleteCollection,
     /// The removed `/proxy/` path form.
     Proxy,
-    /// The lower-cased method of a request that is not about a resource, or `""` for one that is and whose method has
-    /// no verb.
+    /// The lower-cased method of a non-resource request, or `""` for a resource request whose method has no verb.
     Other(String),
 }
 
@@ -101,21 +101,21 @@ impl fmt::Display for Verb {
 /// Why there is no [`RequestInfo`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestInfoError {
-    /// `/api/VERSION/watch` and nothing behind it: HTTP 500 as `text/plain`, this text and a newline, before
-    /// authentication and without a `Cache-Control` header. The path in it is as on the wire; Go would escape the bytes
-    /// that no URL may have.
+    /// `/api/VERSION/watch` without a resource: HTTP 500 as `text/plain`, this text and a newline, before
+    /// authentication and without a `Cache-Control` header. The path in it is unchanged; Go would escape bytes that are
+    /// invalid in a URL.
     #[error("{0}")]
     NoResource(String),
-    /// A `%` without two hex digits: Go's HTTP server answers 400 itself, as text, and closes the connection.
+    /// A `%` without two hex digits: Go's HTTP server responds 400 itself, as text, and closes the connection.
     #[error("400 Bad Request: invalid URL escape in the path")]
     BadEscape,
 }
 
 impl RequestInfo {
-    /// `path` is the raw one of the request line, without the query.
+    /// Derives the meaning of a request. `path` is the raw one of the request line, without the query.
     ///
     /// # Errors
-    /// The two cases in which the apiserver fails before it knows what the request is about.
+    /// The two cases in which the apiserver fails before it knows the meaning of the request.
     pub fn parse(method: &str, path: &str, query: &Query) -> Result<Self, RequestInfoError> {
         let path = Path::parse(path).ok_or(RequestInfoError::BadEscape)?;
         let mut info = Self::non_resource(method, &path);
@@ -173,10 +173,10 @@ impl RequestInfo {
         }
     }
 
-    /// Namespace, resource, name and subresource, from what follows the version and the verb.
+    /// Sets namespace, resource, name and subresource, from the segments after the version and the verb.
     fn take_object(&mut self, segments: &[&str]) {
         let parts = match segments {
-            // Two subresources belong to the Namespace itself; any other word is a resource inside it.
+            // Two subresources belong to the Namespace itself; any other segment is a resource inside it.
             ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
                 (*namespace).clone_into(&mut self.namespace);
                 segments
@@ -195,11 +195,11 @@ impl RequestInfo {
         }
     }
 
-    /// The parts of the verb, the name and the selectors that the query decides.
+    /// Sets the parts of the verb, the name and the selectors that depend on the query.
     fn take_query(&mut self, query: &Query) {
         if self.name.is_empty() && self.verb == Verb::Get {
             let options = ListOptions::decode(query).unwrap_or_else(|_| ListOptions {
-                // Of a query that cannot be decoded, only this is still believed, and more strictly.
+                // If the query cannot be decoded, only this parameter is used, with a stricter parser.
                 watch: query.first("watch").is_some_and(|text| !matches!(text.to_lowercase().as_str(), "false" | "0")),
                 ..ListOptions::default()
             });
@@ -219,7 +219,7 @@ impl RequestInfo {
     }
 }
 
-/// Whether a name could stand in a path.
+/// Whether a name could be a path segment.
 fn is_path_segment(name: &str) -> bool {
     !matches!(name, "." | "..") && !name.contains(['/', '%'])
 }

@@ -1,6 +1,6 @@
 use super::{Attributes, FieldMatcher, LabelSelector, ObjectKey};
 
-/// Which objects of a collection a request is about: labels and fields must both match.
+/// Selects the objects of a collection that a request is about: labels and fields must both match.
 ///
 /// Hashable and comparable, so that requests with the same selector can share work.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -15,33 +15,34 @@ impl Selector {
         Self::default()
     }
 
-    /// True when there is nothing to check, so callers may skip it. A selector that merely happens to match everything
-    /// (`!no-such-label`) is not "everything".
+    /// Whether there is nothing to check, so that callers may skip it. False for a selector that matches everything
+    /// only by chance, such as `!no-such-label`.
     pub fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether it contradicts itself: then no object matches, and none need be looked at.
+    /// Whether the selector contradicts itself, so that no object matches and none need be checked.
     pub fn is_impossible(&self) -> bool {
         self.labels.is_impossible() || self.fields.is_impossible()
     }
 
-    /// Texts that [`matches`](Self::matches) compares at most for an object with so many labels: what it costs.
+    /// The maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
         self.fields.comparisons() + self.labels.comparisons(labels)
     }
 
-    /// The most comparisons that any object can cost.
+    /// The maximum number of comparisons for any object.
     pub fn comparisons_at_most(&self) -> usize {
         self.fields.comparisons() + self.labels.comparisons(self.labels.keys())
     }
 
-    /// About what it holds in memory besides itself.
+    /// The approximate number of bytes on the heap.
     pub fn held_bytes(&self) -> usize {
         self.fields.held_bytes() + self.labels.held_bytes()
     }
 
-    /// Fields first: they are fewer and mostly decided by one string comparison.
+    /// Whether an object matches. Fields are checked first, because they are fewer and usually decided by one string
+    /// comparison.
     pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
         self.fields.matches(key, attributes) && self.labels.matches(attributes)
     }

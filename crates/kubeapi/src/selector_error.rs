@@ -1,17 +1,18 @@
-/// Longest label or field selector that is parsed. The apiserver has no such limit of its own (only its header limit);
-/// ours keeps one request from buying unbounded work in every later event.
+/// The longest label or field selector that is parsed, in bytes. The apiserver has only its header limit; this limit
+/// bounds the work that one request causes for every later event.
 pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
 
 /// Why a selector is refused, in the apiserver's words: the message of a 400 `BadRequest`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// What the apiserver answers to the same text.
+    /// The apiserver's message for the same text.
     #[error("{0}")]
     Invalid(String),
-    /// A key that the resource does not have, as far as we know.
+    /// A key that the known fields of the resource do not include.
     #[error("field label not supported: {0}")]
     UnknownField(String),
-    /// Over [`SELECTOR_BYTES_MAX`]. The apiserver might accept it, so reads with such a selector pass through.
+    /// Longer than [`SELECTOR_BYTES_MAX`]. The apiserver might accept it, so reads with such a selector are passed
+    /// through.
     #[error("the {parameter} is too long: {bytes} bytes, at most {max} are allowed", max = SELECTOR_BYTES_MAX)]
     TooLong { parameter: &'static str, bytes: usize },
 }

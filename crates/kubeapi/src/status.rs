@@ -6,19 +6,19 @@ mod tests;
 use super::go_text::escape_json;
 use serde::{Deserialize, Serialize};
 
-/// The apiserver's answer when there is no object to answer with: an error, inside a response or inside a watch's
-/// `ERROR` event.
+/// The API's `Status`: the apiserver's response if there is no object to return, usually an error, in a response or in
+/// a watch's `ERROR` event.
 ///
-/// Members are in wire order, empty ones are left out, and `details` is absent or `{}` as R-STATUS-1
-/// says for each constructor; so two equal statuses are equal bytes. Every text here is the apiserver's.
+/// Members are in wire order, empty ones are omitted, and `details` is absent or `{}` as R-STATUS-1 defines for each
+/// constructor. So two equal statuses have equal bytes. Every text is the apiserver's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(default, rename_all = "camelCase")]
 #[error("{code} {reason}: {message}")]
 pub struct Status {
-    /// `Status`; empty only in the apiserver's own deadline answer (R-TIMEOUT-3).
+    /// `Status`; empty only in the apiserver's own deadline response (R-TIMEOUT-3).
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub kind: String,
-    /// `v1`; empty where `kind` is.
+    /// `v1`; empty if `kind` is.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub api_version: String,
     #[serde(deserialize_with = "or_default")]
@@ -26,10 +26,10 @@ pub struct Status {
     /// `Success` or `Failure`.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub status: String,
-    /// For people.
+    /// A human-readable text.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub message: String,
-    /// For programs: `NotFound`, `Expired`, … Empty when the apiserver did not know.
+    /// A machine-readable reason: `NotFound`, `Expired`, … Empty if the apiserver had none.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,19 +59,19 @@ pub struct StatusDetails {
     pub name: String,
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub group: String,
-    /// The plural resource name, in spite of the member's name (only `ListOptions` is a kind).
+    /// The plural resource name, despite the member's name (only `ListOptions` is a kind).
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub kind: String,
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub uid: String,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub causes: Vec<StatusCause>,
-    /// Mirrored to the `Retry-After` header when above zero.
+    /// Mirrored to the `Retry-After` header if above zero.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "or_default")]
     pub retry_after_seconds: i32,
 }
 
-/// One of several reasons.
+/// One of several causes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct StatusCause {
@@ -83,7 +83,7 @@ pub struct StatusCause {
     pub field: String,
 }
 
-/// Bytes that were to be a [`Status`] and are not.
+/// Why bytes are not a [`Status`].
 #[derive(Debug, thiserror::Error)]
 pub enum NotAStatus {
     #[error("not a Status in JSON: {0}")]
@@ -107,51 +107,52 @@ impl Status {
         finished(serde_json::to_string(self))
     }
 
-    /// Two spaces of indentation and no newline at the end: what the apiserver writes for pretty requests and where no
+    /// JSON with two spaces of indentation and no final newline. The apiserver sends it for pretty requests, and if no
     /// clause of the Accept header fits an error (R-ACCEPT-5, R-JSON-2).
     pub fn to_json_indented(&self) -> Vec<u8> {
         finished(serde_json::to_string_pretty(self))
     }
 
-    /// The `k8s\0` document of an error response; the same bytes stand inside a watch event (R-PROTO-1).
+    /// The `k8s\0` document of an error response; a watch event contains the same bytes (R-PROTO-1).
     pub fn to_protobuf(&self) -> Vec<u8> {
         protobuf::encode(self)
     }
 
-    /// Reads what [`to_json`](Self::to_json) or the apiserver wrote. Unknown members are ignored.
+    /// Parses the output of [`to_json`](Self::to_json) or of the apiserver. Unknown members are ignored.
     ///
     /// # Errors
-    /// Not JSON, or an object of another kind.
+    /// The text is not JSON, or an object of another kind.
     pub fn from_json(json: &[u8]) -> Result<Self, NotAStatus> {
         serde_json::from_slice::<Self>(json)?.checked_kind()
     }
 
-    /// Reads what [`to_protobuf`](Self::to_protobuf) or the apiserver wrote. Unknown fields are ignored.
+    /// Parses the output of [`to_protobuf`](Self::to_protobuf) or of the apiserver. Unknown fields are ignored.
     ///
     /// # Errors
-    /// Not a `k8s\0` document, damaged, or an object of another kind.
+    /// The bytes are not a valid `k8s\0` document, or an object of another kind.
     pub fn from_protobuf(document: &[u8]) -> Result<Self, NotAStatus> {
         protobuf::decode(document).map_err(NotAStatus::Protobuf)?.checked_kind()
     }
 
-    /// For the response's status line; 500 when the code is none.
+    /// The code for the response's status line; 500 if the Status has no valid one.
     pub fn http_code(&self) -> u16 {
         u16::try_from(self.code).ok().filter(|code| (100..=999).contains(code)).unwrap_or(500)
     }
 
-    /// For the `Retry-After` header, which every status writer of the apiserver sets from here (R-STATUS-2).
+    /// The value for the `Retry-After` header, which every status writer of the apiserver takes from here (R-STATUS-2).
     pub fn retry_after_seconds(&self) -> Option<u32> {
         let seconds = self.details.as_ref()?.retry_after_seconds;
         u32::try_from(seconds).ok().filter(|&seconds| seconds > 0)
     }
 
-    /// The reader's resourceVersion is gone and it must list again: client-go's `IsResourceExpired` or `IsGone`.
+    /// Whether the requested version is no longer available and the reader must relist: client-go's `IsResourceExpired`
+    /// or `IsGone`.
     pub fn is_expired(&self) -> bool {
         self.code == 410 || matches!(self.reason.as_str(), "Expired" | "Gone")
     }
 
-    /// The server has not come as far as the version that was asked for: client-go's
-    /// `IsResourceVersionTooLarge`. An error within a watch may have lost its details.
+    /// Whether the server has not reached the requested version: client-go's `IsResourceVersionTooLarge`. An error
+    /// within a watch may lack the details.
     pub fn is_too_large_version(&self) -> bool {
         let causes = self.details.iter().flat_map(|details| &details.causes);
         causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
@@ -167,7 +168,7 @@ fn finished(json: serde_json::Result<String>) -> Vec<u8> {
     escape_json(&json.expect("strings and numbers always serialize")).into_bytes()
 }
 
-/// Go reads `null` as the zero value.
+/// Deserializes `null` as the default, as Go does.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

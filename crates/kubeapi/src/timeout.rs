@@ -1,8 +1,8 @@
 use super::query::Query;
 use super::status::Status;
 
-/// Refuses a `timeout=` that Go's `time.ParseDuration` does not take, as the apiserver does before it looks at anything
-/// else of a request that is not long-running (R-ORDER-1, R-TIMEOUT-2).
+/// Refuses a `timeout=` that Go's `time.ParseDuration` does not accept. The apiserver checks it before anything else of
+/// a request that is not long-running (R-ORDER-1, R-TIMEOUT-2).
 pub fn check_timeout(query: &Query) -> Result<(), Status> {
     let given = query.first("timeout").filter(|given| !given.is_empty());
     given
@@ -49,7 +49,7 @@ fn parse(text: &str) -> Result<(), String> {
 fn nanoseconds(unit: &str) -> Option<f64> {
     Some(match unit {
         "ns" => 1.0,
-        // Micro sign and Greek letter.
+        // The micro sign and the Greek letter.
         "us" | "\u{b5}s" | "\u{3bc}s" => 1e3,
         "ms" => 1e6,
         "s" => 1e9,
@@ -59,7 +59,7 @@ fn nanoseconds(unit: &str) -> Option<f64> {
     })
 }
 
-/// As Go's package `time` quotes: bytes that are not printable ASCII as `\x`.
+/// Quotes like Go's package `time`: bytes that are not printable ASCII as `\x`.
 fn quote(text: &str) -> String {
     let written = |byte: u8| match byte {
         b'"' | b'\\' => format!("\\{}", char::from(byte)),

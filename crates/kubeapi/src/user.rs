@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-/// The user that a request is from: what authentication yields and authorization judges.
+/// The user of a request: the result of authentication and the input of authorization.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct User {
     pub name: String,
@@ -10,14 +10,14 @@ pub struct User {
 }
 
 impl User {
-    /// The group of everyone who has been authenticated.
+    /// The group of all authenticated users.
     pub const AUTHENTICATED: &str = "system:authenticated";
-    /// The name of nobody in particular.
+    /// The name of the anonymous user.
     pub const ANONYMOUS: &str = "system:anonymous";
-    /// The group of everyone who has not.
+    /// The group of the anonymous user.
     pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-    /// With the group that every authenticated user is in, unless it is nobody in particular.
+    /// Adds the group of all authenticated users, unless the user is anonymous.
     #[must_use]
     pub fn authenticated(mut self) -> Self {
         let is_told = |group: &String| group == Self::AUTHENTICATED || group == Self::UNAUTHENTICATED;
@@ -27,23 +27,23 @@ impl User {
         self
     }
 
-    /// Whether this is whom upstream takes those for who show nothing.
+    /// Whether this is the user of requests without credentials.
     pub fn is_anonymous(&self) -> bool {
         self.name == Self::ANONYMOUS
     }
 
-    /// Whether it is a node, as the Node authorizer knows them (`pkg/auth/nodeidentifier`).
+    /// Whether this is a node, as in the Node authorizer (`pkg/auth/nodeidentifier`).
     pub fn is_node(&self) -> bool {
         self.name.starts_with("system:node:") && self.groups.iter().any(|group| group == "system:nodes")
     }
 
-    /// Bytes of its texts.
+    /// The number of bytes of its texts.
     pub fn len_bytes(&self) -> usize {
         let extra = self.extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>());
         self.name.len() + self.uid.len() + self.groups.iter().map(String::len).sum::<usize>() + extra.sum::<usize>()
     }
 
-    /// Whether both have the same rights: the same name in the same groups, whatever credential has shown it.
+    /// Whether both have the same name, UID and groups, and therefore the same permissions, whatever their credentials.
     pub fn is_same_as(&self, other: &Self) -> bool {
         let sorted = |user: &Self| {
             let mut groups = user.groups.clone();

@@ -1,13 +1,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A resourceVersion: upstream's own, comparable within one resource (KEP-5504), never made up here.
+/// A resourceVersion: assigned by upstream, comparable within one resource (KEP-5504), never invented by the proxy.
 ///
-/// `u64`, as the apiserver parses it. A server whose versions are not decimal numbers is never cached.
+/// It is a `u64`, as the apiserver parses it. A server whose versions are not decimal numbers is never cached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct ResourceVersion(pub u64);
 
-/// Not a decimal `u64` without sign or leading zero.
+/// The error for a text that is not a decimal `u64` without sign or leading zero.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("resourceVersion {0:?} is not a decimal number")]
 pub struct NotAVersion(String);

@@ -3,10 +3,10 @@ use std::sync::OnceLock;
 
 use super::Taken;
 
-/// Clock ticks of `/proc`, which Linux fixed at a hundred a second.
+/// The clock ticks in `/proc`, which Linux fixes at 100 per second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Reads it from `/proc/self`, which a process may read whether it is dumpable or not.
+/// Reads the usage from `/proc/self`, which a process may read even if it is not dumpable.
 pub(super) fn taken() -> Taken {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -20,7 +20,8 @@ pub(super) fn taken() -> Taken {
     }
 }
 
-/// A field of `stat` by its number in proc(5). They are counted from behind the name, which may hold anything.
+/// Returns a field of `stat` by its number in proc(5). The position is counted from the end of the process name, which
+/// may contain any character.
 fn field(stat: &str, number: usize) -> Option<f64> {
     const FIRST_BEHIND_THE_NAME: usize = 3;
     let (_, fields) = stat.rsplit_once(')')?;
@@ -32,16 +33,16 @@ fn kilobytes(status: &str, key: &str) -> Option<f64> {
     line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok().map(|kilobytes| kilobytes * 1024.0)
 }
 
-/// Since Linux 6.2 the folder's size says it; before, each descriptor has to be looked at.
+/// Counts the open files. Since Linux 6.2, the size of the directory is the count; earlier releases require listing it.
 fn open_files() -> Option<f64> {
     match fs::metadata("/proc/self/fd").ok()?.len() {
-        // One of them is open for the look itself.
+        // One of the descriptors belongs to the listing itself.
         0 => Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as f64),
         open => Some(open as f64),
     }
 }
 
-/// When the machine was started. It is read once, for `/proc/stat` is long where there are many cores.
+/// Returns the boot time. It is cached, because `/proc/stat` is long on machines with many cores.
 fn booted() -> Option<f64> {
     static BOOTED: OnceLock<Option<f64>> = OnceLock::new();
     *BOOTED.get_or_init(|| {

@@ -1,6 +1,6 @@
 use super::Taken;
 
-/// Nothing: other systems have no `/proc`.
+/// Returns no values, because other systems have no `/proc`.
 pub(super) fn taken() -> Taken {
     Taken::default()
 }

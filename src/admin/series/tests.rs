@@ -20,7 +20,7 @@ fn written(feeds: &Feeds) -> Vec<String> {
     text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// A thousand namespaces are read, one after the other; in the end there is no series of any of them.
+/// A thousand namespaces are read, one after the other. In the end, no series of them remain.
 #[tokio::test(start_paused = true)]
 async fn series_begin_and_end_with_their_feed() {
     let config = CacheConfig::default();

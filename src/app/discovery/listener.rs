@@ -14,37 +14,37 @@ use crate::upstream::{Declaration, DeclaringResource};
 use crate::wire::{Encoding, Renderer, Representation};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// Follows a resource whose objects say what is served, and tells the catalog what they say. It reads an ordinary feed,
-/// which it shares with clients that watch the resource.
+/// Follows a resource whose objects declare further resources, and passes the declarations to the catalog. It reads an
+/// ordinary feed, which it shares with clients that watch the resource.
 pub(super) struct ChangeListener {
     pub(super) from: DeclaringResource,
     pub(super) rights: Rights,
     pub(super) told: mpsc::Sender<(DeclaringResource, News)>,
-    /// The pause before the next attempt when there is no feed or it has ended. An attempt does not reach upstream more
-    /// often than a refused request may be repeated.
+    /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
+    /// a refused request may be repeated.
     pub(super) again: Duration,
 }
 
 /// The messages of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
-    /// The catalog has everything up to now, and will be told of every later change.
+    /// The catalog is up to date, and will receive every later change.
     Listening,
-    /// What is served has changed, and the catalog has the change.
+    /// The declarations have changed, and the catalog has the change.
     Changed,
-    /// There was a change that we cannot read: upstream must be asked.
+    /// A change could not be read, so upstream must be asked.
     Unread,
-    /// Changes may go unheard: there is no feed, or upstream's stream is lost.
+    /// Changes may be missed, because there is no feed or its upstream stream is lost.
     Deaf,
 }
 
-/// What all objects declare. Each version of an object is read once.
+/// The declarations of all objects. Each version of an object is parsed once.
 #[derive(Default)]
 struct Declarations {
     known: HashMap<ObjectKey, (ResourceVersion, Declaration)>,
 }
 
-/// Bytes pulled at a time. The frames are dropped: they only show that something has changed.
+/// The number of bytes pulled at a time. The frames are dropped; they only signal a change.
 const ROOM: usize = 1 << 20;
 
 impl ChangeListener {
@@ -77,8 +77,8 @@ impl ChangeListener {
                 FeedState::Ended(_) => return,
                 FeedState::Syncing => cursor = None,
                 FeedState::Live => {
-                    // The cursor is opened before the state is read, so that no change is missed: one that falls
-                    // between the two is in both.
+                    // The cursor is opened before the state is read, so that no change is missed. A change in between
+                    // is in both.
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
                     let changed = self.read(&mut declarations, &feed.reader);
                     self.tell(News::Listening).await;
@@ -98,7 +98,7 @@ impl ChangeListener {
                     },
                     is_whole = changed(cursor.as_mut()) => {
                         if !is_whole {
-                            // The feed has begun a new history or has ended; its state says which.
+                            // The feed has started a new history or has ended; its state says which.
                             cursor = None;
                             self.deaf().await;
                             break;
@@ -114,8 +114,8 @@ impl ChangeListener {
         }
     }
 
-    /// Tells the catalog what the objects say now. Returns whether that changes what is served; `None` if an object
-    /// cannot be read.
+    /// Passes the current declarations to the catalog. Returns whether they change the served resources; `None` if an
+    /// object cannot be read.
     fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
@@ -140,13 +140,13 @@ impl ChangeListener {
     }
 
     async fn tell(&self, news: News) {
-        // Fails only if the receiver is gone, which means that the process stops.
+        // Sending fails only during shutdown, when the receiver is dropped.
         let _ = self.told.send((self.from, news)).await;
     }
 }
 
 impl Declarations {
-    /// Reads the objects that have changed, or returns why they cannot be read.
+    /// Reads the changed objects, or returns why they cannot be read.
     fn update(
         &mut self,
         from: DeclaringResource,
@@ -171,7 +171,7 @@ impl Declarations {
     }
 }
 
-/// Completes when the cursor has moved past the next changes; false if the history that it belongs to is lost.
+/// Completes when the cursor has passed the next changes. Returns false if its history is lost.
 async fn changed(cursor: Option<&mut Cursor>) -> bool {
     let Some(cursor) = cursor else { return std::future::pending().await };
     let mut frames = Vec::new();

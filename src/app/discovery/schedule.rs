@@ -5,56 +5,56 @@ use tokio::time::Instant;
 use super::SOON;
 use base::random;
 
-/// Decides when to ask upstream next what it serves.
+/// Decides when upstream's resources are requested next.
 ///
-/// After a change it asks soon, and twice more: what upstream answers lags a moment behind its own definitions, and
-/// each of several servers has a lag of its own.
+/// After a change, they are requested soon and twice more. Upstream's discovery lags slightly behind its own
+/// definitions, and each of several servers has its own lag.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// When the last question was sent, and when it was answered.
+    /// When the last request was sent, and when it was answered.
     asked: Instant,
     answered: Instant,
-    /// The first change since that question.
+    /// The first change since that request.
     unasked: Option<Instant>,
-    /// The last change, asked about or not.
+    /// The last change, whether or not a request has followed it.
     changed: Option<Instant>,
     told: ChangeCoverage,
-    /// The part of the period that passes before the next question, between `1 - EARLIER` and 1. It is random, so that
-    /// thousands of proxies that began together do not ask together.
+    /// The fraction of the period until the next request, between `1 - EARLIER` and 1. It is random, so that thousands
+    /// of proxies that started together do not send their requests together.
     part: f64,
 }
 
-/// How completely changes are heard of, besides by asking.
+/// How completely changes are observed between requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeCoverage {
     All,
-    /// Some changes may go unheard, or the last question was not answered.
+    /// Some changes may be missed, or the last request failed.
     Part,
-    /// Our identity may read none of the objects that declare further resources. Then only the apiserver's own
-    /// resources are held, which change with its release. `again` says when those objects may be asked for again.
+    /// The proxy's identity may read none of the objects that declare further resources. Then only the apiserver's own
+    /// resources are cached, which change with its release. `again` is when those objects may be requested again.
     Nothing {
         again: Option<Instant>,
     },
 }
 
-/// The times from the last change to the two further questions, which find what upstream learns late.
+/// The delays from the last change to the two further requests, which find what upstream learns late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// The least time from an answer to the next question, however many changes there are. It is also at least
-/// `SPACING_TIMES` as long as the answer took, so that a slow upstream is asked less often.
+/// The minimum time between a response and the next request, however many changes there are. It is also at least
+/// `SPACING_TIMES` as long as the response took, so that a slow upstream is asked less often.
 const SPACING: Duration = Duration::from_millis(200);
 const SPACING_TIMES: u32 = 4;
-/// The longest time between two questions where changes may go unheard.
+/// The polling period if changes may be missed.
 const PERIOD: Duration = Duration::from_secs(30);
-/// The longest time between two questions where all changes are heard of, or only the apiserver's own resources are
-/// held. It finds changes that no definition declares, such as an upgrade of upstream. Most of these are found sooner,
-/// by a request for an unknown resource or by a lost stream; what remains is the upgrade of one of several servers
-/// behind one address. The period is long because the proxy of every node asks.
+/// The polling period if all changes are observed, or only the apiserver's own resources are cached. Polling finds
+/// changes that no definition declares, such as an upgrade of upstream. Most of these are found sooner, by a request
+/// for an unknown resource or by a lost stream. The remaining case is the upgrade of one of several servers at one
+/// address. The period is long because the proxy of every node polls.
 const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
-/// The largest part of a period that a random draw may cut off.
+/// The largest part of a period that the random jitter may cut off.
 const EARLIER: f64 = 0.2;
 
-/// The times at which feeds are compared with the catalog again after a change, because upstream may have learnt of the
-/// change later than we did. A look costs upstream nothing.
+/// The times at which feeds are compared with the catalog again after a change. Upstream may apply a change later than
+/// the proxy observes it. A comparison sends no requests to upstream.
 #[derive(Debug, Default)]
 pub(super) struct SettlingLooks {
     left: Vec<Instant>,
@@ -69,41 +69,41 @@ impl SettlingLooks {
         self.left.last().copied()
     }
 
-    /// Removes the looks that were due by `now`.
+    /// Removes the comparisons that were due by `now`.
     pub(super) fn look(&mut self, now: Instant) {
         self.left.retain(|due| *due > now);
     }
 }
 
 impl Schedule {
-    /// Makes the schedule after a first question.
+    /// Creates the schedule after a first request.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
         Self { asked, answered, unasked: None, changed: None, told: ChangeCoverage::Part, part: 1.0 }
     }
 
-    /// Notes that something has changed, or may have changed while nothing was heard.
+    /// Records that something has changed, or may have changed unobserved.
     pub(super) fn change(&mut self, now: Instant) {
         self.unasked.get_or_insert(now);
         self.changed = Some(now);
     }
 
-    /// Notes that a question was sent and answered.
+    /// Records that a request was sent and answered.
     pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
         (self.asked, self.answered, self.unasked) = (asked, answered, None);
         self.part = 1.0 - EARLIER * random::f64();
     }
 
-    /// Sets how changes are heard.
+    /// Sets how completely changes are observed.
     pub(super) fn rely(&mut self, told: ChangeCoverage) {
         self.told = told;
     }
 
-    /// Whether a change is the reason for the next question.
+    /// Whether a change is the reason for the next request.
     pub(super) fn is_prompted(&self) -> bool {
         self.prompted().is_some()
     }
 
-    /// When the next question is due.
+    /// Returns when the next request is due.
     pub(super) fn due(&self) -> Instant {
         let rarely = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
         let routine = match self.told {
@@ -129,11 +129,11 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// A name, whether changes are told, the times of the changes, the end, and the expected times of the questions,
+    /// A name, whether changes are observed, the times of the changes, the end, and the expected times of the requests,
     /// all in milliseconds.
     type Case = (&'static str, bool, &'static [u64], u64, &'static [u64]);
 
-    /// Plays the changes, answers each question at once, and returns the times of the questions in milliseconds.
+    /// Simulates the changes, answers each request immediately, and returns the times of the requests in milliseconds.
     fn asked(is_told: bool, changes: &[u64], until: u64) -> Vec<u64> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Thousands that began together do not ask together.
+    /// Thousands of proxies that started together do not send requests together.
     #[test]
     fn what_is_periodic_is_spread() {
         let second = 1000;
@@ -222,7 +222,7 @@ mod tests {
     fn slow_answers_are_not_asked_for_back_to_back() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, start);
-        // The routine question, whose time is drawn, may come before otherwise.
+        // Otherwise the periodic request, whose time is random, may be due first.
         schedule.rely(ChangeCoverage::All);
         schedule.change(start);
         let (asked, answered) = (schedule.due(), schedule.due() + Duration::from_secs(5));

@@ -18,7 +18,7 @@ fn guard(tls: bool) -> BrowserGuard {
     BrowserGuard::new(tls, Hosts::new(&["proxy.internal".to_owned()]), allowed.to_vec())
 }
 
-/// What a guard says of a request with these headers, without TLS.
+/// The result of a guard without TLS for these headers.
 fn check(headers: &Headers) -> Result<(), Foreign> {
     guard(false).check(&Uri::from_static("/api/v1/secrets?watch=1"), &map(headers))
 }
@@ -42,7 +42,7 @@ fn what_is_no_browser_or_a_page_of_this_origin_goes_on() {
         &[("host", "[::1]:8001"), ("origin", "http://[::1]:8001")],
         &[("host", "[::1]:8001"), ("origin", "http://[0:0::1]:8001")],
         &[("host", "proxy.internal:8001"), ("origin", "http://proxy.internal:8001")],
-        // A port that is forwarded to this one.
+        // A port forwarded to this one.
         &[("host", "localhost:9000"), ("origin", "http://localhost:9000")],
     ] {
         assert_eq!(check(headers), Ok(()), "{headers:?}");
@@ -113,7 +113,7 @@ fn pages_that_are_named_may_and_only_they() {
         }
     }
     assert_eq!(check(&[HERE, ("origin", "chrome-extension://abcdefgh")]), Ok(()));
-    // Without a word of who it is, nobody is it: an image, a link.
+    // Without `Origin`, an allowed page cannot be recognised: an image, a link.
     assert!(check(&[HERE, ("sec-fetch-site", "cross-site")]).is_err());
     assert!(check(&[HERE, ("origin", "https://app.example"), ("origin", "https://app.example")]).is_err());
     assert!(

@@ -12,7 +12,7 @@ use crate::net::CHAIN_CERTIFICATES_MAX;
 
 type Change<'a> = &'a dyn Fn(&mut CertificateParams);
 
-/// Somebody who issues certificates.
+/// A certificate authority.
 pub(in crate::auth) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(in crate::auth) der: CertificateDer<'static>,
@@ -31,7 +31,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), der, pem }
     }
 
-    /// An authority below this one.
+    /// Creates an authority below this one.
     pub(in crate::auth) fn appoint(&self, name: &str, change: Change<'_>) -> Self {
         let (params, key) = (authority(name, change), KeyPair::generate().expect("key"));
         let certificate = params.signed_by(&key, &self.issuer).expect("signed");
@@ -39,7 +39,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), der, pem }
     }
 
-    /// Ada's certificate.
+    /// Issues Ada's certificate.
     pub(in crate::auth) fn issue(&self, change: Change<'_>) -> CertificateDer<'static> {
         let key = KeyPair::generate().expect("key");
         let mut params = CertificateParams::new(Vec::new()).expect("params");
@@ -80,7 +80,7 @@ thread_local! {
     static CHECKS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// ECDSA that counts how often it is asked.
+/// ECDSA that counts its signature checks.
 #[derive(Debug)]
 struct Counting;
 
@@ -101,12 +101,12 @@ impl SignatureVerificationAlgorithm for Counting {
     }
 }
 
-/// The same, so that [`checks`] knows of what they do.
+/// The same authorities, with their signature checks counted by [`checks`].
 pub(in crate::auth) fn counted(authorities: Authorities) -> Authorities {
     Authorities { algorithms: &COUNTING, ..authorities }
 }
 
-/// Signatures that were looked at meanwhile.
+/// The number of signatures checked during `work`.
 pub(in crate::auth) fn checks<T>(work: impl FnOnce() -> T) -> (usize, T) {
     CHECKS.set(0);
     let done = work();
@@ -152,7 +152,7 @@ fn other_certificates_are_nobodys() {
     assert!(Authorities::from_pem(cut).is_err(), "half a file is none");
 }
 
-/// Nothing of a certificate is unsigned, so that whatever is changed in it is noticed, and read without a panic.
+/// Every byte of a certificate is covered by its signature, so any change is detected, without a panic.
 #[test]
 fn a_certificate_with_any_byte_changed_is_nobodys() {
     let ours = Authority::new("ours");
@@ -214,7 +214,7 @@ fn authorities_count_while_they_are_valid_and_of_two_that_which_lasts() {
     }
 }
 
-/// What Go refuses in a path and webpki does not look at.
+/// Paths that Go refuses and webpki accepts.
 #[test]
 fn what_an_authority_is_for_is_kept_as_go_keeps_it() {
     let no_authority = |params: &mut CertificateParams| params.is_ca = IsCa::ExplicitNoCa;
@@ -251,8 +251,8 @@ fn what_an_authority_is_for_is_kept_as_go_keeps_it() {
     }
 }
 
-/// The chain has as many certificates of one name as a connection takes. Each may be the issuer of any other, and of an
-/// authority by its name, so every order of them is tried.
+/// A chain of the maximum length in which all certificates have one name. Each may be the issuer of any other, so every
+/// order is tried.
 #[test]
 fn the_dearest_chain_costs_one_signature_for_each_of_its_certificates() {
     let root = Authority::new("x");
@@ -265,7 +265,7 @@ fn the_dearest_chain_costs_one_signature_for_each_of_its_certificates() {
     assert_eq!((checks, chain.len()), (CHAIN_CERTIFICATES_MAX, CHAIN_CERTIFICATES_MAX));
 }
 
-/// The same where all are good, and above each other in both directions.
+/// The same with valid certificates, in both orders.
 #[test]
 fn a_long_chain_in_any_order_is_found() {
     let root = Authority::new("root");

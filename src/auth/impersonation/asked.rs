@@ -6,7 +6,7 @@ use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use kubeapi::{Access, AccessTarget, User};
 
-/// Why a requestor is not taken for somebody else.
+/// Why a requestor may not impersonate a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impeded {
     /// The access that it would need.
@@ -15,7 +15,7 @@ pub struct Impeded {
 }
 
 impl Impeded {
-    /// Nothing is known of who asks.
+    /// The caller is unknown.
     pub(in super::super) fn unknown() -> Self {
         let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
         Self { access, refused: NotGranted::Unauthenticated }
@@ -23,11 +23,10 @@ impl Impeded {
 }
 
 impl Impersonation {
-    /// The user that the requestor is taken for, by the first way that is open to it. If none is open, the error is
-    /// about the first of all ways. `request` is as for [`modes`].
+    /// The user that the requestor impersonates, by the first mode allowed to it. `request` is as for [`modes`].
     ///
     /// # Errors
-    /// No way is open, or that cannot be found out.
+    /// No mode is allowed, or that cannot be determined. The error is about the first of all modes.
     pub(in super::super) async fn judged(
         &self,
         access_reviewer: &AccessReviewer,

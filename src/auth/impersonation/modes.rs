@@ -1,30 +1,30 @@
-//! The ways to be taken for somebody, and the rights that each needs, as in apiserver's `impersonation/mode.go`.
+//! The modes of impersonation, and the rights that each needs, as in the apiserver's `impersonation/mode.go`.
 
 use std::collections::BTreeMap;
 
 use super::names::{Named, wrong_extra_key};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
-/// A way to be taken for somebody. All of its steps have to be taken.
+/// A mode of impersonation. All of its steps must succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ImpersonationMode {
-    /// The user whose rights are asked about, where that is not the requestor as it is.
+    /// The user whose rights are reviewed, if it differs from the requestor.
     pub(super) subject: Option<User>,
     pub(super) steps: Vec<ImpersonationStep>,
-    /// The user that the request is from then.
+    /// The user that the request is sent as.
     pub(super) user: User,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ImpersonationStep {
     Ask(Access),
-    /// The first access, or else every other one.
+    /// The first access, or else all of the others.
     AllOrEach(Access, Vec<Access>),
-    /// It is never allowed, for that reason.
+    /// Never allowed, for that reason.
     Never(Access, String),
 }
 
-/// The verb of a way, and where its rights on users and groups are.
+/// The verb of a mode, and the API group of its rights on users and groups.
 #[derive(Debug, Clone, Copy)]
 struct Verb<'a> {
     verb: &'a str,
@@ -35,16 +35,16 @@ const AUTHENTICATION: &str = "authentication.k8s.io";
 const LEGACY: Verb<'_> = Verb { verb: "impersonate", group: "" };
 const MASTERS: &str = "system:masters";
 const NODES: &str = "system:nodes";
-/// The node that a service account's token is bound to.
+/// The extra with the node that a service account's token is bound to.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// The key that is left of the extras of a service account that acts as its node.
+/// The only extra of a service account that acts as its node.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
-/// From this many groups or values of extras on, all are first asked about as one.
+/// From this many groups or extra values on, one review for all of them comes first.
 const MANY: usize = 4;
 
-/// The ways in which `requestor` may be taken for `wanted` in a request, in the order in which upstream tries them.
+/// The modes in which `requestor` may impersonate `wanted` in a request, in the order in which upstream tries them.
 ///
-/// `request` is `None` where upstream knows no constraints, which are rights to act in another one's name.
+/// `request` is `None` if upstream does not support constrained impersonation.
 pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {
     let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
     let mut steps = vec![ImpersonationStep::Ask(LEGACY.name(&wanted.name))];
@@ -86,7 +86,7 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Imperso
     }
 }
 
-/// The way for a user that is neither a node nor a service account, with everything that makes a user.
+/// The mode for a user that is neither a node nor a service account, with all parts of the user.
 fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
     let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
     let mut steps =
@@ -102,7 +102,7 @@ fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
         steps.push(ImpersonationStep::Never(verb.extra("", ""), why));
     } else {
         let extras = verb.extras(&wanted.extra);
-        // Each value counts, not each key.
+        // Values count, not keys.
         let are_many = extras.len() >= MANY;
         steps.extend(asked(extras, are_many, || verb.extra("*", "*")));
     }
@@ -142,19 +142,19 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
     })
 }
 
-/// Whether this is a service account whose token is bound to a pod of that node.
+/// Whether the requestor is a service account whose token is bound to a pod of that node.
 fn is_associated(requestor: &User, node: &str) -> bool {
     let is_service_account = matches!(Named::of(&requestor.name), Named::ServiceAccount { .. });
     is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
 }
 
-/// A service account as it is judged when it acts as its node: alike on every node.
+/// A service account as reviewed when it acts as its node: the same on every node.
 fn bound(requestor: &User) -> User {
     let keys = requestor.extra.keys().cloned().collect();
     User { extra: BTreeMap::from([(ASSOCIATED_KEYS.to_owned(), keys)]), ..requestor.clone() }
 }
 
-/// The request itself, made in another one's name.
+/// The access to make this request while impersonating in that mode.
 fn on(mode: &str, request: &Access) -> Access {
     Access { verb: format!("impersonate-on:{mode}:{}", request.verb), target: request.target.clone() }
 }

@@ -1,6 +1,6 @@
-//! The kinds of names that decide in which ways somebody may be taken for the user.
+//! The kinds of user names, which determine the modes of impersonation.
 
-/// The kind of user that a name is for.
+/// The kind of a user name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Named<'a> {
     Node(&'a str),
@@ -26,12 +26,12 @@ impl<'a> Named<'a> {
 const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
 
-/// Whether it is a DNS label, as names of namespaces are.
+/// Whether it is a DNS label, like namespace names.
 fn is_label(text: &str) -> bool {
     text.len() <= LABEL_BYTES_MAX && is_word(text)
 }
 
-/// Whether it is a DNS subdomain, as names of nodes and service accounts are. Its parts may be as long as the whole.
+/// Whether it is a DNS subdomain, like the names of nodes and service accounts. Its parts may be as long as the whole.
 fn is_subdomain(text: &str) -> bool {
     text.len() <= SUBDOMAIN_BYTES_MAX && text.split('.').all(is_word)
 }
@@ -48,7 +48,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
                               '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
 
-/// What is wrong with the key of an extra that should have a domain before its path, in upstream's words.
+/// The error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
 pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
     let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", kubeapi::go_quote(value));
     let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {

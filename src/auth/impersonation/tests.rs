@@ -16,7 +16,7 @@ fn request(method: &str, path: &str) -> Access {
     Access::of(&RequestInfo::parse(method, path, &Query::parse("")).expect("a path"))
 }
 
-/// `VERB GROUP RESOURCE/SUBRESOURCE NAMESPACE NAME`, with dashes for what is empty.
+/// `VERB GROUP RESOURCE/SUBRESOURCE NAMESPACE NAME`, with a dash for an empty part.
 fn told(access: &Access) -> String {
     let word = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     match &access.target {
@@ -45,7 +45,7 @@ fn user(name: &str) -> User {
     User { name: name.to_owned(), ..User::default() }
 }
 
-/// The ways that a request for a list of pods has, each with its steps.
+/// The modes for a request that lists pods, each with its steps.
 fn ways(requestor: &User, lines: &[(&'static str, &'static str)]) -> Vec<Vec<String>> {
     let wanted = read(lines).expect("well formed").expect("somebody");
     let request = request("GET", "/api/v1/namespaces/t1/pods");

@@ -7,7 +7,7 @@ fn shown(root: &Authority, from: u64, to: u64) -> PeerCertChain {
     PeerCertChain::new(Arc::from([root.issue(&valid(from, to))]))
 }
 
-/// Whose it is at these moments, and how often signatures were looked at for that.
+/// Whether the chain is trusted at these times, and the number of signature checks.
 fn asked(shown: &PeerCertChain, authorities: &Authorities, moments: &[u64]) -> (usize, Vec<bool>) {
     checks(|| moments.iter().map(|now| shown.holder(AuthorityRole::Client, authorities, at(*now)).is_ok()).collect())
 }
@@ -38,7 +38,7 @@ fn time_ends_a_verdict() {
     let root = Authority::new("root");
     let authorities = counted(root.trusted());
     let certificate = shown(&root, 30, 100);
-    // webpki looks at the time first, and then at no signature.
+    // webpki checks the validity first, and then no signature.
     assert_eq!(asked(&certificate, &authorities, &[0, 29]), (0, vec![false, false]));
     assert_eq!(asked(&certificate, &authorities, &[30, 31, 100]), (1, vec![true; 3]), "at once when it is valid");
     assert_eq!(asked(&certificate, &authorities, &[101, 102]), (0, vec![false; 2]));

@@ -8,10 +8,10 @@ use crate::auth::stub::{Stub, gate};
 use base::{Pending, Tasks};
 use kubeapi::Status;
 
-/// Longer than any pause between two questions about a right.
+/// Longer than any pause between two checks of a right.
 const RECHECKED: Duration = Duration::from_secs(31);
 
-/// A process that keeps its readiness by the answers of the stub.
+/// A process whose readiness depends on the answers of the stub.
 fn process() -> (Ready, Arc<Stub>, crate::auth::Authorizer, Tasks) {
     let (gate, stub, tasks) = gate(AuthConfig::default());
     let ready = Ready::new();
@@ -107,7 +107,7 @@ async fn unreachable_upstream_proves_nothing_and_unknown_self_reviews_are_no_den
     stub.refuse_own_rights(None);
     sleep(RECHECKED).await;
     assert!(ready.is_ready());
-    // A cluster that lets nobody ask about itself: reviews will show.
+    // A cluster that forbids every account to check its own rights: reviews prove the right.
     let (other, stub, _tasks) = super::super::stub::gate(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(403))));
     let ready = Ready::new();

@@ -1,4 +1,4 @@
-//! Whatever else is asked, and however slowly it is answered: a right that is gone is gone in time.
+//! A revoked right ends in time, whatever other reviews there are, and however slow they are.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use crate::auth::access_reviewer::{AccessPurpose, AccessReviewer};
 use kubeapi::{Access, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
-/// A crowd's questions take so long that its places are full for as long as a test lasts.
+/// The duration of a crowd's reviews, which keeps its slots full for a whole test.
 const SLOW: Duration = Duration::from_secs(9);
-/// From a change of policy to the end of what stood on it, with nothing in the way.
+/// The time from a policy change to the end of a dependent watch without other load.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// Ada loses her right, and it is heard of.
+/// Revokes Ada's right, reports the change, and returns the time until her watch ends.
 async fn lost(scene: &Scene, watch: &Grant) -> Duration {
-    // Whatever the crowd asks has been put by now, or waits.
+    // All reviews of the crowd have been sent or are waiting by now.
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
     scene.gate.policy_changed(&change("ada", ""));
@@ -38,7 +38,7 @@ async fn guesses_do_not_delay_a_revocation() {
     assert!(lost(&scene, &watch).await <= AT_ONCE);
 }
 
-/// Nor do they delay a lease's question about its token, whoever asks about the same token meanwhile.
+/// Guesses do not delay a lease's token review either, even if requests review the same token.
 #[tokio::test(start_paused = true)]
 async fn guesses_do_not_delay_the_end_of_a_token() {
     let scene = scene_with(AuthConfig { token_ttl: Duration::from_millis(1), ..AuthConfig::remembering_for_a_day() });
@@ -65,7 +65,7 @@ async fn guesses_do_not_delay_the_end_of_a_token() {
 async fn a_crowd_of_requests_does_not_delay_a_revocation() {
     let scene = scene();
     let watch = scene.watch("ada", PODS).await;
-    // Of hers too, and about the same: a lease does not wait with them.
+    // Half of the crowd uses her token and asks for the same access. A lease does not wait with them.
     scene.stub.slow("ada", SLOW);
     let ada = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     let bob = scene.gate.known("bob", [127, 0, 0, 1]).await.expect("somebody");
@@ -91,7 +91,7 @@ async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
     for reader in ["bob-1", "bob-2", "bob-3"] {
         readable.push(scene.readable(reader, &named(1_000)).await.expect("it is let in"));
     }
-    // Ada herself too, in the namespace that her other watch is in.
+    // Ada reads namespaces too, including that of her other watch.
     readable.push(scene.readable("ada", &named(1_000)).await.expect("it is let in"));
     scene.stub.slow("bob", SLOW);
     sleep(Duration::from_millis(100)).await;
@@ -115,11 +115,11 @@ async fn one_users_leases_do_not_delay_anothers() {
     scene.stub.deny("ada", "*");
     scene.gate.policy_changed(&Affected::Everyone);
     let took = until(&watch.over()).await;
-    // Where many are touched, they are asked about spread over a moment.
+    // If many leases are affected, their reviews are spread over a moment.
     assert!(took <= AT_ONCE + Duration::from_millis(600), "{took:?}");
 }
 
-/// What a selector costs upstream does not grow with how often it is asked for, however long it is.
+/// The cost of a selector for upstream does not grow with the number of requests, however long the selector is.
 #[tokio::test(start_paused = true)]
 async fn a_long_question_of_requests_is_put_once_until_rights_change() {
     let scene = scene();
@@ -135,13 +135,13 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
         let asked = scene.stub.asked();
         assert_eq!(asked.iter().filter(|asked| asked.namespace.is_some()).count(), put);
         scene.gate.policy_changed(&change("ada", "t1"));
-        // What is known is forgotten a moment later.
+        // Cached decisions are dropped a moment later.
         sleep(seconds(1)).await;
     }
 }
 
-/// A denial is remembered, but for the Node authorizer's of an object that a pod may need already: nothing tells when
-/// it has heard of the pod, and a kubelet comes again within a second.
+/// Denials are cached, except the Node authorizer's for an object that a pod may need already. Nothing reports when the
+/// authorizer has seen the pod, and a kubelet retries within a second.
 #[tokio::test(start_paused = true)]
 async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
     let scene = scene();
@@ -157,7 +157,7 @@ async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
     }
 }
 
-/// It is not remembered either in the place of a yes that a lease has found to be over.
+/// Nor is it cached in the place of an allow decision that a lease has found to be outdated.
 #[tokio::test(start_paused = true)]
 async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before() {
     let scene = scene();
@@ -165,7 +165,7 @@ async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before(
     let watch = info("/api/v1/namespaces/t1/configmaps?watch=1&fieldSelector=metadata.name%3Dc");
     scene.stub.because("no relationship found between node 'n1' and this object");
     let granted = scene.gate.grant(&caller, &watch).await.expect("it is allowed");
-    // Each request finds a yes, which is remembered when the lease asks.
+    // Each request finds a cached allow decision when the lease sends its review.
     while !granted.over().is_cancelled() {
         scene.stub.allow("ada", "t1");
         scene.gate.grant(&caller, &watch).await.expect("it is allowed, or was a moment ago");
@@ -176,7 +176,7 @@ async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before(
     scene.gate.grant(&caller, &watch).await.expect("it is asked about again");
 }
 
-/// A decision is for a user with everything that upstream knows of it, and for nobody else of that name (A3).
+/// A decision is for a user with all its attributes, and not for another user of that name (A3).
 #[tokio::test(start_paused = true)]
 async fn whoever_differs_in_anything_is_asked_about_apart() {
     let stub = Arc::new(Stub::default());
@@ -195,7 +195,7 @@ async fn whoever_differs_in_anything_is_asked_about_apart() {
     }
 }
 
-/// What was forgotten is gone, however many rights come and go at the same moment (A3).
+/// A dropped decision is gone, however many rights change at the same moment (A3).
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn whoever_loses_a_right_among_thousands_who_do_is_not_let_in_again() {
     const LATER: usize = 200;
@@ -224,7 +224,7 @@ async fn whoever_loses_a_right_among_thousands_who_do_is_not_let_in_again() {
                 stub.deny(&name, "t1");
                 reviewer.forget(&change(&name, "t1")).await;
                 lost.push(user);
-                // A while later, and each once: whoever asks has the answer replaced.
+                // A while later, and once each, because a request replaces the decision.
                 if let Some(user) = lost.len().checked_sub(LATER).map(|one| lost[one].clone()) {
                     let_in += usize::from(asks(user).await.is_ok());
                 }

@@ -1,4 +1,4 @@
-//! How long a lease lasts, and what it costs.
+//! Tests of how long a lease lasts, and what it costs.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::runtime::Builder;
@@ -17,7 +17,7 @@ async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
     for (name, loss, why) in [
         ("ada", "right", "denied"),
         ("ada", "token", "unauthenticated"),
-        // Of its rights it is ten minutes, and not of whose its token is.
+        // A node's rights are checked every ten minutes, but not its token.
         (node, "token", "unauthenticated"),
     ] {
         let scene = scene();
@@ -48,7 +48,7 @@ async fn a_change_that_upstream_sees_late_is_asked_about_again() {
     }
 }
 
-/// A lease is there before its right is asked about (R-LEASE-1), or a change that comes between would not find it.
+/// A lease exists before its right is reviewed (R-LEASE-1). Otherwise, a change between the two would not find it.
 #[tokio::test(start_paused = true)]
 async fn a_change_while_a_watch_is_being_granted_ends_it() {
     let scene = scene();
@@ -87,7 +87,7 @@ async fn a_change_that_touches_somebody_else_or_elsewhere_costs_nothing() {
     assert!(asked.iter().all(|asked| asked.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
 }
 
-/// The counterpart of `changes::a_thousand_changes_are_asked_about_once`: what upstream sees of it.
+/// The counterpart of `changes::a_thousand_changes_are_asked_about_once`: the reviews that upstream receives.
 #[tokio::test(start_paused = true)]
 async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
     let scene = scene();
@@ -105,7 +105,7 @@ async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
     assert!((300..=700).contains(&asked), "{asked} questions");
 }
 
-/// A change that touches everybody, in front of very many: upstream is asked no faster than is stated.
+/// If a change affects very many leases, the rate of reviews stays within its limit.
 #[tokio::test(start_paused = true)]
 async fn leases_ask_upstream_no_faster_than_is_stated() {
     let scene = scene_with(AuthConfig {
@@ -154,7 +154,7 @@ fn scene_of_many_tokens() -> Scene {
     })
 }
 
-/// What upstream is asked in ten minutes for a thousand leases of one caller: about tokens, and about accesses.
+/// The token reviews and access reviews in ten minutes for a thousand leases of one caller.
 async fn asked_for_a_thousand(token: impl Fn(usize) -> String, uri: impl Fn(usize) -> String) -> [usize; 2] {
     let scene = scene_of_many_tokens();
     let mut watches = Vec::new();
@@ -168,7 +168,7 @@ async fn asked_for_a_thousand(token: impl Fn(usize) -> String, uri: impl Fn(usiz
     [asked.len() - accesses, accesses]
 }
 
-/// What they share is asked once in a period, and what is each one's own once each.
+/// A shared part is reviewed once per period, and a separate part once for each lease.
 #[tokio::test(start_paused = true)]
 async fn a_thousand_leases_of_one_caller_are_asked_about_together() {
     let ada = |_| "ada".to_owned();
@@ -196,7 +196,7 @@ async fn what_leases_share_is_asked_once_a_round_when_policy_changes() {
     assert_eq!(asked.len(), 3, "one in each of three rounds: {asked:?}");
 }
 
-/// A thousand proxies that start together each have leases that begin together.
+/// If a thousand proxies start together, the leases of each begin together.
 #[tokio::test(start_paused = true)]
 async fn leases_that_begin_together_are_asked_about_apart() {
     let scene = scene();
@@ -215,7 +215,7 @@ async fn leases_that_begin_together_are_asked_about_apart() {
     assert!(busiest <= Some(&60), "{per_second:?}");
 }
 
-/// A question that nobody answered is put again, however young the answer from before the change is.
+/// A failed review is retried, however recent the decision from before the change is.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_could_not_be_asked_about_is_asked_about_later() {
     let scene = scene();

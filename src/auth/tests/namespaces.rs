@@ -1,4 +1,4 @@
-//! Namespaces of readable watches: what is asked about again, when, and how much of it there may be.
+//! Tests of the namespaces of readable watches: which are reviewed again, when, and how many there may be.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ fn places(asked: &[StubReview]) -> BTreeSet<&str> {
     asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()
 }
 
-/// How much was asked in the busiest second.
+/// The number of reviews in the busiest second.
 fn most_in_a_second(asked: &[StubReview]) -> usize {
     let times: Vec<_> = asked.iter().map(|asked| asked.at).collect();
     let within = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + seconds(1)).count();
@@ -59,13 +59,13 @@ async fn without_a_change_each_namespace_is_asked_about_once_a_minute_and_not_to
     assert!(last.values().all(|at| at.elapsed() <= seconds(61)));
     assert!(most_in_a_second(&asked) < 80, "{} in a second", most_in_a_second(&asked));
     assert!(asked.len() < 7_500, "{} questions in five minutes", asked.len());
-    // A right that goes unheard of.
+    // A right ends without a reported change.
     scene.stub.deny("ada", "t5");
     sleep(seconds(75)).await;
     assert_eq!(readable.verdict("t5"), Some(Verdict::Denied));
 }
 
-/// A change that touches all of one's namespaces, as many as there may be.
+/// A change affects all namespaces of a user, at their maximum number.
 #[tokio::test(start_paused = true)]
 async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
     let scene = scene();
@@ -93,7 +93,7 @@ async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about()
     let second = scene.readable_of("ada", uri, &named(41)).await.map(drop);
     assert!(matches!(second, Err(NotGranted::TooMany { .. })), "{second:?}");
     let second = scene.readable_of("ada", uri, &named(40)).await.expect("as many as that");
-    // One that comes up in an open watch is one too many for it, and for it alone.
+    // One more namespace in an open watch is one too many for that watch, and for no other.
     first.ask("another");
     assert!(lease(&first).is_cancelled() && !lease(&second).is_cancelled());
     assert_eq!(first.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("too_many"));
@@ -103,7 +103,7 @@ async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about()
     scene.readable("ada", &named(100)).await.expect("there is room again");
 }
 
-/// Upstream answers, but too slowly for all that is to be asked: nothing is shown on an old answer.
+/// Upstream answers too slowly for all reviews: nothing is served by an outdated decision.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_asserted_in_time_is_not_shown_any_more() {
     let scene = scene();
@@ -129,7 +129,7 @@ async fn in_an_outage_namespaces_are_shown_for_the_grace_and_no_longer() {
     assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("unavailable"));
 }
 
-/// An authorizer that fails for one namespace does not delay what becomes of the others.
+/// An authorizer that fails for one namespace does not delay the others.
 #[tokio::test(start_paused = true)]
 async fn a_namespace_about_which_nobody_answers_delays_no_other() {
     let scene = scene();
@@ -149,7 +149,7 @@ async fn a_namespace_about_which_nobody_answers_delays_no_other() {
     assert!(took <= seconds(200), "{took:?}");
 }
 
-/// A change that comes between a question and its answer is not lost.
+/// A change between a review and its answer is not lost.
 #[tokio::test(start_paused = true)]
 async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
     let scene = scene();
@@ -158,7 +158,7 @@ async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
     let namespaces = named(1);
     let finding = scene.readable("ada", &namespaces);
     let change = async {
-        // The right to the whole has been denied, and the namespace is being asked about.
+        // The right to the whole has been denied, and the namespace is being reviewed.
         while !places(&stub.asked()).contains("t0") {
             sleep(Duration::from_millis(10)).await;
         }

@@ -1,4 +1,4 @@
-//! Rights that RBAC gives, while changes of RBAC are heard.
+//! Tests of rights from RBAC while changes of RBAC are watched.
 
 use tokio::time::sleep;
 
@@ -9,15 +9,15 @@ use kubeapi::{Access, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
-/// Within this time upstream is asked about a right whatever gives it, and a lease without it ends.
+/// The time within which any right is reviewed, whatever its authorizer is, and a lease without it ends.
 const BOUND: Duration = Duration::from_secs(660);
 
-/// A gate that asks about what RBAC gives every ten minutes.
+/// An authorizer that reviews rights from RBAC every ten minutes.
 fn patient_scene() -> Scene {
     scene_with(AuthConfig { recheck_rbac: seconds(600), ..AuthConfig::remembering_for_a_day() })
 }
 
-/// What is allowed is allowed by RBAC, whose changes are heard from now on.
+/// All accesses are allowed by RBAC, whose changes are watched from now on.
 fn scene_of(reason: &'static str) -> Scene {
     let scene = patient_scene();
     scene.stub.because(reason);
@@ -30,7 +30,7 @@ fn hear(scene: &Scene) {
     scene.gate.hears_policy(true);
 }
 
-/// How many questions about rights there were.
+/// The number of access reviews.
 fn accesses(scene: &Scene) -> usize {
     scene.counted().0
 }
@@ -50,7 +50,7 @@ async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_he
     }
 }
 
-/// Upstream's authorizers may be further behind than the rounds behind a change allow for.
+/// Upstream's authorizers may lag further than the rounds after a change cover.
 #[tokio::test(start_paused = true)]
 async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later() {
     for name in ["ada", "system:node:n1"] {
@@ -59,7 +59,7 @@ async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later(
         let watch = scene.watch(name, PODS).await;
         sleep(seconds(300)).await;
         scene.gate.policy_changed(&change(name, "t1"));
-        // Each round is told the old state.
+        // The reviews of each round return the old state.
         sleep(seconds(10)).await;
         scene.stub.deny(name, "t1");
         let took = until(&watch.over()).await;
@@ -68,7 +68,7 @@ async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later(
     }
 }
 
-/// Nor need they know of a change a few seconds later, when a watch begins.
+/// The authorizers may not have seen a change a few seconds later either, when a watch begins.
 #[tokio::test(start_paused = true)]
 async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_minute_later() {
     for name in ["ada", "system:node:n1"] {
@@ -84,7 +84,7 @@ async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_m
     }
 }
 
-/// What somebody may read of some namespaces is asked about for each of them, and by its keeper for none.
+/// A watch of some namespaces has a review for each of them, and its keeper sends none.
 #[tokio::test(start_paused = true)]
 async fn behind_a_change_a_watch_of_some_namespaces_waits_for_its_time() {
     for name in ["ada", "system:node:n1"] {
@@ -100,7 +100,7 @@ async fn behind_a_change_a_watch_of_some_namespaces_waits_for_its_time() {
     }
 }
 
-/// The first word counts, too: a watch that begins while RBAC is heard is not asked about again.
+/// The first decision counts too: a watch that begins while RBAC is watched is not reviewed again.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_begins_while_rbac_is_heard_costs_one_question() {
     let scene = scene_of(RBAC);
@@ -124,7 +124,7 @@ async fn a_change_of_rbac_ends_such_a_right_as_soon_as_any() {
     }
 }
 
-/// What changes unheard before the listeners have everything ends it a moment after they do.
+/// A change before all policy watches are open ends the right shortly after they are.
 #[tokio::test(start_paused = true)]
 async fn what_was_missed_before_rbac_is_heard_ends_such_a_right() {
     let scene = patient_scene();
@@ -156,7 +156,7 @@ async fn what_rbac_does_not_tell_ends_such_a_right_within_eleven_minutes_and_els
     }
 }
 
-/// An outage lasts from when the right was last known, and not from when it was asked about.
+/// The grace of an outage counts from the last known decision, and not from the failed review.
 #[tokio::test(start_paused = true)]
 async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
     let scene = scene_of(RBAC);
@@ -169,8 +169,8 @@ async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
     assert_eq!(watch.why(), Some("unavailable"));
 }
 
-/// A node's right is asked about rarely. That one question is not answered ends nothing, and an outage is outlasted as
-/// long as it is by others, from when it is noticed.
+/// A node's right is reviewed rarely. A single failed review ends nothing, and a watch continues in an outage for the
+/// same grace as others, from when the outage is noticed.
 #[tokio::test(start_paused = true)]
 async fn in_an_outage_a_nodes_watch_lasts_for_the_grace_from_when_it_is_noticed() {
     for after in [1, 100, 450, 900] {
@@ -193,7 +193,7 @@ async fn in_an_outage_a_nodes_watch_lasts_for_the_grace_from_when_it_is_noticed(
     }
 }
 
-/// The Node authorizer says nothing of why, and the apiserver lets a node's watches go on as it does all others.
+/// The Node authorizer gives no reason, and the apiserver does not end a node's watches, like all others.
 #[tokio::test(start_paused = true)]
 async fn a_nodes_right_is_asked_about_every_ten_minutes_and_somebodys_else_each_minute() {
     for (name, least, most) in [("system:node:n1", 3, 6), ("node:n1", 30, 40)] {
@@ -209,7 +209,7 @@ async fn a_nodes_right_is_asked_about_every_ten_minutes_and_somebodys_else_each_
     }
 }
 
-/// A node's proxy asks us what its kubelet may, and then opens the same watch as its node.
+/// A node's proxy sends a review for its kubelet, and then opens the same watch as its node.
 #[tokio::test(start_paused = true)]
 async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
     for allowed in [true, false] {
@@ -238,7 +238,7 @@ async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
     }
 }
 
-/// What a proxy behind us asks for, other than the content of feeds.
+/// A downstream proxy's requests other than for the content of feeds.
 #[tokio::test(start_paused = true)]
 async fn whether_a_proxy_may_ask_is_asked_as_rarely_as_about_a_watch_and_when_rights_change() {
     for (reason, least, most) in [("", 27, 31), (RBAC, 2, 4)] {

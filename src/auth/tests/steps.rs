@@ -1,4 +1,5 @@
-//! The time of day is set forwards and backwards while watches are open. Credentials end by it, and nothing else does.
+//! Tests with a wall clock set forwards and backwards while watches are open. Only the expiry of credentials depends on
+//! it.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -11,10 +12,10 @@ use base::WallClock;
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 const HOUR: i64 = 3600;
-/// A lease is asserted again within this (A4).
+/// The time within which a lease is checked again (A4).
 const BOUND: Duration = Duration::from_secs(75);
 
-/// A token of ada's that ends by its own word so many seconds from now.
+/// A token of Ada's whose own claims expire in so many seconds.
 fn token(clock: &WallClock, seconds: u64) -> String {
     let ends = clock.now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() + seconds;
     format!("ada~.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{ends}}}"#)))
@@ -58,7 +59,7 @@ async fn a_time_that_is_set_back_and_forth_ends_nothing_and_costs_no_more_questi
         sleep(seconds(150)).await;
         assert_eq!(watch.why(), None, "by {step} s");
     }
-    // Whose it is and whether it may, every 48 to 60 s.
+    // The identity and the right, every 48 to 60 s each.
     let asked = scene.stub.asked().len();
     assert!((16..=27).contains(&asked), "{asked}");
 }

@@ -1,4 +1,4 @@
-//! Whose a token is, where that is asked about more rarely than what its bearer may.
+//! Tests of tokens whose identity is reviewed less often than the bearer's rights.
 
 use tokio::time::sleep;
 
@@ -12,7 +12,7 @@ fn scene_of(recheck_tokens: u64) -> Scene {
 
 #[tokio::test(start_paused = true)]
 async fn whose_a_token_is_is_asked_as_often_as_is_said_and_what_it_may_each_minute() {
-    // One that is shorter than the period of rights is as long.
+    // If the period is shorter than that of rights, the latter applies.
     for (recheck, least, most) in [(1, 30, 40), (60, 30, 40), (600, 3, 5)] {
         let scene = scene_of(recheck);
         let watches = [scene.watch("ada", PODS).await, scene.watch("ada", "/api/v1/namespaces/t2/pods?watch=1").await];
@@ -45,7 +45,7 @@ async fn a_token_that_is_taken_away_ends_its_watch_within_that_time_and_a_minute
     }
 }
 
-/// An outage lasts from when the bearer was last known, and not from when it was asked about.
+/// The grace of an outage counts from the last known identity, and not from the failed review.
 #[tokio::test(start_paused = true)]
 async fn in_an_outage_such_a_token_lasts_as_long_as_any() {
     for after in [100, 550, 900] {

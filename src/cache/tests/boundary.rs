@@ -1,10 +1,10 @@
-//! W6–W8: where a watch may start, and what it is told first.
+//! W6–W8: the versions that a watch may start from, and its first events.
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, Start, View};
 use kubeapi::ResourceVersion;
 
-/// What a watch from `after` is told, or why it cannot be opened.
+/// Returns the events of a watch from `after`, or the error if it cannot be opened.
 fn from(reader: &CacheReader, after: u64) -> Vec<String> {
     match reader.open(Start::After(rv(after)), View::everything()) {
         Ok(mut opened) => told(&mut opened.cursor),
@@ -12,7 +12,7 @@ fn from(reader: &CacheReader, after: u64) -> Vec<String> {
     }
 }
 
-/// `Q` is created at every version of `at`, one object after the other.
+/// Creates one object at each version in `at`.
 fn creating(config: CacheConfig, base: u64, at: &[u64]) -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = listed(config, base, &[]);
     for (name, version) in ["p", "q", "r", "s", "x", "y"].into_iter().zip(at) {
@@ -107,7 +107,7 @@ fn a_watch_from_the_future_expires_like_any_other() {
     for version in 12..16 {
         writer.apply(added(&POD, version)).expect("in order");
     }
-    // Nothing that it was to be told is missing, but what it has not looked at is gone: a 410 is the safe answer.
+    // No event that it wants is missing, but unprocessed events were evicted, so 410 is the safe result.
     assert_eq!(told(&mut opened.cursor), ["expired 13"]);
 }
 
@@ -134,7 +134,7 @@ fn a_reader_at_the_very_edge_of_the_ring_gets_all_of_it() {
     writer.apply(deleted(&Pod { name: "q", ..POD }, 12)).expect("in order");
     let mut batch = Vec::new();
     assert!(matches!(opened.cursor.pull(1, None, &mut batch), Pull::Frames { last: ResourceVersion(11), .. }));
-    // The deletion at 11 leaves the ring. The reader is just past it; the one at 12 is the next it gets.
+    // The deletion at 11 leaves the ring. The reader is just past it; its next event is the one at 12.
     writer.apply(added(&POD, 13)).expect("in order");
     assert_eq!(reader.stats().floor, rv(11));
     assert_eq!(told(&mut opened.cursor), ["DELETED a/q 12", "ADDED a/p 13"]);
@@ -149,7 +149,7 @@ fn a_new_history_ends_every_watch_of_the_old_one() {
     for cursor in [&mut at_the_end, &mut narrow] {
         assert_eq!(told(cursor), Vec::<String>::new());
     }
-    // Even one that continues where the old one stopped: what happened between is not known (F6).
+    // Even a history that continues where the old one stopped: the changes in between are unknown (F6).
     let history = reader.history();
     writer.replace(snapshot(12, &[(POD, 11)]));
     assert_ne!(reader.history(), history, "what was learned of the old one says nothing of the new one");
@@ -170,7 +170,7 @@ fn a_store_that_went_back_in_time_starts_over_from_there() {
     writer.apply(added(&POD, 51)).expect("in order");
     assert_eq!(told(&mut old), ["expired 50"]);
     assert_eq!(from(&reader, 50), ["MODIFIED a/p 51"]);
-    // From the old time line's versions it is the future: silence, not a mixture.
+    // For a watch, a version of the old history lies in the future: it gets nothing, rather than a mixture.
     assert_eq!(from(&reader, 101), Vec::<String>::new());
 }
 

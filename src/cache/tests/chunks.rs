@@ -1,4 +1,4 @@
-//! Where a chunk ends depends on its objects alone, so that the bytes it was written as are found again.
+//! The end of a chunk depends only on its objects, so that its encoded bytes are found in the cache.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::cache::{CacheConfig, CacheWriter, Chunk, Snapshot};
 use crate::wire::Object;
 use kubeapi::ResourceVersion;
 
-/// A pod whose body is about so many bytes.
+/// Returns a pod with a body of about `bytes` bytes.
 fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
     let padding = "x".repeat(bytes);
     let metadata = format!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#);
@@ -58,7 +58,7 @@ fn a_change_touches_one_chunk() {
     let (_, before) = chunks(pods(&["a"], 600));
     for changed in [0, 1, 299, 598, 599] {
         let mut objects = pods(&["a"], 600);
-        // As long as before: where a chunk ends is a matter of lengths.
+        // The same length as before, because chunk boundaries depend on lengths.
         objects[changed] = pod("a", &format!("p{changed:04}"), 20_000, BYTES);
         let (_, after) = chunks(objects);
         assert_eq!(before.len(), after.len());
@@ -66,7 +66,7 @@ fn a_change_touches_one_chunk() {
     }
 }
 
-/// A chunk that is full ends where its bytes say, but those behind the next end of its own are as they were.
+/// A full chunk ends by its length, but chunks after the next natural boundary are unchanged.
 #[test]
 fn an_object_that_comes_goes_or_grows_touches_few() {
     let (_, before) = chunks(pods(&["a"], 1_000));
@@ -79,7 +79,7 @@ fn an_object_that_comes_goes_or_grows_touches_few() {
         let (_, after) = chunks(objects);
         let (before, after) = (names(&before), names(&after));
         let (new, over) = (after.difference(&before).count(), before.difference(&after).count());
-        // An object that was a chunk of its own takes it along, and none is new.
+        // An object that was a chunk of its own removes it, and no chunk is new.
         assert!((1..=10).contains(&new.max(over)), "{new} of {} chunks are new, {over} are over", after.len());
     }
 }
@@ -106,7 +106,7 @@ fn a_state_is_cut_once_and_a_new_one_anew() {
     assert!(Arc::ptr_eq(&cut(&later), &cut(&reader.snapshot())));
 }
 
-/// After a restore from a backup a version may stand for something else.
+/// After a restore from a backup the same version may have other content.
 #[test]
 fn versions_of_another_history_are_other_versions() {
     let (mut writer, reader) = super::fixture::listed(CacheConfig::default(), 10, &[(super::fixture::POD, 5)]);

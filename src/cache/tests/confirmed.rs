@@ -1,4 +1,4 @@
-//! A state that is confirmed at a version that upstream's stream has not reached yet (R-VERSION-1).
+//! A state that is confirmed at a version that upstream's watch has not reached yet (R-VERSION-1).
 
 use std::pin::pin;
 

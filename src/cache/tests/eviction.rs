@@ -1,4 +1,4 @@
-//! What leaves the ring, when, and what that costs whom.
+//! Eviction from the ring: its conditions, and its effect on readers.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn events_stay_for_as_long_as_they_may() {
     assert_eq!(open(&reader, 11), Ok(vec!["MODIFIED a/p 12".to_owned(), "MODIFIED a/p 13".to_owned()]));
 }
 
-/// A quiet resource is told by its bookmarks how late it is.
+/// A quiet resource only learns from bookmarks that its events are too old.
 #[tokio::test(start_paused = true)]
 async fn a_bookmark_is_enough_to_evict_what_is_too_old() {
     for announce in [false, true] {
@@ -72,7 +72,7 @@ async fn a_late_reader_of_aged_events_expires() {
 
 #[test]
 fn bytes_bound_the_ring_as_well() {
-    // What an event costs that has a previous object.
+    // The charge of an event with a previous object.
     let one = {
         let (mut writer, reader) = listed(ring(1), 10, &[(POD, 10)]);
         changed(&mut writer, 11);
@@ -89,7 +89,7 @@ fn bytes_bound_the_ring_as_well() {
     assert_eq!(reader.stats().floor, rv(26));
 }
 
-/// It is told at least to those who are there. Else an object above the budget would end every watch.
+/// Current readers still get it. Otherwise an object above the limit would end every watch.
 #[test]
 fn one_event_above_the_budget_is_held_alone() {
     let config = CacheConfig { window_bytes_max: 1, ..short_lanes() };
@@ -111,7 +111,7 @@ fn a_reader_of_a_quiet_lane_outlives_what_busy_ones_lose() {
         view("b", "", "metadata.name=p"),
         view("", "", "spec.nodeName=n2"),
         view("", "app=x", "spec.nodeName=n2"),
-        // These follow all events, whatever their selectors.
+        // These follow all events, regardless of their selectors.
         View::everything(),
         view("", "", "spec.nodeName!=n1"),
     ]
@@ -193,7 +193,7 @@ async fn the_span_is_the_time_between_the_first_and_the_last_event() {
     assert!((reader.stats().span_seconds - 7.0).abs() < 1e-9, "{}", reader.stats().span_seconds);
 }
 
-/// Old bodies live as long as something refers to them, and no longer.
+/// Old bodies live only as long as they are referenced.
 #[tokio::test(start_paused = true)]
 async fn evicted_events_are_freed() {
     let (mut writer, reader) = listed(aging(), 10, &[]);

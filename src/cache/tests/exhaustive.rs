@@ -1,23 +1,24 @@
-//! Every interleaving of one writer and two readers within small bounds: what random choice might miss for years.
+//! Every interleaving of one writer and two readers within small bounds, for cases that random choice may miss.
 
 use super::fixture::{POD, Pod};
 use super::want::Want;
 use super::world::World;
 
-/// One step of the writer. `P` comes and goes, enters and leaves a selector and a node; `Q` is beside it.
+/// One step of the writer. `P` is created and deleted, and enters and leaves a selector and a node; `Q` is another
+/// object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Enter,
     Leave,
     Delete,
     Other,
-    /// `Q` goes at the version of the event before: one revocation deletes several objects.
+    /// `Q` is deleted at the version of the previous event: one revocation deletes several objects.
     SiblingGone,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Begin {
-    /// From the oldest version that is there.
+    /// From the oldest version available.
     Oldest,
     Current,
 }
@@ -29,7 +30,7 @@ const BASE: u64 = 10;
 impl Step {
     const ALL: [Self; 5] = [Self::Enter, Self::Leave, Self::Delete, Self::Other, Self::SiblingGone];
 
-    /// Whether the step can follow in this world.
+    /// Returns whether the step is possible in this world.
     fn fits(self, world: &World) -> bool {
         match self {
             Self::Enter | Self::Leave | Self::Other => true,
@@ -50,7 +51,7 @@ impl Step {
     }
 }
 
-/// Calls `visit` with every script of so many of these steps that makes sense.
+/// Calls `visit` with every valid script of `steps` of these steps.
 fn scripts(alphabet: &[Step], steps: usize, visit: &mut impl FnMut(&[Step])) {
     fn grow(alphabet: &[Step], steps: usize, script: &mut Vec<Step>, visit: &mut impl FnMut(&[Step])) {
         if script.len() == steps {
@@ -69,7 +70,7 @@ fn scripts(alphabet: &[Step], steps: usize, visit: &mut impl FnMut(&[Step])) {
     grow(alphabet, steps, &mut Vec::new(), visit);
 }
 
-/// Every order of three hands, each of which has so many moves.
+/// Returns every interleaving of three actors with this many moves each.
 fn interleavings(mut moves: [usize; 3]) -> Vec<Vec<usize>> {
     fn grow(moves: &mut [usize; 3], order: &mut Vec<usize>, orders: &mut Vec<Vec<usize>>) {
         if moves.iter().all(|left| *left == 0) {
@@ -90,8 +91,8 @@ fn interleavings(mut moves: [usize; 3]) -> Vec<Vec<usize>> {
     orders
 }
 
-/// One run: hand 0 writes, the others open at their first move and pull one frame at each later one. In the end both
-/// read on until there is no more.
+/// Runs one interleaving: actor 0 writes; the others open a watch at their first move and pull one frame at each later
+/// one. At the end both read all that is left.
 fn run(script: &[Step], order: &[usize], ring: usize, readers: [(Want, Begin); 2]) {
     let mut world = World::light(ring, BASE);
     let mut script = script.iter();
@@ -110,18 +111,18 @@ fn run(script: &[Step], order: &[usize], ring: usize, readers: [(Want, Begin); 2
     world.finish();
 }
 
-/// What one test goes through.
+/// The space that one test explores.
 struct Bounds {
     alphabet: &'static [Step],
     events: usize,
     rings: &'static [usize],
     readers: [(Want, Begin); 2],
-    /// The moves of each reader: one to open, the others to pull a frame.
+    /// Moves of each reader: one to open the watch, the others to pull a frame.
     moves: [usize; 2],
 }
 
 impl Bounds {
-    /// Returns how many runs that were, so that a test that has become empty is noticed.
+    /// Returns the number of runs, so that a test that explores nothing is noticed.
     fn run_all(self) -> usize {
         let Self { alphabet, events, rings, readers, moves } = self;
         let orders = interleavings([events, moves[0], moves[1]]);
@@ -136,7 +137,7 @@ impl Bounds {
     }
 }
 
-/// A selector on the whole ring beside the lane of one object.
+/// A selector on the whole ring together with the lane of one object.
 #[test]
 fn a_selector_and_an_object_in_every_order_of_four_events() {
     let readers = [(Want::AppX, Begin::Oldest), (Want::TheOneInA, Begin::Current)];
@@ -144,7 +145,7 @@ fn a_selector_and_an_object_in_every_order_of_four_events() {
     assert!(bounds.run_all() > 250_000);
 }
 
-/// Two readers that share a narrow lane: one may make it, the other extend it backwards or find it cut.
+/// Two readers that share a narrow lane: one may create it, the other extend it backwards or find it evicted.
 #[test]
 fn two_readers_of_one_lane_in_every_order_of_five_events() {
     let readers = [(Want::NodeOne, Begin::Current), (Want::NodeOne, Begin::Oldest)];
@@ -153,7 +154,7 @@ fn two_readers_of_one_lane_in_every_order_of_five_events() {
     assert!(bounds.run_all() > 150_000);
 }
 
-/// A reader that pulls event by event, while the ring is as small as it can be.
+/// A reader that pulls event by event with the smallest possible ring.
 #[test]
 fn one_frame_at_a_time_in_every_order_of_three_events() {
     let readers = [(Want::Everything, Begin::Oldest), (Want::NotAppX, Begin::Current)];

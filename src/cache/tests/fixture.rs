@@ -1,4 +1,4 @@
-//! Pods as the apiserver writes them, by hand, and a cache to put them into.
+//! Hand-written pods in the apiserver's encoding, and a cache for them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ use crate::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, 
 use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
 use kubeapi::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
 
-/// What selectors look at, and a note that no two revisions share: of it come the phase and the label `tier`. Empty
-/// texts are absent.
+/// The attributes that selectors use, and a note that is unique per revision and determines the phase and the label
+/// `tier`. Empty texts are absent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Pod {
     pub(crate) namespace: &'static str,
@@ -25,7 +25,7 @@ pub(crate) struct Pod {
     pub(crate) note: u32,
 }
 
-/// One event as a client reads it.
+/// One event as a client decodes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) event_type: EventType,
@@ -33,7 +33,7 @@ pub(crate) struct Seen {
     pub(crate) pod: Pod,
 }
 
-/// A pod of namespace `a` that every selector of the tests can see.
+/// A pod in namespace `a` that every selector of the tests matches.
 pub(crate) const POD: Pod = Pod { namespace: "a", name: "p", app: "x", node: "n1", note: 0 };
 
 const HEAD: &str = r#"{"kind":"Pod","apiVersion":"v1","#;
@@ -43,17 +43,17 @@ impl Pod {
         if self.namespace.is_empty() { self.name.to_owned() } else { format!("{}/{}", self.namespace, self.name) }
     }
 
-    /// Every other revision.
+    /// Alternates with each revision.
     pub(crate) fn phase(&self) -> &'static str {
         ["Running", "Pending"][self.note as usize % 2]
     }
 
-    /// A label that comes and goes.
+    /// A label that is added and removed.
     pub(crate) fn tier(&self) -> &'static str {
         ["", "front", "back", "front"][self.note as usize % 4]
     }
 
-    /// What a list item is but for its brace, and what the cache holds.
+    /// A list item without its opening brace, which is the body in the cache.
     pub(crate) fn body(&self, rv: u64) -> String {
         let Self { namespace, name, app, node, note } = self;
         let namespace = if namespace.is_empty() { String::new() } else { format!(r#","namespace":"{namespace}""#) };
@@ -78,7 +78,7 @@ impl Pod {
     }
 }
 
-/// `a/p app=x on n1, note 7`: failures print whole histories.
+/// Prints `a/p app=x on n1, note 7`, because failures print whole histories.
 impl fmt::Debug for Pod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, name, app, node, note } = self;
@@ -92,10 +92,10 @@ impl fmt::Debug for Seen {
     }
 }
 
-/// What upstream tells in one frame.
+/// The content of one upstream frame.
 type Told = (EventType, Pod, u64);
 
-// What is read once per thread makes a million worlds affordable.
+// Caching decoded frames per thread makes a million worlds affordable.
 thread_local! {
     static READ: RefCell<HashMap<Told, (Object, Bytes)>> = RefCell::default();
     static SEEN: RefCell<HashMap<Bytes, Seen>> = RefCell::default();
@@ -104,7 +104,7 @@ thread_local! {
 static FIELDS: LazyLock<FieldTable> = LazyLock::new(|| FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
 static ENVELOPE: LazyLock<Envelope> = LazyLock::new(|| Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn));
 
-/// The change that upstream's frame tells of.
+/// Returns the change in upstream's frame.
 pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
     let read = || {
         let Change { object, frame, .. } = read_frame(pod.frame(event_type, rv));
@@ -115,7 +115,7 @@ pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
     Change { event_type, object, frame: Some(frame) }
 }
 
-/// Any frame, read anew.
+/// Decodes any frame without the cache.
 pub(crate) fn read_frame(frame: Bytes) -> Change {
     let reader =
         ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
@@ -133,11 +133,11 @@ pub(crate) fn deleted(pod: &Pod, rv: u64) -> Change {
     change(EventType::Deleted, pod, rv)
 }
 
-/// Reads a frame as a client would, without the code under test; it must be upstream's spelling to the byte.
+/// Decodes a frame as a client would, without the code under test. The frame must equal upstream's bytes.
 pub(crate) fn seen(frame: &Bytes) -> Seen {
     SEEN.with_borrow_mut(|seen| match seen.get(frame) {
         Some(seen) => *seen,
-        // A copy: the frame itself is not to be kept alive by whoever looks at it.
+        // A copy, so that the cache does not keep the frame alive.
         None => *seen.entry(Bytes::copy_from_slice(frame)).or_insert_with(|| read_as_client(frame)),
     })
 }
@@ -161,7 +161,7 @@ fn read_as_client(frame: &Bytes) -> Seen {
     Seen { event_type, rv, pod }
 }
 
-/// The few words that the tests use.
+/// Returns one of the few words that the tests use.
 fn known(text: &str) -> &'static str {
     const WORDS: [&str; 17] =
         ["", "a", "b", "c", "d", "p", "q", "r", "s", "x", "y", "n1", "n2", "t1", "t1-a", "t1.a", "gone"];
@@ -172,26 +172,26 @@ pub(crate) fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)
 }
 
-/// Events of a narrow lane in tests: few, so that readers come to the end of it.
+/// Events in a narrow lane: few, so that readers reach its limit.
 pub(crate) const LANE_EVENTS: usize = 3;
 
-/// Short lanes, other bounds out of reach.
+/// Short lanes; the other bounds are out of reach.
 pub(crate) fn short_lanes() -> CacheConfig {
     CacheConfig { lane_events_max: LANE_EVENTS, ..CacheConfig::default() }
 }
 
-/// The same with a ring of so many events.
+/// The same with a ring of `events` events.
 pub(crate) fn ring(events: usize) -> CacheConfig {
     CacheConfig { window_events_max: events, ..short_lanes() }
 }
 
-/// An empty cache of pods.
+/// Creates an empty cache of pods.
 pub(crate) fn pods(config: CacheConfig) -> (CacheWriter, CacheReader) {
     let gvr = Gvr::new("", "v1", "pods");
     CacheWriter::new(config, gvr, ENVELOPE.clone(), true)
 }
 
-/// The same, listed at `version` with these pods.
+/// Creates a cache listed at `version` with these pods.
 pub(crate) fn listed(config: CacheConfig, version: u64, listed: &[(Pod, u64)]) -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = pods(config);
     writer.replace(snapshot(version, listed));
@@ -202,7 +202,7 @@ pub(crate) fn snapshot(version: u64, listed: &[(Pod, u64)]) -> Snapshot {
     Snapshot::from_objects(rv(version), listed.iter().map(|(pod, rv)| pod.object(*rv)))
 }
 
-/// `""` is no namespace and no selector.
+/// Parses a view; `""` means no namespace or no selector.
 pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
@@ -210,7 +210,7 @@ pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
     View::new(namespace, Selector { labels, fields: fields.expect("a field selector") })
 }
 
-/// Counts how often it is rung.
+/// Counts wake-ups.
 #[derive(Debug, Default)]
 pub(crate) struct WakeCounter(AtomicUsize);
 
@@ -230,7 +230,7 @@ impl Wake for WakeCounter {
     }
 }
 
-/// Everything there is for this reader now, and how the pulling ended.
+/// Pulls everything available. Returns the events and the final result.
 pub(crate) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
     let mut frames = Vec::new();
     loop {
@@ -241,7 +241,7 @@ pub(crate) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
     }
 }
 
-/// `ADDED a/p 5` for each event, as short as a table wants it.
+/// Pulls everything available, formatted as `ADDED a/p 5` for each event.
 pub(crate) fn told(cursor: &mut Cursor) -> Vec<String> {
     let (seen, end) = pull_all(cursor);
     let mut told: Vec<_> =
@@ -252,12 +252,12 @@ pub(crate) fn told(cursor: &mut Cursor) -> Vec<String> {
     told
 }
 
-/// Keys and versions of what a view sees of a snapshot, in its order.
+/// Returns keys and versions of the objects that a view sees in a snapshot, in its order.
 pub(crate) fn shown(snapshot: &Snapshot, view: &View) -> Vec<String> {
     snapshot.select(view, true, None).map(|object| format!("{} {}", object.key, object.rv)).collect()
 }
 
-/// The seed of tests that draw: the same in every run, and fresh ones in `make properties` (.cargo/config.toml).
+/// Returns the seed of randomized tests: fixed by default, and random in `make properties` (.cargo/config.toml).
 pub(crate) fn drawn_seed() -> u64 {
     std::env::var("PROPTEST_RNG_SEED").map_or(1, |seed| seed.parse().expect("a number"))
 }

@@ -1,4 +1,4 @@
-//! Lanes are a short cut: who follows one is told what it would have been told by all events, only with less work.
+//! Lanes are an optimization: a reader of a lane gets the same events as among all events.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::wire::{Encoding, Envelope, JsonLayout};
 use kubeapi::EventType::{Added, Deleted, Modified};
 use kubeapi::{FieldTable, Gvr, ObjectKey, Selector};
 
-/// Places of `spec.nodeName` and `status.phase` in the table of pods.
+/// Indices of `spec.nodeName` and `status.phase` in the table of pods.
 const NODE: usize = 0;
 const PHASE: usize = 5;
 
@@ -40,7 +40,7 @@ fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
         ("", "", "metadata.namespace=a", in_a, LaneTerm::Whole),
         ("", "", "metadata.namespace!=a", None, LaneTerm::Whole),
         ("", "", "metadata.namespace=", Some(""), LaneTerm::Whole),
-        // One value of a label, several, any.
+        // One label value, several, any.
         ("", "app=x", "", None, app_x()),
         ("a", "app==x", "", in_a, app_x()),
         ("a", "app in (x)", "metadata.namespace=a", in_a, app_x()),
@@ -49,22 +49,22 @@ fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
         ("", "app", "", None, has("app")),
         ("", "app>5", "", None, has("app")),
         ("", "app<5", "", None, has("app")),
-        // What a negative one matches is everything else.
+        // A negative requirement matches nearly all objects.
         ("", "app!=x", "", None, LaneTerm::Whole),
         ("", "app notin (x)", "", None, LaneTerm::Whole),
         ("a", "!app", "", in_a, LaneTerm::Whole),
-        // Of several labels: the one value, the smaller set, the first of equals.
+        // With several labels: the single value, the smaller set, the first of equals.
         ("", "a,app=x,b in (c)", "", None, app_x()),
         ("", "a in (d,e,f),app in (x,y)", "", None, set(&["x", "y"])),
         ("", "tier=front,app=x", "", None, app_x()),
         ("", "a!=b,tier", "", None, has("tier")),
-        // A name, wherever it is.
+        // A name, in one namespace or all.
         ("a", "", "metadata.name=p", in_a, name()),
         ("", "", "metadata.namespace=a,metadata.name=p", in_a, name()),
         ("", "app=x", "metadata.name=p", None, name()),
         ("a", "", "metadata.name=p,spec.nodeName=n1", in_a, name()),
         ("a", "", "metadata.name!=p", in_a, LaneTerm::Whole),
-        // A field that tells objects apart before labels, any other behind them.
+        // A field that identifies objects precedes labels; any other field follows them.
         ("", "", "spec.nodeName=n1", None, node("n1")),
         ("", "", "spec.host=n1", None, node("n1")),
         ("a", "app=x", "spec.nodeName=n1", in_a, node("n1")),
@@ -163,7 +163,7 @@ fn a_lane_made_late_has_what_the_ring_still_has() {
     assert_eq!(told(&mut cursor), ["MODIFIED a/p 14", "MODIFIED a/p 16"]);
 }
 
-/// The second reader starts before the first, which made the lane.
+/// The second reader starts before the first, which created the lane.
 #[test]
 fn a_lane_grows_backwards_for_an_older_reader() {
     for namespace_view in [view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")] {
@@ -222,12 +222,12 @@ fn an_object_that_changes_within_a_set_is_in_its_lane_once() {
         ("gone", 15, "DELETED a/p 15"),
     ] {
         writer.apply(change(Modified, &Pod { app, ..POD }, version)).expect("in order");
-        // At once, for the lane does not hold all of them.
+        // Checked after each event, because the lane does not hold all of them.
         assert_eq!(told(&mut set), [expected]);
     }
 }
 
-/// The lane of all events is the ring, and holds what the ring does.
+/// The lane of all events is the ring, and holds the same events.
 #[test]
 fn a_narrow_lane_holds_as_many_events_as_its_feed_says() {
     for lane_events_max in [1, LANE_EVENTS, 8] {
@@ -247,7 +247,7 @@ fn a_narrow_lane_holds_as_many_events_as_its_feed_says() {
     }
 }
 
-/// The lane holds its end only; who is further behind is told of the rest by the ring.
+/// The lane only holds the end of its sequence; a reader further behind gets the rest from the ring.
 #[test]
 fn a_reader_behind_the_beginning_of_its_lane_loses_nothing() {
     for narrow in [view("a", "", ""), view("", "app in (x,y)", ""), view("a", "", "metadata.name=p")] {
@@ -262,7 +262,7 @@ fn a_reader_behind_the_beginning_of_its_lane_loses_nothing() {
     }
 }
 
-/// A reader misses only those events that were in its lane, whatever else has left the ring.
+/// A reader only misses events that were in its lane, regardless of evicted events of other lanes.
 #[test]
 fn a_reader_behind_the_beginning_of_its_lane_expires_with_its_own_events_only() {
     let (mut writer, reader) = listed(ring(8), 10, &[]);
@@ -298,7 +298,7 @@ fn cluster_scoped_objects_have_lanes_by_name() {
     assert_eq!(told(&mut all), ["ADDED p 11", "ADDED q 12", "MODIFIED p 13"]);
 }
 
-/// The view among all events, whatever lane it would follow.
+/// Opens the view among all events, instead of in its lane.
 fn among_all(reader: &CacheReader, view: View) -> Cursor {
     let (after, next, all) = {
         let timeline = reader.shared.timeline.read();
@@ -327,7 +327,7 @@ proptest! {
     #[test]
     fn a_narrow_lane_tells_exactly_what_all_events_tell(
         writes in prop::collection::vec(write(), 1..60),
-        // After how many writes each view is opened, and how often it is read.
+        // The number of writes before each view is opened, and the number of writes between reads.
         opened in 0..40_usize,
         every in 1..9_usize,
     ) {
@@ -336,7 +336,7 @@ proptest! {
         let mut told = Vec::new();
         for (n, Write { pod, delete }) in writes.into_iter().enumerate() {
             if n == opened {
-                // Both start at one place, whatever is in the ring already.
+                // Both start at the same position, regardless of the ring's content.
                 let narrow = |view: View| reader.open(Start::After(reader.progress().rv), view).expect("now").cursor;
                 pairs = Want::ALL.map(|want| (narrow(want.view()), among_all(&reader, want.view()))).into();
                 told = vec![(Vec::new(), Vec::new()); pairs.len()];
@@ -344,7 +344,7 @@ proptest! {
             let at = 11 + n as u64;
             let last = reader.snapshot().get(&ObjectKey::new(pod.namespace, pod.name)).is_some();
             let event_type = if delete && last { Deleted } else { Added };
-            // What a deletion carries is the last content.
+            // A deletion carries the last content.
             let note = u32::try_from(n).expect("small");
             let pod = if event_type == Deleted { last_of(&reader, &pod) } else { Pod { note, ..pod } };
             writer.apply(change(event_type, &pod, at)).expect("in order");

@@ -1,6 +1,6 @@
-//! What the cache must do, said so simply that reading it is the proof.
+//! A reference model of the cache that is simple enough to verify by reading.
 //!
-//! The state is a map, the history a list that is never cut. `told` is `exp(w, a, b)` of R-EVENT-3.
+//! The state is a map, and the history a list that is never truncated. `told` is `exp(w, a, b)` of R-EVENT-3.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::fixture::{Pod, Seen};
 use super::want::{Lane, Want};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
-/// Current objects by key, in the apiserver's order: bytewise by `namespace/name`. With each its version.
+/// Current objects with their versions, by key in the apiserver's order: bytewise by `namespace/name`.
 pub(super) type State = BTreeMap<String, (Pod, u64)>;
 
-/// One change: what was there, what is there now.
+/// One change: the object before and after it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fact {
     pub(super) rv: u64,
@@ -20,12 +20,12 @@ pub(super) struct Fact {
 }
 
 impl Fact {
-    /// The object at any of the two sides; they differ in what may change only.
+    /// Returns the object on either side; the sides only differ in mutable attributes.
     pub(super) fn pod(&self) -> Pod {
         self.after.or(self.before).expect("a change is about something")
     }
 
-    /// Storage change and selector to event (R-EVENT-2): type, content, the change's own version.
+    /// Returns the event for a storage change and a selector (R-EVENT-2): type, content, and the change's own version.
     pub(super) fn told_to(&self, want: Want) -> Option<Seen> {
         let before = self.before.filter(|pod| want.matches(pod));
         let after = self.after.filter(|pod| want.matches(pod));
@@ -43,23 +43,23 @@ impl Fact {
     }
 }
 
-/// Everything that ever happened, since the last list.
+/// The whole history since the last list.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Model {
-    /// How often a new history began.
+    /// Number of histories started.
     pub(super) epoch: u32,
-    /// The list that this history began with.
+    /// The list that this history started with.
     pub(super) base: State,
     pub(super) base_rv: u64,
     pub(super) facts: Vec<Fact>,
     pub(super) now: State,
-    /// Everything up to here has been told by upstream.
+    /// Version up to which upstream has delivered everything.
     pub(super) progress: u64,
     /// Events that the ring may hold.
     pub(super) ring: usize,
 }
 
-/// What becomes of a change that upstream reports.
+/// Expected result of a change that upstream reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fresh,
@@ -79,20 +79,20 @@ impl Model {
         (self.base, self.now) = (list.clone(), list);
     }
 
-    /// What a change of `pod` at `rv` is, by all that is known.
+    /// Returns the expected result of a change of `pod` at `rv`.
     pub(super) fn judge(&self, pod: &Pod, rv: u64) -> Verdict {
         let known = self.facts.iter().any(|fact| fact.rv == rv && fact.pod().key() == pod.key());
         let sibling = self.facts.last().is_some_and(|last| last.rv == rv) && rv == self.progress;
         match () {
             () if known => Verdict::Duplicate,
             () if rv > self.progress || sibling => Verdict::Fresh,
-            // Older than the window: whether it was seen cannot be told any more.
+            // Older than the window, so it is unknown whether it was a duplicate.
             () if rv <= self.floor() => Verdict::Duplicate,
             () => Verdict::OutOfOrder,
         }
     }
 
-    /// Takes in a change that is fresh. `last` is the content that a deletion reports.
+    /// Applies a new change. `last` is the content that a deletion reports.
     pub(super) fn apply(&mut self, event_type: EventType, pod: Pod, rv: u64) -> Fact {
         let before = self.now.get(&pod.key()).map(|(pod, _)| *pod);
         let fact = if event_type == Deleted {
@@ -107,17 +107,17 @@ impl Model {
         fact
     }
 
-    /// How many of the facts are no longer in the ring.
+    /// Returns the number of changes that are no longer in the ring.
     pub(super) fn evicted(&self) -> usize {
         self.facts.len().saturating_sub(self.ring)
     }
 
-    /// The oldest version that a watch may start from: nothing after it has been evicted.
+    /// Returns the oldest version that a watch may start from: no later event has been evicted.
     pub(super) fn floor(&self) -> u64 {
         self.evicted().checked_sub(1).map_or(self.base_rv, |last_gone| self.facts[last_gone].rv)
     }
 
-    /// S(r).
+    /// S(r): returns the state at a version.
     pub(super) fn state_at(&self, rv: u64) -> State {
         let mut state = self.base.clone();
         for fact in self.facts.iter().take_while(|fact| fact.rv <= rv) {
@@ -129,14 +129,14 @@ impl Model {
         state
     }
 
-    /// exp(w, a, b): what `want` is told of the facts from index `from` on that are later than `after`.
+    /// exp(w, a, b): returns the events for `want` from index `from` on that are later than `after`.
     pub(super) fn told(&self, want: Want, after: u64, from: usize) -> Vec<(usize, Seen)> {
         let facts = self.facts.iter().enumerate().skip(from).filter(|(_, fact)| fact.rv > after);
         facts.filter_map(|(index, fact)| Some((index, fact.told_to(want)?))).collect()
     }
 }
 
-/// What `want` sees of a state, in order.
+/// Returns the objects of a state that `want` sees, in order.
 pub(super) fn visible(state: &State, want: Want) -> Vec<(String, u64)> {
     let matching = state.iter().filter(|(_, (pod, _))| want.matches(pod));
     matching.map(|(key, (_, rv))| (key.clone(), *rv)).collect()

@@ -1,4 +1,4 @@
-//! L1 and L4: a snapshot is the state at its version, in the apiserver's order, and stays that for who pages on.
+//! L1 and L4: a snapshot is the state at its version, in the apiserver's order, and stays unchanged for paging clients.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, short_lanes, sh
 use crate::cache::{CacheConfig, CacheReader, Snapshot, View};
 use kubeapi::ObjectKey;
 
-/// Namespaces whose names begin alike: `-` and `.` sort before `/` (R-LIST-4).
+/// Namespaces with common prefixes: `-` and `.` sort before `/` (R-LIST-4).
 fn crowd() -> Snapshot {
     let pods = [("t1", "p"), ("t1", "q"), ("t1-a", "p"), ("t1.a", "p"), ("a", "p"), ("b", "p"), ("t1", "a")];
     let pods: Vec<_> =
@@ -64,7 +64,7 @@ fn a_page_starts_at_the_first_key_that_is_not_before_its_start() {
     for (namespace, fields, start, expected) in [
         ("", "", "", 7),
         ("", "", "b/p", 6),
-        // The successor of the last key of the page before: that key and a NUL.
+        // The successor of the previous page's last key: that key and a NUL.
         ("", "", "b/p\0", 5),
         ("", "", "t1/", 3),
         ("", "", "t1/q\0", 0),
@@ -151,7 +151,7 @@ fn holding(snapshots: usize, age: u64) -> CacheConfig {
     CacheConfig { held_snapshots_max: snapshots, held_snapshot_age_max: Duration::from_secs(age), ..short_lanes() }
 }
 
-/// One snapshot for every version that is listed, each of which is held.
+/// Lists and keeps one snapshot for every version.
 fn hold_all(config: CacheConfig, last: u64) -> (crate::cache::CacheWriter, CacheReader) {
     let (mut writer, reader) = listed(config, 10, &[]);
     for version in 11..=last {
@@ -213,7 +213,7 @@ fn a_new_history_drops_what_was_held_of_the_old_one() {
     assert_eq!(versions(&reader, 11..=12), Vec::<u64>::new());
 }
 
-/// What has changed since is taken back, as far as it is held.
+/// Later changes are undone as long as they are held.
 #[test]
 fn a_past_state_is_what_it_was_as_far_as_what_followed_is_held() {
     let pod = |name| Pod { name, ..POD };

@@ -1,4 +1,4 @@
-//! States that are kept for those who are being told them.
+//! States that are kept while they are being sent.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn pin(pins: &Pins, reader: &CacheReader, terms: PinTerms) -> (Cut, Pin) {
     (cut.clone(), reader.pin(pins, &reader.snapshot(), cut, terms))
 }
 
-/// How long a state of the feed is.
+/// Returns the size of the feed's state.
 fn whole(reader: &CacheReader) -> usize {
     reader.stats().object_bytes
 }
@@ -67,7 +67,7 @@ fn the_oldest_go_first_and_only_as_many_as_it_takes() {
     let (mut writer, reader) = feed();
     let (mut busy, still) = (feed(), feed());
     let (pins, mut pinned) = (Pins::default(), Vec::new());
-    // A feed in which nothing changes costs nothing, however old its pins are.
+    // A feed without changes costs nothing, however old its pins are.
     pinned.push(pin(&pins, &still.1, FOREVER));
     for rv in 11..14 {
         pinned.push(pin(&pins, &reader, FOREVER));
@@ -127,7 +127,7 @@ async fn terms_are_kept_without_anybody_looking() {
     assert_eq!(slow.why(), Some("stalled"), "later than the other by what it was told later");
     drop((stuck_pin, pin_of_slow));
     assert!(pins.is_empty());
-    // And once more, from nothing.
+    // The same again after all pins are gone.
     pass(100).await;
     let (late, _pin) = pin(&pins, &reader, idle);
     pass(63).await;

@@ -1,4 +1,4 @@
-//! A history that begins earlier than its list: whatever is put in front joins it, and is told as it happened.
+//! Backfilled events: they join the history, and readers get them as they happened.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use kubeapi::EventType::{self, Added, Deleted, Modified};
 const NAMESPACES: [&str; 2] = ["a", "b"];
 const NAMES: [&str; 3] = ["p", "q", "r"];
 
-/// What upstream tells of everything behind `from`, up to `until`.
+/// Returns upstream's changes after `from`, up to `until`.
 fn tells(model: &Model, from: u64, until: u64) -> Vec<Change> {
     let facts = model.facts.iter().filter(|fact| fact.rv > from && fact.rv <= until);
     facts.map(told_to_all).collect()
@@ -23,7 +23,7 @@ fn told_to_all(fact: &Fact) -> Change {
     change(seen.event_type, &seen.pod, seen.rv)
 }
 
-/// Changes of a few pods, some of which share a version.
+/// Generates changes of a few pods, some of which share a version.
 fn happens(random: &mut fastrand::Rng) -> Model {
     let mut model = Model::new(usize::MAX);
     model.replace(10, State::new());
@@ -51,7 +51,7 @@ fn happens(random: &mut fastrand::Rng) -> Model {
     model
 }
 
-/// A cache that was listed at `base` and has been told what came behind it.
+/// Creates a cache that was listed at `base` and has received all later changes.
 fn begun_at(model: &Model, base: u64) -> (CacheWriter, CacheReader) {
     let state: Vec<_> = model.state_at(base).into_values().collect();
     let (mut writer, reader) = listed(ring(1_000), base, &state);
@@ -67,14 +67,14 @@ fn joined(reader: &CacheReader, from: u64, changes: Vec<Change>) -> Result<Backf
     beginning.joined_by(rv(from), changes).map_err(|misfit| format!("{} {}", misfit.key, misfit.rv))
 }
 
-/// What such a watch is told from `after` on, if it may start there.
+/// Returns the events of such a watch from `after` on, if it may start there.
 fn sees(reader: &CacheReader, want: Want, after: u64) -> Option<Vec<super::fixture::Seen>> {
     let mut opened = reader.open(Start::After(rv(after)), want.view()).ok()?;
     Some(pull_all(&mut opened.cursor).0)
 }
 
-/// Every watch that may start in the prehistory is told what happened, and only those may not that depend on what
-/// nobody knows.
+/// Checks that every watch that may start in the backfilled events gets the true events. Only watches that need an
+/// unknown previous state may not start.
 fn is_true_from(reader: &CacheReader, model: &Model, from: u64, unknown: Option<u64>, what: &str) {
     let end = model.progress.max(from);
     for want in Want::ALL {
@@ -88,7 +88,7 @@ fn is_true_from(reader: &CacheReader, model: &Model, from: u64, unknown: Option<
     }
 }
 
-/// The version of the last change between `from` and `until` of an object of which nobody knows what it was before.
+/// Returns the version of the last change between `from` and `until` whose object's previous state is unknown.
 fn unknown(model: &Model, from: u64, until: u64) -> Option<u64> {
     let mut seen = BTreeSet::new();
     let between = model.facts.iter().filter(|fact| fact.rv > from && fact.rv <= until);
@@ -96,8 +96,8 @@ fn unknown(model: &Model, from: u64, until: u64) -> Option<u64> {
     first.filter(|fact| fact.before.is_some() && fact.after.is_some()).map(|fact| fact.rv).last()
 }
 
-/// Finds out what was there before all changes behind `from`. Returns the version from which on it is known then, if
-/// anything before that is not.
+/// Adds the previous states of all changes after `from`. Returns the version after which they are known, if any earlier
+/// one is not.
 fn explain(writer: &mut CacheWriter, reader: &CacheReader, model: &Model, from: u64) -> Option<u64> {
     let unknown = reader.unexplained();
     let left = unknown.iter().map(|change| change.rv().0).filter(|rv| *rv <= from).max();
@@ -131,12 +131,12 @@ fn a_history_that_begins_earlier_is_told_as_if_it_had_been_followed_from_there()
             first = explain(&mut writer, &reader, &model, from);
             is_true_from(&reader, &model, earlier, first, &format!("seed {seed}, known behind {from}"));
         }
-        // The same once more.
+        // Backfills a second time.
         let past = joined(&reader, earliest, tells(&model, earliest, earlier)).expect("it joins");
         assert!(writer.begin_earlier(past));
         let second = first.or(unknown(&model, earliest, earlier));
         is_true_from(&reader, &model, earliest, second, &format!("seed {seed}, {earliest} to {earlier}"));
-        // What was there is as it was.
+        // The existing history is unchanged.
         assert_eq!(before, Want::ALL.iter().map(|want| sees(&reader, *want, base)).collect::<Vec<_>>());
         assert_eq!((reader.witness(), reader.is_at_event(rv(model.progress))), (witness, parked), "seed {seed}");
         assert_eq!(reader.floor(), rv(earliest));
@@ -151,7 +151,7 @@ fn a_history_that_begins_earlier_is_told_as_if_it_had_been_followed_from_there()
 const P: Pod = POD;
 const Q: Pod = Pod { name: "q", ..POD };
 
-/// Pods that were listed at 100, and what happened behind that.
+/// Pods listed at 100, and some later changes.
 fn held() -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = listed(ring(100), 100, &[(P, 40), (Q, 90)]);
     writer.apply(change(Modified, &Pod { note: 1, ..P }, 101)).expect("in order");
@@ -194,7 +194,7 @@ fn what_does_not_lead_to_what_is_held_is_refused() {
     }
 }
 
-/// What joined the first prehistory need not be what is known of the objects behind it, only that they were there.
+/// Events before the first backfill need not match the versions of its objects, only their existence.
 #[test]
 fn a_second_prehistory_joins_the_first() {
     for (what, changes, fits) in [
@@ -234,7 +234,7 @@ fn the_first_history_alone_begins_earlier_and_only_while_it_is_whole() {
     assert!(!reader.may_begin_earlier() && reader.beginning().is_none());
 }
 
-/// Two that were made for the same beginning: the second does not join any more.
+/// Two backfills for the same beginning: the second no longer joins.
 #[test]
 fn nothing_is_put_in_front_twice() {
     let (mut writer, reader) = held();
@@ -291,7 +291,7 @@ fn what_is_counted_is_what_is_there() {
     assert!(seqs.windows(2).all(|pair| pair[0] + 1 == pair[1]), "dense: {seqs:?}");
 }
 
-/// A stream that is opened again tells what was listed once more, and is not taken for a liar.
+/// A reopened watch may repeat listed changes, and is not rejected for it.
 #[test]
 fn what_our_own_stream_repeats_from_before_the_list_is_a_duplicate() {
     let (mut writer, reader) = held();
@@ -302,7 +302,7 @@ fn what_our_own_stream_repeats_from_before_the_list_is_a_duplicate() {
     }
 }
 
-/// In a feed that holds what a field selects, that selector says nothing more. Any other does.
+/// In a feed scoped by a field selector, that selector does not restrict a view. Any other does.
 #[test]
 fn views_that_go_by_the_key_need_not_know_what_was_before() {
     for (namespace, labels, fields, everywhere, on_n1) in [

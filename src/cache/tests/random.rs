@@ -1,4 +1,4 @@
-//! Random histories and readers, shrunk when one of them is told something else than the model says.
+//! Random histories and readers, shrunk if a reader's events differ from the model's.
 
 use proptest::prelude::*;
 
@@ -20,21 +20,21 @@ enum Op {
         pod: Pod,
         gap: u64,
     },
-    /// One more deletion at the version of the last event: a lease revocation is several (R-VERSION-2).
+    /// Another deletion at the version of the last event: a lease revocation deletes several objects (R-VERSION-2).
     Sibling {
         pod: Pod,
     },
-    /// Upstream's word for the change is not what the store would call it.
+    /// Upstream's event type differs from the one that the store implies.
     Misnamed {
         event_type: EventType,
         pod: Pod,
         gap: u64,
     },
-    /// A change of the past once more.
+    /// Repeats an earlier change.
     Repeat {
         back: usize,
     },
-    /// A change that was never seen, at a version that was passed long ago.
+    /// A new change at a version that has already passed.
     Regress {
         back: u64,
     },
@@ -42,7 +42,7 @@ enum Op {
         gap: u64,
         announce: bool,
     },
-    /// Upstream's history is lost: a list, mostly later, sometimes of a store that went back in time.
+    /// Upstream's history is lost: a new list, mostly at a later version, sometimes of an older storage state.
     Replace {
         forward: u64,
         back: u64,
@@ -72,7 +72,7 @@ enum Op {
     },
 }
 
-/// Few objects, so that they meet often.
+/// Few objects, so that changes collide often.
 fn pod() -> impl Strategy<Value = Pod> {
     let parts = (prop::sample::select(vec![("a", "p"), ("a", "q"), ("b", "p"), ("b", "r")]), 0..3_usize, 0..3_usize);
     parts.prop_map(|((namespace, name), app, node)| {
@@ -132,7 +132,7 @@ fn take(world: &mut World, op: Op) {
         }
         Op::Regress { back } => {
             let never_seen = world.noted(Pod { namespace: "c", name: "s", app: "", node: "", note: 0 });
-            // Not at the last event's own version: there it would be its sibling.
+            // Not at the last event's own version, where it would be a sibling.
             if let Some(rv) = progress.checked_sub(back).filter(|rv| *rv > 0) {
                 world.apply(Added, never_seen, rv);
             }
@@ -159,7 +159,7 @@ fn take(world: &mut World, op: Op) {
     }
 }
 
-/// A thousand cases take a second; `PROPTEST_CASES` asks for more.
+/// A thousand cases take a second; `PROPTEST_CASES` sets a higher number.
 fn config() -> ProptestConfig {
     let config = ProptestConfig::default();
     ProptestConfig { cases: config.cases.max(1_000), ..config }
@@ -168,8 +168,7 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// W1–W9, W11, L1, F6 at once: what every reader is told is exp(w, a, b) of R-EVENT-3, or it is told that it cannot
-    /// be.
+    /// W1–W9, W11, L1, F6 at once: every reader gets exp(w, a, b) of R-EVENT-3, or expires.
     #[test]
     fn every_reader_is_told_what_the_model_says(events in 1..7_usize, ops in prop::collection::vec(op(), 1..80)) {
         let mut world = World::new(events, 10);
@@ -179,7 +178,7 @@ proptest! {
         world.finish();
     }
 
-    /// The same without evictions: nothing may expire, so everybody is told everything.
+    /// The same without evictions: no reader may expire, so all of them get everything.
     #[test]
     fn with_room_for_all_nobody_expires(ops in prop::collection::vec(op(), 1..60)) {
         let mut world = World::new(1_000, 10);

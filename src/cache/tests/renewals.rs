@@ -1,5 +1,5 @@
-//! Bodies that are exchanged at the same version: what is shown is new, what was made of the old ones is not used
-//! again, and what is counted is what is there.
+//! Renewed bodies at unchanged versions: states contain the new bodies, bytes derived from the old ones are not reused,
+//! and sizes are correct.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, Start, View};
 use crate::wire::Object;
 use kubeapi::EventType;
 
-/// As another release writes it: with one field more.
+/// Returns the object as another release encodes it: with one more field.
 fn otherwise(pod: &Pod, at: u64) -> Object {
     let frame = String::from_utf8(pod.frame(EventType::Added, at).to_vec()).expect("text");
     read_frame(frame.replace(r#""spec":{"#, r#""spec":{"more":true,"#).into()).object
@@ -24,7 +24,7 @@ fn is_new(object: &Object) -> bool {
 
 fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usize {
     let objects = reader.snapshot().written_otherwise(list).now_or_never().expect("few");
-    // Others are let in once for each part.
+    // The renewal yields once for each batch.
     let mut renewing = Box::pin(writer.renew(objects));
     (0..10).find_map(|_| renewing.as_mut().now_or_never()).expect("few")
 }
@@ -64,12 +64,12 @@ fn states_are_of_the_new_bodies_and_what_was_made_of_the_old_ones_has_other_name
 fn only_the_same_version_of_what_is_held_is_renewed() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
     writer.apply(added(&R, 11)).expect("in order");
-    // One has changed since, one is gone here, one is not here yet.
+    // One is listed at a later version, one at the same version with another body, and one at an older version.
     let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 12), otherwise(&Q, 6), otherwise(&R, 9)]);
     assert_eq!(renew(&mut writer, &reader, &list), 1);
     let new: Vec<_> = reader.snapshot().iter().map(|object| is_new(object)).collect();
     assert_eq!(new, [false, true, false]);
-    // What happens next begins with what is held now.
+    // Later events build on the current objects.
     writer.apply(added(&Pod { note: 1, ..Q }, 13)).expect("in order");
     let mut watch = reader.open(Start::After(rv(12)), View::everything()).expect("in the ring").cursor;
     let mut frames = Vec::new();
@@ -77,7 +77,7 @@ fn only_the_same_version_of_what_is_held_is_renewed() {
     assert_eq!(frames.len(), 1);
 }
 
-/// The state before a version that is not whole yet is shown until it is, and nobody takes it for renewed before.
+/// The state before an incomplete version stays visible until it is complete, and is not renewed before.
 #[tokio::test]
 async fn what_is_shown_before_a_version_is_whole_goes_with_it() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
@@ -93,7 +93,7 @@ async fn what_is_shown_before_a_version_is_whole_goes_with_it() {
 }
 
 proptest! {
-    /// Whatever differs, counted is what is held, and a state that somebody has keeps what it had.
+    /// For all differences, sizes match the held bodies, and an existing snapshot keeps its old bodies.
     #[test]
     fn what_is_counted_is_what_is_there(
         held in prop::collection::vec((0usize..3, 1u64..9), 0..3),
@@ -118,7 +118,7 @@ proptest! {
         let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
             .map(|old| old.body().len()).sum();
         prop_assert_eq!(reader.shared.kept_by(taken.taken()), kept, "what the state keeps beyond the store");
-        // A history that begins anew counts what it has.
+        // A new history counts only its own objects.
         writer.replace(snapshot(20, &held));
         prop_assert_eq!(reader.stats().object_bytes, before);
     }

@@ -1,5 +1,5 @@
-//! Several events at one version: an etcd lease that runs out deletes many objects in one transaction, and upstream
-//! tells of them one by one (R-VERSION-2). A version is then no position.
+//! Several events at one version: an expired etcd lease deletes many objects in one transaction, and upstream reports
+//! them one by one (R-VERSION-2). Such a version is not a position.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn pod(name: &'static str) -> Pod {
     Pod { name, ..POD }
 }
 
-/// Four objects, listed at 10; they will all go at 20.
+/// Four objects, listed at 10; all of them are deleted at 20.
 fn leased(events: usize) -> (CacheWriter, CacheReader) {
     let objects: Vec<_> = NAMES.into_iter().zip(1..).map(|(name, rv)| (pod(name), rv)).collect();
     listed(ring(events), 10, &objects)
@@ -53,7 +53,7 @@ fn a_batch_may_end_between_them() {
     }
 }
 
-/// W3: such a watch must not keep an object for ever that the others know to be gone.
+/// W3: such a watch must not keep an object forever that other watches know to be deleted.
 #[test]
 fn a_watch_that_starts_with_the_state_between_them_begins_before_all_of_them() {
     for narrow in [View::everything(), view("a", "", ""), view("", "app=x", ""), view("", "", "spec.nodeName=n1")] {
@@ -76,7 +76,7 @@ fn a_watch_from_now_between_them_is_told_of_all_of_them() {
     assert_eq!(told(&mut opened.cursor), ALL_GONE);
 }
 
-/// The state, its version, the progress and every version that a state is given of.
+/// Returns the state's version and size, the progress, and every version that has a state.
 fn announced(reader: &CacheReader) -> (u64, usize, u64, Vec<u64>) {
     let state = reader.snapshot();
     let versions = (8..24).filter(|version| reader.snapshot_at(rv(*version)).is_some()).collect();
@@ -110,7 +110,7 @@ fn a_later_bookmark_vouches_for_their_version_and_an_older_one_does_not() {
     }
 }
 
-/// The apiserver sends bookmarks by the clock, and so between two of them too.
+/// The apiserver sends bookmarks periodically, so also between two of the events.
 #[test]
 fn a_bookmark_at_their_version_vouches_for_it_if_a_silence_follows() {
     let (mut writer, reader) = leased(10);
@@ -156,7 +156,7 @@ fn silence_tells_of_one_event_and_of_several_it_does_not() {
     assert_eq!(reader.waits_for_whole(rv(20)), Settling::Already);
 }
 
-/// Whoever says that it waits before it parks is woken, whichever way the version becomes whole.
+/// A reader that registers before it parks is woken, however the version becomes complete.
 #[test]
 fn whoever_waits_is_woken_when_it_is_whole() {
     type Settle = fn(&mut CacheWriter);
@@ -179,8 +179,8 @@ fn whoever_waits_is_woken_when_it_is_whole() {
     }
 }
 
-/// A client that asks for what is later than a version gets just that, as upstream would answer it. Who was told a part
-/// of it here and left may be the one who asks: then nothing of the rest is kept back.
+/// A client that resumes after a version gets only later events, as from upstream. But a reader that disconnected in
+/// the middle of the version may be the one that resumes, so then the rest is sent.
 #[test]
 fn a_watch_from_their_version_is_told_the_rest_only_if_somebody_left_amid() {
     let who_left = [("nobody", &[] as &[&str]), ("who had seen none", &[]), ("who had seen one", &ALL_GONE[2..])];
@@ -209,7 +209,7 @@ fn a_watch_from_their_version_is_told_the_rest_only_if_somebody_left_amid() {
     }
 }
 
-/// Who was opened behind their version has seen nothing of it, however far the ring is.
+/// A reader opened after their version has processed none of it, regardless of the ring's progress.
 #[test]
 fn a_reader_that_had_their_version_before_may_leave_without_effect() {
     let (mut writer, reader) = leased(10);
@@ -220,7 +220,7 @@ fn a_reader_that_had_their_version_before_may_leave_without_effect() {
     assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
 }
 
-/// One deletion of an Event is seldom alone, because a lease has expired. No bookmark follows, so that silence decides.
+/// A deleted Event is rarely the only one, because a lease has expired. No bookmark follows, so silence decides.
 #[test]
 fn deleted_event_waits_for_the_rest_of_its_lease_and_not_for_ever() {
     let moment = |writer: &CacheWriter| writer.settles_after().is_some_and(|lasts| lasts < REST_FOLLOWS_WITHIN);
@@ -239,7 +239,7 @@ fn deleted_event_waits_for_the_rest_of_its_lease_and_not_for_ever() {
     }
 }
 
-/// etcd #18089: deletions lost at the boundary of eviction. The store must lose every object, however small the ring.
+/// etcd #18089: deletions lost at the boundary of eviction. The store must remove every object, however small the ring.
 #[test]
 fn more_of_them_than_the_ring_holds_are_still_applied() {
     for events in 1..=4 {
@@ -256,8 +256,8 @@ fn more_of_them_than_the_ring_holds_are_still_applied() {
     }
 }
 
-/// However transactions are cut up on their way, and whatever comes between their events: whoever was told a version
-/// and a state, and goes on from there, comes to know what everybody knows.
+/// For all splits of transactions and all events in between: a reader that resumes from a published version and state
+/// converges to the full state.
 #[test]
 fn nobody_who_goes_on_from_what_was_announced_misses_anything() {
     for seed in 0..2_000 {
@@ -321,7 +321,7 @@ fn a_ring_that_begins_in_the_middle_of_them_serves_nobody_who_needs_the_first() 
     assert_eq!(pull_all(&mut opened.cursor).0, vec![]);
 }
 
-/// Two streams of one history overlap: the second tells of everything again.
+/// Two streams of one history overlap: the second repeats everything.
 #[test]
 fn they_are_known_again_even_if_evicted() {
     for events in 1..=4 {
@@ -358,7 +358,7 @@ fn a_straggler_after_upstream_vouched_for_more_is_out_of_order() {
     revoke(&mut writer, &NAMES[..2]);
     writer.bookmark(rv(20));
     writer.settle();
-    // The rest of the transaction was later than it may be.
+    // The rest of the transaction arrived later than allowed.
     revoke(&mut writer, &NAMES[2..3]);
     writer.bookmark(rv(21));
     let error = writer.apply(deleted(&pod("s"), 20)).expect_err("21 was vouched for");

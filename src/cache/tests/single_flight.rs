@@ -1,4 +1,4 @@
-//! Values are made once, and not kept for ever.
+//! Values are made once, and not kept forever.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn format(chunk: u128) -> ChunkFormat {
     ChunkFormat { chunk, representation: Representation::Object(Encoding::Json), release: 36, part: ChunkPart::Items }
 }
 
-/// The value that is kept or made: its name, which takes so many bytes.
+/// Returns the cached or new value: its name, with a size of `bytes`.
 fn get(flight: &SingleFlight<u128>, chunk: u128, bytes: usize) -> Poll<u128> {
     let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Ok((chunk, bytes)));
     made.map(|made: Result<u128, Infallible>| made.unwrap_or_else(|never| match never {}))
@@ -84,7 +84,7 @@ fn whoever_waits_is_woken_when_it_comes_to_nothing() {
     };
     let failed = flight.poll_get_or_make(format(1), &Context::from_waker(Waker::noop()), fail);
     assert_eq!((failed, wakes.woken()), (Poll::Ready(Err("refused")), 1));
-    // It is let go while it is made: those who wait try again, and it is not kept.
+    // Cleared while it is being made: waiting tasks retry, and the value is not stored.
     let make = || {
         wait();
         flight.clear();

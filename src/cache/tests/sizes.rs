@@ -1,4 +1,4 @@
-//! What there are a million of is small: ranges, so that growth and shrinking both show.
+//! Sizes of types with a million instances: ranges, so that growth and shrinking are both detected.
 
 use std::ops::RangeInclusive;
 
@@ -6,11 +6,11 @@ use super::fixture::{POD, added, listed, pull_all, read_frame, ring, rv, view};
 use crate::cache::{CacheReader, Cursor, Event, Start, View};
 use kubeapi::EventType::Added;
 
-/// What a watch costs here besides its connection, if others want to see the same.
+/// Memory of a watch besides its connection, if it shares its view.
 const CURSOR_BYTES: RangeInclusive<usize> = 48..=80;
-/// What an event costs besides its object and its frame.
+/// Memory of an event besides its object and its frame.
 const EVENT_BYTES: RangeInclusive<usize> = 80..=112;
-/// What a pod with six labels costs besides its body.
+/// Memory of a pod with six labels besides its body.
 const OBJECT_BYTES: RangeInclusive<usize> = 350..=520;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A state is gathered in whatever order it comes.
+//! A staged state does not depend on the order of its objects.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::cache::Snapshot;
 use crate::wire::Object;
 use kubeapi::EventType::Added;
 
-/// The pod with this number in its name, at a version.
+/// Returns the pod with this number in its name, at a version.
 fn pod(number: usize, version: u64) -> Object {
     let frame = String::from_utf8(POD.frame(Added, version).to_vec()).expect("JSON");
     read_frame(frame.replace(r#""name":"p""#, &format!(r#""name":"p-{number:04}""#)).into()).object
 }
 
-/// Gathers pods, each at a version of its own.
+/// Stages pods, each at its own version.
 fn gathered(numbers: &[usize]) -> Snapshot {
     let (_writer, reader) = listed(ring(1), 1, &[]);
     let mut staged = reader.stage();
@@ -43,7 +43,7 @@ fn many_that_come_in_order_or_against_it_are_all_there_once() {
 }
 
 proptest! {
-    /// The later of two with one key stays, wherever the first one waits.
+    /// The later of two objects with one key wins, wherever the first one is buffered.
     #[test]
     fn of_those_with_one_key_the_last_stays(numbers in prop::collection::vec(0..8_usize, 0..12)) {
         assert_is_all(&numbers);

@@ -1,5 +1,5 @@
-//! One writer and many readers at once, for what no order of whole steps can show: a wake-up lost between two locks, a
-//! state and a position that do not belong together (F7), two readers that disagree about the order (W14).
+//! One writer and many readers in parallel, for errors that no order of whole steps can show. These are a wake-up lost
+//! between two locks, a state and a position that do not match (F7), and two readers with different orders (W14).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use kubeapi::EventType::{self, Added, Deleted, Modified};
 const EVENTS: u64 = 400;
 const NAMES: [&str; 4] = ["p", "q", "r", "s"];
 
-/// What happens at a version, the same in every run: objects come, change their label and node, and go.
+/// Returns the change at a version, the same in every run: objects are created, relabelled, moved and deleted.
 fn happens(version: u64) -> (EventType, Pod) {
     let name = NAMES[usize::try_from(version % 4).expect("small")];
     let pod = |version: u64| Pod {
@@ -24,7 +24,7 @@ fn happens(version: u64) -> (EventType, Pod) {
         node: ["n1", "n2"][usize::try_from(version / 8 % 2).expect("small")],
         note: u32::try_from(version).expect("small"),
     };
-    // Every object has a turn each 8 versions: it comes, changes twice, and goes with the content of the turn before.
+    // Every object changes once per 8 versions: it is added, modified twice, and deleted with its last content.
     match version / 8 % 4 {
         0 => (Added, pod(version)),
         3 => (Deleted, pod(version - 8)),
@@ -43,12 +43,12 @@ async fn write(mut writer: CacheWriter) -> CacheWriter {
             tokio::task::yield_now().await;
         }
     }
-    // The last wake-up of all, for readers whose last event came long ago.
+    // A final wake-up for readers whose last event came earlier.
     writer.advance(rv(8 + EVENTS), true);
     writer
 }
 
-/// Follows until the last version, and returns what was told; with the state that it began with, if it did.
+/// Follows until the last version. Returns the initial state, if any, and the events.
 async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
     let OpenedWatch { snapshot, mut cursor } = opened;
     let view = cursor.view().clone();
@@ -81,7 +81,7 @@ fn expected(want: Want, after: u64) -> Vec<Seen> {
     model.told(want, after, 0).into_iter().map(|(_, seen)| seen).collect()
 }
 
-/// Long enough for any machine; only a lost wake-up takes longer.
+/// Long enough for any machine, so only a lost wake-up exceeds it.
 const STUCK: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -101,7 +101,7 @@ async fn no_wake_up_is_lost() {
     }
 }
 
-/// Opens watches of one view while the writer runs, each with the state of its moment.
+/// Opens watches of one view while the writer runs, each with the current state.
 async fn open_on_the_way(reader: CacheReader, want: Want) {
     let mut followers = Vec::new();
     for _ in 0..25 {
@@ -140,7 +140,7 @@ async fn a_state_and_the_place_behind_it_are_of_one_moment() {
     }
 }
 
-/// #116122: a watch registered while the cache starts over must not follow the old history in silence.
+/// #116122: a watch registered during a restart of the cache must not silently follow the old history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_watch_opened_while_the_history_starts_over_is_of_one_history_or_ends() {
     for round in 0..20 {

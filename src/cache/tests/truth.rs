@@ -1,4 +1,4 @@
-//! W3–W5 and W15: the type, the content and the bytes of what a watch is told (R-EVENT-2).
+//! W3–W5 and W15: type, content and bytes of a watch's events (R-EVENT-2).
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -33,13 +33,13 @@ const CHANGED: Pod = Pod { note: 2, ..POD };
 const OUTSIDE: Pod = Pod { app: "y", note: 3, ..POD };
 const OUTSIDE_TOO: Pod = Pod { app: "", note: 4, ..POD };
 
-/// One object through all transitions of the table, as three kinds of readers see them.
+/// One object through all transitions of the table, as seen by three kinds of readers.
 #[test]
 fn every_transition_has_its_type_content_and_version() {
     let (mut writer, reader) = listed(ring(100), 10, &[]);
     let mut cursors = ["", "app=x", "app!=x"].map(|labels| open(&reader, 10, view("", labels, "")));
     let seen = |event_type, rv, pod| Some(Seen { event_type, rv, pod });
-    // Upstream's change, then what is told to: everybody, app=x, app!=x.
+    // Upstream's change, then the events for all, app=x, app!=x.
     for (event_type, pod, at, expected) in [
         (Added, OUTSIDE, 11, [seen(Added, 11, OUTSIDE), None, seen(Added, 11, OUTSIDE)]),
         (Modified, OUTSIDE_TOO, 12, [seen(Modified, 12, OUTSIDE_TOO), None, seen(Modified, 12, OUTSIDE_TOO)]),
@@ -57,7 +57,7 @@ fn every_transition_has_its_type_content_and_version() {
     }
 }
 
-/// In JSON the digits change in number; nothing else may.
+/// In JSON the number of digits changes; nothing else may.
 #[test]
 fn leaving_a_selector_shows_the_old_content_at_the_new_version() {
     for (was, left) in [(9, 10), (99, 100), (10, 11), (999, 1_000_000)] {
@@ -81,7 +81,7 @@ fn leaving_a_node_is_a_deletion_there_and_an_addition_elsewhere() {
     assert_eq!(told, [vec![gone], vec![come], vec![]]);
 }
 
-/// #76624: a watch cache that skipped deletions whose object it did not have.
+/// #76624: a watch cache that skipped deletions of unknown objects.
 #[test]
 fn a_deletion_of_an_unknown_object_is_told_to_those_who_would_have_seen_it() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
@@ -149,7 +149,7 @@ fn members_that_nobody_here_knows_survive() {
     );
     let read = read_frame(Bytes::from(strange.clone()));
     let (mut writer, cache) = pods(ring(10));
-    // Without the frame, so that it is put together again from the body.
+    // Without the frame, so that it is rebuilt from the body.
     writer.apply(Change { frame: None, ..read }).expect("in order");
     let frame = pull_one(&mut open(&cache, 0, View::everything()));
     assert_eq!(frame, strange);
@@ -171,7 +171,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 }
 
 proptest! {
-    /// A selector and its negation together see each change as often as it has sides: nothing falls between them.
+    /// A selector and its negation together see both sides of each change.
     #[test]
     fn a_selector_and_its_opposite_share_every_change(before: Option<bool>, pods in [any_pod(), any_pod()]) {
         let [was, is] = pods;

@@ -1,5 +1,5 @@
-//! Who is woken, by what, and how often. A lost wake-up is a watch that stands still; a needless one is work for every
-//! watch that is open.
+//! Wake-ups: their receivers, causes and number. A lost wake-up stalls a watch; a needless one costs work for every
+//! open watch.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
 use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, Start, View};
 
-/// A reader that stands at the end of its lane and waits.
+/// A waiting reader at the end of its lane.
 struct Parked {
     cursor: Cursor,
     wakes: Arc<WakeCounter>,
@@ -35,7 +35,7 @@ impl Parked {
 
 const KINDS: usize = 8;
 
-/// One reader in each kind of lane.
+/// Creates one reader in each kind of lane.
 fn one_of_each(reader: &CacheReader) -> [Parked; KINDS] {
     let views = [
         View::everything(),
@@ -54,7 +54,7 @@ fn woken(readers: &[Parked; KINDS]) -> [usize; KINDS] {
     readers.each_ref().map(Parked::woken)
 }
 
-/// In no lane but that of all events.
+/// A pod that is only in the lane of all events.
 const ELSEWHERE: Pod = Pod { namespace: "b", name: "q", app: "", node: "n2", note: 1 };
 
 #[test]
@@ -79,7 +79,7 @@ fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
     }
 }
 
-/// Lanes for other labels, more of them than an object has: it is found by its own labels then.
+/// More lanes for other labels than the object has labels, so the look-up uses the object's labels.
 #[test]
 fn an_event_finds_its_lanes_among_many_labels() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
@@ -103,7 +103,7 @@ fn an_object_that_leaves_a_selector_wakes_the_readers_there() {
     assert_eq!(woken(&readers), [1; KINDS]);
 }
 
-/// Not every term of a selector has a lane: who is woken for nothing goes back to sleep.
+/// Not every term of a selector has a lane: a reader woken without a matching event parks again.
 #[test]
 fn a_reader_woken_by_an_event_that_it_may_not_see_is_told_nothing() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
@@ -183,7 +183,7 @@ fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
     assert_eq!(parked.woken(), 1, "it has looked without a bell since");
 }
 
-/// It need not look once more to hear that there is nothing.
+/// It need not pull again to learn that there are no more events.
 #[test]
 fn a_reader_that_got_everything_waits() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
@@ -200,7 +200,7 @@ fn a_reader_that_got_everything_waits() {
     assert_eq!(wakes.woken(), 1);
 }
 
-/// Or it would sleep over a bookmark that came while it was awake.
+/// Otherwise it would miss a bookmark that arrived while it was awake.
 #[test]
 fn a_reader_that_got_everything_knows_where_the_feed_is() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
@@ -237,13 +237,13 @@ fn a_reader_that_went_away_is_not_woken_and_its_place_is_used_again() {
     let (gone, stays) = (Parked::new(&reader, View::everything()), Parked::new(&reader, View::everything()));
     let wakes = gone.wakes.clone();
     drop(gone);
-    // It takes the slot that has become free.
+    // It reuses the freed slot.
     let next = Parked::new(&reader, View::everything());
     writer.apply(added(&POD, 11)).expect("in order");
     assert_eq!((wakes.woken(), stays.woken(), next.woken()), (0, 1, 1));
 }
 
-/// Whoever leaves gives its place to another: nobody else may lose its own by that.
+/// A leaving reader's entry is reused by another; the other readers must keep theirs.
 #[test]
 fn readers_that_leave_in_any_order_take_nobodys_place() {
     for leave in [[0, 1, 2], [4, 3, 2], [0, 4, 2], [1, 0, 3], [3, 4, 0]] {
@@ -327,7 +327,7 @@ async fn staleness_counts_from_its_first_moment() {
     assert_eq!(reader.state(), FeedState::Live);
 }
 
-/// Writes its name down when it is woken.
+/// Records its name when it is woken.
 struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
 
 impl Wake for Named {
@@ -336,7 +336,7 @@ impl Wake for Named {
     }
 }
 
-/// Whichever lane they read, and whether for an event or for a bookmark: others wait behind each of them.
+/// In every lane, and for events and bookmarks: other clients wait for each proxy.
 #[test]
 fn proxies_are_woken_before_all_others() {
     let (mut writer, reader) = listed(ring(100), 10, &[]);

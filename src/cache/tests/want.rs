@@ -1,11 +1,11 @@
-//! What the readers of the tests want to see, as a client writes it and as plain conditions.
+//! Selections of the test readers, as client selectors and as plain conditions.
 
 use std::sync::LazyLock;
 
 use super::fixture::{Pod, view};
 use crate::cache::View;
 
-/// What a watch wants to see.
+/// Selection of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
     Everything,
@@ -39,7 +39,7 @@ pub(super) enum Want {
     TwoNames,
 }
 
-/// Which part of the events a reader is led past: the narrowest lane that holds all it may see.
+/// The narrowest lane that contains everything a reader may see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lane {
     pub(super) namespace: Option<&'static str>,
@@ -141,7 +141,7 @@ impl Want {
         }
     }
 
-    /// The same, as a client writes it, and as it is led.
+    /// Returns the same selection as a client's view.
     pub(super) fn view(self) -> View {
         static VIEWS: LazyLock<Vec<View>> = LazyLock::new(|| Want::ALL.into_iter().map(Want::parsed).collect());
         VIEWS[Self::ALL.into_iter().position(|want| want == self).expect("one of all")].clone()
@@ -158,7 +158,7 @@ impl Want {
         Lane { namespace: Some(namespace).filter(|namespace| !namespace.is_empty()), term }
     }
 
-    /// Namespace, labels, fields; and which of its terms leads it.
+    /// Returns namespace, labels, fields, and the term that determines the lane.
     fn spelled(self) -> (&'static str, &'static str, &'static str, Term) {
         const APP_X: Term = Term::Label("app", &["x"]);
         const APP_X_Y: Term = Term::Label("app", &["x", "y"]);

@@ -1,4 +1,4 @@
-//! The real cache and the model side by side: every step is taken by both, and every answer compared.
+//! The real cache and the model side by side: both take every step, and all results are compared.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,35 +14,35 @@ pub(super) struct World {
     writer: CacheWriter,
     pub(super) reader: CacheReader,
     pub(super) followers: Vec<Option<Follower>>,
-    /// Upstream's bookmarks so far.
+    /// Number of upstream bookmarks.
     bookmarks: u64,
-    /// Content is never repeated, so that stale content shows.
+    /// Content is never repeated, so that stale content is detected.
     notes: u32,
-    /// Whether sizes are compared after every step as well.
+    /// Whether sizes are compared after every step.
     weigh: bool,
 }
 
-/// One reader, and what is known of its place.
+/// One reader, and its expected position.
 pub(super) struct Follower {
     want: Want,
     cursor: Cursor,
     epoch: u32,
-    /// Events up to this version are not for it.
+    /// Events up to this version are skipped.
     after: u64,
-    /// Index of the first fact that it has not looked at.
+    /// Index of the first change that it has not processed.
     at: usize,
-    /// What it knows, if it began with the state: initial events and every delivered event applied to it.
+    /// Its state, if it began with one: initial events and every delivered event applied.
     known: Option<State>,
     wakes: Arc<WakeCounter>,
     woken: usize,
     parked: bool,
-    /// It stopped before the end of what it had been handed: perhaps it is woken, perhaps it is not.
+    /// It stopped before the end of its batch, so it may or may not be woken.
     perhaps: bool,
     expired: bool,
 }
 
 impl World {
-    /// A cache with a ring of so many events, listed at version `base` with nothing in it.
+    /// Creates a cache with a ring of `events` events, listed empty at version `base`.
     pub(super) fn new(events: usize, base: u64) -> Self {
         let (writer, reader) = pods(ring(events));
         let mut world = Self {
@@ -58,12 +58,12 @@ impl World {
         world
     }
 
-    /// The same without a look at the sizes, for those who make a million of them.
+    /// The same without size checks, for tests that create a million worlds.
     pub(super) fn light(events: usize, base: u64) -> Self {
         Self { weigh: false, ..Self::new(events, base) }
     }
 
-    /// A new content for `pod`.
+    /// Returns `pod` with new content.
     pub(super) fn noted(&mut self, pod: Pod) -> Pod {
         self.notes += 1;
         Pod { note: self.notes, ..pod }
@@ -75,13 +75,13 @@ impl World {
         self.apply(event_type, pod, rv);
     }
 
-    /// Upstream deletes the object; one that is not known here goes with the content that the event carries.
+    /// Deletes the object upstream; an unknown object has the content that the event carries.
     pub(super) fn delete(&mut self, pod: Pod, rv: u64) {
         let last = self.model.now.get(&pod.key()).map_or(pod, |(pod, _)| *pod);
         self.apply(Deleted, last, rv);
     }
 
-    /// Upstream reports a change, right or wrong; the model says what must become of it.
+    /// Applies an upstream change, valid or not, and compares the result with the model's.
     pub(super) fn apply(&mut self, event_type: EventType, pod: Pod, rv: u64) {
         let verdict = self.model.judge(&pod, rv);
         let answer = self.writer.apply(change(event_type, &pod, rv));
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Opens a watch after `after`; too old a version must be refused, any other not.
+    /// Opens a watch after `after`; it must fail exactly if the version is too old.
     pub(super) fn open_after(&mut self, want: Want, after: u64) -> Option<usize> {
         let floor = self.model.floor();
         match self.reader.open(Start::After(rv(after)), want.view()) {
@@ -157,11 +157,11 @@ impl World {
         assert_selects(snapshot, &self.model.now, want);
         let known = self.model.now.iter().filter(|(_, (pod, _))| want.matches(pod));
         let known = known.map(|(key, revision)| (key.clone(), *revision)).collect();
-        // Behind everything that is in the state; siblings of its last event are not in it yet.
+        // After everything in the state, which does not include siblings of its last event.
         self.follow(want, opened, 0, Some(known))
     }
 
-    /// Opens a watch behind everything there is.
+    /// Opens a watch at the end of the history.
     pub(super) fn open_at_end(&mut self, want: Want) -> usize {
         let opened = self.reader.open_at_end(want.view());
         assert!(opened.snapshot.is_none());
@@ -201,7 +201,7 @@ impl World {
         self.check();
     }
 
-    /// Pulls once. What comes is exactly what the model says, or the watch has expired, and rightly so.
+    /// Pulls once. The result must be the model's, or an expiry that the model confirms.
     pub(super) fn pull(&mut self, index: usize, room: usize) {
         let Some(follower) = self.followers.get_mut(index).and_then(Option::as_mut) else { return };
         let mut frames = Vec::new();
@@ -213,7 +213,7 @@ impl World {
             assert_eq!(pull, Pull::Expired { oldest: rv(self.model.floor()) }, "got {got:?}");
             assert!(got.is_empty(), "events after a gap: {got:?}");
             follower.expired = true;
-            // It may still be parked from a look before, and is woken once more then.
+            // It may still be parked from an earlier pull, and is then woken once more.
             follower.perhaps = true;
             return;
         }
@@ -235,7 +235,7 @@ impl World {
         follower.take_in(&got);
         let Pull::Frames { last, caught_up, .. } = pull else { panic!("{pull:?} with {got:?}") };
         assert_eq!(Some(last.0), got.last().map(|seen| seen.rv));
-        // A narrow lane may begin later than the reader's place: what comes of the ring is not known to be all.
+        // A narrow lane may begin after the reader's position: events from the ring do not show that they are all.
         assert!(!full || caught_up.is_none() || fitting == due.len(), "{caught_up:?}, and more is due: {due:?}");
         assert!(full || caught_up.is_some() || follower.want.lane() != Lane::ALL, "nothing more is due");
         (follower.parked, follower.perhaps) = (caught_up.is_some(), caught_up.is_none());
@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    /// Every reader to its end, however long it has stood still.
+    /// Reads to the end for every reader.
     pub(super) fn finish(&mut self) {
         for index in 0..self.followers.len() {
             for _ in 0..=self.model.facts.len() {
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Snapshots of one version are S(rv) or nothing.
+    /// Checks that a snapshot of a version is S(rv) or absent.
     pub(super) fn read_at(&self, at: u64) {
         let last_event = self.model.facts.last().map_or(self.model.base_rv, |fact| fact.rv);
         let found = self.reader.snapshot_at(rv(at));
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// Checks what holds at every moment: wake-ups, lanes, sizes.
+    /// Checks the invariants: wake-ups, lanes, sizes.
     fn check(&self) {
         for follower in self.followers.iter().flatten() {
             assert_eq!(follower.wakes.woken(), follower.woken, "wake-ups of {:?}", follower.want);
@@ -296,7 +296,7 @@ impl World {
         assert_eq!((now.rv.0, now.len()), (self.model.progress, self.model.now.len()));
     }
 
-    /// Narrow lanes of this history that somebody reads.
+    /// Returns the number of narrow lanes of this history that have readers.
     fn lanes_in_use(&self) -> usize {
         let mut lanes: Vec<Lane> = Vec::new();
         for follower in self.followers.iter().flatten().filter(|follower| follower.epoch == self.model.epoch) {
@@ -310,18 +310,18 @@ impl World {
 }
 
 impl Follower {
-    /// Whether something at its place has left the ring, or the history has ended. Only then may it be told so.
+    /// Returns whether an event at its position has been evicted, or the history has ended. Only then may it expire.
     fn is_lost(&self, model: &Model) -> bool {
         let evicted = model.facts.get(self.at..model.evicted()).unwrap_or_default();
         self.expired || self.epoch != model.epoch || evicted.iter().any(|fact| fact.concerns(self.want.lane()))
     }
 
-    /// It has been told everything there is.
+    /// Returns whether it has received everything.
     pub(super) fn has_all(&self) -> bool {
         self.parked && !self.expired
     }
 
-    /// What a client makes of the events. Types must fit what it knows.
+    /// Applies the events as a client would. Their types must fit its state.
     fn take_in(&mut self, events: &[Seen]) {
         let Some(known) = &mut self.known else { return };
         for Seen { event_type, rv, pod } in events {
@@ -330,12 +330,12 @@ impl Follower {
                 Deleted => drop(known.remove(&pod.key())),
                 _ => drop(known.insert(pod.key(), (*pod, *rv))),
             }
-            // A deletion of an object that even the cache did not know may be told.
+            // A deletion of an object that was unknown to the cache may be delivered.
             assert!(had == (*event_type != Added) || *event_type == Deleted, "{event_type} of {pod:?}, had: {had}");
         }
     }
 
-    /// A reader that has been told everything knows everything: nothing was lost, whatever the versions say.
+    /// Checks that a reader that has received everything has the complete state.
     fn check_known(&self, model: &Model) {
         let Some(known) = &self.known else { return };
         assert_eq!(visible(known, self.want), visible(&model.now, self.want), "{:?}", self.want);
@@ -343,7 +343,7 @@ impl Follower {
     }
 }
 
-/// How many of the events go into a batch: until the room is used up, and at least one.
+/// Returns how many events go into a batch: until the room is used up, and at least one.
 fn fitting(due: &[(usize, Seen)], room: usize) -> usize {
     let mut bytes = 0;
     for (n, (_, seen)) in due.iter().enumerate() {
@@ -355,7 +355,7 @@ fn fitting(due: &[(usize, Seen)], room: usize) -> usize {
     due.len()
 }
 
-/// The least that an event can cost: its frame as an unfiltered watch gets it.
+/// Returns the minimum charge of an event: its frame for an unfiltered watch.
 fn frame_len(fact: &Fact) -> usize {
     let seen = fact.told_to(Want::Everything).expect("everybody who sees everything sees it");
     seen.pod.frame(seen.event_type, seen.rv).len()

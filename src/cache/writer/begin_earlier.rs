@@ -1,4 +1,4 @@
-//! Events from before the first list, put in front of the history.
+//! Backfilled events: the writer puts events from before the first list in front of the history.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::wire::Object;
 use kubeapi::ResourceVersion;
 
 impl CacheWriter {
-    /// Lets the history begin earlier. Returns false if the events do not join it any more, or the ring has no room for
-    /// them: then nothing has changed. Readers that are there notice nothing.
+    /// Extends the history backwards. Open watches are not affected. If the events no longer join the history or do not
+    /// fit, it changes nothing and returns false.
     pub fn begin_earlier(&mut self, past: BackfilledEvents) -> bool {
         let refused = {
             let mut timeline = self.shared.timeline.write();
@@ -20,7 +20,8 @@ impl CacheWriter {
         refused.is_none()
     }
 
-    /// Notes what objects were before changes of which that was not known. These are all such changes behind `known`.
+    /// Adds the previous states of events for which they were unknown. `before` must contain all such events after
+    /// `known`.
     pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPrevious, Arc<Object>)>) {
         let events = before.into_iter().map(|(change, before)| change.by(before)).collect();
         let gone = {

@@ -1,19 +1,19 @@
-//! Bodies that upstream writes otherwise now, at versions that are the same.
+//! Renewal of bodies that upstream now encodes differently at unchanged versions.
 
 use std::sync::Arc;
 
 use super::CacheWriter;
 use crate::wire::Object;
 
-/// Objects that are exchanged before readers get their turn.
+/// Objects replaced between two yields to readers.
 const RENEWED_AT_A_TIME: usize = 256;
 
 impl CacheWriter {
-    /// Puts objects in the place of those that are held under the same key at the same version, and says how many were
-    /// others: a server of another release writes other bytes. That is no event and no new version.
+    /// Replaces objects that are held under the same key at the same version, and returns how many had different bytes.
+    /// A server of another release writes other bytes; that is no event and no new version.
     ///
-    /// States that somebody pages through go, for their tokens would lead on to what the old server wrote; upstream
-    /// knows those tokens. Whatever was made of the old bodies is found by nobody from here on.
+    /// Snapshots of paging clients are dropped, because their continue tokens would lead to bodies of the old server;
+    /// upstream still accepts those tokens. Readers can no longer get bytes derived from the old bodies.
     pub async fn renew(&mut self, objects: Vec<Arc<Object>>) -> usize {
         let mut renewed = 0;
         let mut objects = objects.into_iter().peekable();

@@ -17,7 +17,7 @@ fn crowd(versions: &[u64]) -> Crowd {
     versions.iter().map(|from| (rv(*from), 1)).collect()
 }
 
-/// A feed that has everything behind 100.
+/// A feed that has everything after 100.
 const HELD: Held = Held { floor: ResourceVersion(100), known: ResourceVersion(100) };
 
 fn remembers(answers: &[BackfillOutcome], now: Instant) -> Memory {
@@ -41,7 +41,7 @@ fn who_may_be_served_waits_and_a_refusal_is_remembered() {
         (&[gone], 49, 0, false),
         (&[gone], 49, 86_400, false),
         (&[gone], 50, 0, true),
-        // What an older answer says stays true.
+        // An older outcome stays valid.
         (&[gone, Gone { before: rv(20) }], 49, 0, false),
         (&[TooEarly { from: rv(50) }], 50, 0, false),
         (&[TooEarly { from: rv(50) }], 51, 0, true),
@@ -49,7 +49,7 @@ fn who_may_be_served_waits_and_a_refusal_is_remembered() {
         (&[Failed], 99, 0, false),
         (&[Failed], 99, 4, false),
         (&[Failed], 99, 5, true),
-        // An answer that breaks off is waited for again, and not for ever.
+        // A broken response is retried, for a limited number of times.
         (&[BrokeOff], 99, 0, true),
         (&[BrokeOff, BrokeOff], 99, 0, true),
         (&[BrokeOff, BrokeOff, Joined, BrokeOff, BrokeOff], 99, 0, true),
@@ -57,7 +57,7 @@ fn who_may_be_served_waits_and_a_refusal_is_remembered() {
         (&[BrokeOff, BrokeOff, BrokeOff], 99, 5, true),
         (&spent, 99, 86_400, false),
         (&spent[1..], 99, 0, true),
-        // That is no matter of whoever does not ask for it.
+        // Irrelevant to clients that do not need previous states.
         (&[Inexplicable { upto: rv(50) }], 49, 0, true),
         (&[Explained], 49, 0, true),
     ] {
@@ -135,7 +135,7 @@ fn upstream_is_asked_for_the_oldest_that_it_may_still_have() {
     }
 }
 
-/// Clients of a fleet come back in any order, each from a version of its own.
+/// Clients of a fleet reconnect in any order, each from its own version.
 #[test]
 fn five_thousand_versions_cost_a_handful_of_questions() {
     let seed = drawn_seed();

@@ -1,4 +1,4 @@
-//! What is charged is what is alive, and what goes when it is too much.
+//! Memory charges equal the memory alive, and the order of eviction above the limit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Represen
 use base::{Account, Cut};
 use kubeapi::{EventType, Gvr};
 
-/// A feed and who fills it, charged as a reflector's are.
+/// A feed with its writer, charged as a reflector's feed is.
 struct Stage {
     feed: Arc<Feed>,
     writer: CacheWriter,
     reader: ObjectReader,
-    /// For as long as it is to be found.
+    /// Keeps the feed registered.
     _lease: FeedHandle,
 }
 
@@ -56,7 +56,7 @@ impl Stage {
         self.writer.apply(change).expect("in order");
     }
 
-    /// An object of about so many bytes.
+    /// Adds an object of about `bytes` bytes.
     fn put(&mut self, name: &str, version: u64, bytes: usize) {
         let frame = large(EventType::Added, name, version, bytes);
         let change = self.change(frame);
@@ -73,7 +73,7 @@ impl Stage {
         self.writer.set_state(FeedState::Live);
     }
 
-    /// Keeps something that was derived.
+    /// Caches a derived chunk.
     fn derive(&self, chunk: u128, bytes: usize) -> PlainChunk {
         let chunks = self.feed.reader.chunks();
         let make = || -> Result<(PlainChunk, usize), &str> {
@@ -92,7 +92,7 @@ impl Stage {
     }
 }
 
-/// What a chunk of that name is written as.
+/// The format of the chunk with that name.
 fn in_json(chunk: u128) -> ChunkFormat {
     let (representation, part) = (Representation::Object(Encoding::Json), ChunkPart::Items);
     ChunkFormat { chunk, representation, release: 36, part }
@@ -118,7 +118,7 @@ fn total(feeds: &Feeds) -> usize {
     feeds.memory().held.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Everything that somebody can reach, each object once.
+/// Returns the bytes of every reachable object, each counted once.
 fn alive(stage: &Stage, states: &[Snapshot]) -> usize {
     let mut objects: BTreeMap<*const Object, usize> = BTreeMap::new();
     let mut see = |object: &Arc<Object>| {
@@ -197,7 +197,8 @@ fn what_is_charged_is_what_is_alive_whatever_happens() {
 
 const OBJECT: usize = 20_000;
 
-/// Derived things by use, across feeds; then paging; then watches that are being told; then history; the state last.
+/// Derived bytes by last use, across feeds; then paging; then watches that are receiving a state; then history; the
+/// state last.
 #[tokio::test(start_paused = true)]
 async fn what_goes_first_is_what_costs_least_to_have_again() {
     const MAX: usize = 4 << 20;
@@ -253,7 +254,7 @@ fn a_position_that_left_a_shortened_ring_is_expired() {
     assert!(stage.feed.reader.stats().event_bytes <= MAX / 4 + 3 * OBJECT, "a quarter of the memory");
 }
 
-/// Which one: `outgrown` has the table.
+/// The table of which feed ends is in `outgrown`.
 #[test]
 fn the_feed_that_outgrows_the_memory_ends_and_others_go_on() {
     const MAX: usize = 4 << 20;
@@ -305,7 +306,7 @@ fn two_states_that_fit_alone_do_not_both_fit() {
     left.push(more).expect("the other has given its memory back");
 }
 
-/// A feed of which an older state than the present one is kept, and as large; the ring has nothing of it.
+/// A feed with an older state that is kept and as large as the current one; the ring has none of it.
 fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, keep: impl FnOnce(&Stage, Snapshot)) -> Stage {
     let mut busy = stage(feeds, demands, "pods");
     let names = || (0..23).map(|n| format!("p-{n}"));
@@ -316,7 +317,7 @@ fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, keep: impl FnOnce(&
     busy
 }
 
-/// A collection is not refused for the sake of states that somebody pages through.
+/// A collection is not refused because of snapshots of paging clients.
 #[test]
 fn a_page_that_fits_once_older_states_are_gone_is_read() {
     let config = CacheConfig { memory_bytes_max: 4 << 20, window_events_max: 1, ..CacheConfig::default() };
@@ -329,7 +330,8 @@ fn a_page_that_fits_once_older_states_are_gone_is_read() {
     assert!(staged.page_grows_to(3 << 20).is_err(), "there is none for so much");
 }
 
-/// Nor of those who are being told an older state, which are over in a moment: until then it may be a little too much.
+/// Nor because of watches that are receiving an older state. These end within moments; until then the limit may be
+/// exceeded slightly.
 #[test]
 fn an_object_that_fits_once_a_watch_is_cut_is_let_in() {
     const MAX: usize = 4 << 20;
@@ -366,7 +368,7 @@ fn a_page_counts_while_it_is_read() {
     assert_eq!(total(&feeds), 0);
 }
 
-/// It would cost upstream a list each time.
+/// Each attempt would cost upstream a list.
 #[tokio::test(start_paused = true)]
 async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
     let (feeds, mut demands) = feeds(1 << 20);
@@ -376,7 +378,7 @@ async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
         drop(staged);
         feeds.ended(&demand.feed, FeedEnd::OverBudget);
     };
-    // As large as all of it: there is never room for that.
+    // As large as the whole limit, so there is never room for it.
     drop(feeds.handle(&spec("pods"), None).expect("there is room"));
     fail(demands.try_recv().expect("it is demanded"), (1 << 20) + 1);
     let refused = || feeds.handle(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(FeedEnd::OverBudget));
@@ -387,7 +389,7 @@ async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
     assert!(!refused(), "it may have become smaller: once an hour");
     let again = demands.try_recv().expect("it is demanded");
     let weight = 900 << 10;
-    // Other feeds hold something, so that less is too much.
+    // Other feeds hold memory, so a smaller feed does not fit either.
     let other = stage(&feeds, &mut demands, "nodes");
     let mut pages = other.feed.reader.stage();
     pages.page_grows_to(200 << 10).expect("there is room");
@@ -411,7 +413,7 @@ fn what_is_made_of_objects_is_charged_for_as_long_as_somebody_sends_it() {
     assert_eq!(total(&feeds), 0);
 }
 
-/// As in benches and tests of the cache alone: a cache has a memory of its own, and objects without a charge.
+/// As in benches and tests of the cache alone: a cache has its own budget, and its objects are not charged.
 #[test]
 fn a_cache_without_feeds_works_as_well() {
     let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);

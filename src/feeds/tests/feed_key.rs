@@ -1,4 +1,4 @@
-//! What a feed asks upstream: the selector of its scope is in every question.
+//! Upstream URLs of a feed: each contains the selector of its scope.
 
 use crate::feeds::{FeedKey, Scope};
 use crate::wire::Encoding;

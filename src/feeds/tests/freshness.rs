@@ -1,4 +1,4 @@
-//! L5: one question upstream may serve every request received before it was sent, and no other.
+//! L5: one upstream request serves every client request received before it was sent, and no other.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ async fn a_feed_that_starts_over_has_nothing_proven() {
     assert!(freshness.covers(asked), "the next proof counts again");
 }
 
-/// Waits in the background; tells whether the wait is over.
+/// Waits in a task, which finishes when the wait ends.
 fn waiting(freshness: &Freshness, received: Instant) -> tokio::task::JoinHandle<()> {
     let freshness = freshness.clone();
     tokio::spawn(async move { freshness.reached(received).await })
@@ -79,7 +79,7 @@ async fn the_wish_that_counts_is_the_latest() {
     let both = [waiting(&freshness, second), waiting(&freshness, first)];
     tokio::task::yield_now().await;
     assert_eq!(*wanted.borrow_and_update(), Some(second));
-    // One question after both serves both.
+    // One request after both serves both.
     freshness.prove(second);
     for waits in both {
         waits.await.expect("it is served");

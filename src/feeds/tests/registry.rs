@@ -1,4 +1,4 @@
-//! The registry: one feed per key, started once, ended once, not tried again at once where that is pointless.
+//! The registry: one feed per key, started once, ended once, and not retried immediately if that is pointless.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,14 +26,14 @@ fn feeds() -> (Feeds, mpsc::Receiver<Demand>) {
     Feeds::new(CacheConfig::default())
 }
 
-/// The only feed there is.
+/// Returns the only feed.
 fn the_one(feeds: &Feeds) -> Arc<Feed> {
     let mut all = feeds.all();
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
 
-/// What is asked for. A feed lives as long as its demand's writer.
+/// Returns the pending demands. A feed lives as long as its demand's writer.
 fn demanded(demands: &mut mpsc::Receiver<Demand>) -> Vec<Demand> {
     std::iter::from_fn(|| demands.try_recv().ok()).collect()
 }
@@ -42,7 +42,7 @@ fn keys(demands: &[Demand]) -> Vec<String> {
     demands.iter().map(|demand| demand.feed.spec.key.to_string()).collect()
 }
 
-/// F4: a thousand clients that arrive together are one upstream watch.
+/// F4: a thousand simultaneous clients cause one upstream watch.
 #[test]
 fn a_feed_is_demanded_once_however_many_want_it() {
     let (feeds, mut demands) = feeds();
@@ -82,7 +82,7 @@ fn finding_starts_nothing() {
     assert_eq!((lease.readers(), found.readers()), (2, 2));
 }
 
-/// Somebody may have learned of a new definition before the feed of the old one is retired.
+/// A client may use the new definition before the feed of the old one is retired.
 #[test]
 fn a_feed_of_another_definition_is_not_found() {
     let (feeds, _demands) = feeds();
@@ -137,7 +137,7 @@ async fn a_refused_feed_is_left_alone_for_half_a_minute() {
     }
 }
 
-/// Refuses whoever comes, for so many seconds; when each came.
+/// Ends each feed as forbidden for `seconds` seconds. Returns the seconds at which one could be started.
 async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
     ended_as(FeedEnd::Forbidden, feeds, demands, seconds).await
 }
@@ -165,7 +165,7 @@ async fn what_cannot_be_read_is_tried_ever_more_rarely_until_upstream_serves_som
         feeds.forget_refusals();
         assert!(feeds.handle(&pods(), None).is_ok(), "{end:?}: perhaps it can be now");
     }
-    // What upstream does not have it may have at any time.
+    // A resource that upstream does not have may appear at any time.
     let (feeds, mut demands) = feeds();
     assert_eq!(ended_as(FeedEnd::Gone, &feeds, &mut demands, 100).await, [0, 30, 60, 90]);
 }
@@ -255,7 +255,7 @@ async fn a_feed_is_idle_since_its_last_reader_went() {
     drop(again);
 }
 
-/// A feed reads certain fields of its objects. When others become selectable, its objects no longer tell enough.
+/// A feed reads certain fields of its objects. If others become selectable, its objects lack them.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     let (feeds, mut demands) = feeds();
@@ -267,7 +267,7 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     assert_eq!((old.spec.index_field.clone(), new.spec.index_field.clone()), (None, Some("spec.nodeName".into())));
     old.retired().await;
     assert!(new.retired().now_or_never().is_none());
-    // The old one ends when it notices; the registry is no longer about it.
+    // The old feed ends when it notices; the registry no longer has it.
     feeds.ended(&old_feed, FeedEnd::Outdated);
     assert_eq!(the_one(&feeds).spec, changed);
     assert!(feeds.find(&changed.key, None).is_some());
@@ -319,7 +319,7 @@ async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
     assert!(feeds.find(&pods().key, None).is_none());
 }
 
-/// A feed that starts learns from which version its first readers want to go on.
+/// A starting feed learns the versions from which its first readers want to resume.
 #[test]
 fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
     let (feeds, mut demands) = feeds();

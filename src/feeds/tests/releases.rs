@@ -1,4 +1,4 @@
-//! What was written for one release of upstream is not shown for another.
+//! Bytes written for one release of upstream are not sent for another.
 
 use bytes::Bytes;
 
@@ -25,7 +25,7 @@ fn frames(reader: &CacheReader, renderer: Renderer) -> Vec<Bytes> {
 async fn an_events_frame_is_written_anew_for_another_release() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.apply(added(&POD, 11)).expect("in order");
-    // Until 1.33 a time that is not there was printed as null.
+    // Until 1.33 an absent time was printed as null.
     let is_null = |frame: &Bytes| frame.windows(24).any(|part| part == br#""creationTimestamp":null"#);
     for (minor, null) in [(33, true), (34, false), (33, true)] {
         let written = frames(&reader, renderer(&reader, minor));

@@ -1,8 +1,8 @@
-//! How a piece of a text is compressed, if that gains anything.
+//! Compression of one piece of a text, if that makes it smaller.
 //!
-//! What is compressed here is compressed once for everybody, so it may cost more than the apiserver spends on each
-//! answer (Go's fastest level). Measured on lists of 1,500 pods and 1,500 config maps, each piece behind the one
-//! before; a client in Go inflates at about the same speed whatever the level:
+//! A compressed piece is shared by all clients, so it may cost more than the apiserver spends on each response (Go's
+//! fastest level). Measured on lists of 1,500 pods and 1,500 config maps, each piece with the previous one as
+//! dictionary; a Go client inflates at about the same speed at every level:
 //!
 //! | | pods, protobuf | pods, JSON | config maps, JSON | compressing | inflating in Go, pods / config maps |
 //! |---|---|---|---|---|---|
@@ -14,7 +14,7 @@
 //! | level 8 | 102 KB | 113 KB | 626 KB | 3.8–16 ns/B | 0.5 / 4.8 ns/B |
 //! | level 9 | 106 KB | 117 KB | 646 KB | 4.5–20 ns/B | 0.6 / 6.8 ns/B |
 //!
-//! Text without matches is another matter. For 300 Secrets of 200 KB of random bytes:
+//! Text without repetitions behaves differently. For 300 Secrets of 200 KB of random bytes:
 //!
 //! | | protobuf | compressing | inflating in Go | JSON (base64) | compressing | inflating in Go |
 //! |---|---|---|---|---|---|---|
@@ -29,28 +29,29 @@ use flate2::{Compress, Compression, FlushCompress};
 use super::literals::Literals;
 use crate::cache::DeflatedChunk;
 
-/// The level with the best trade in the table above.
+/// The level with the best trade-off in the table above.
 const LEVEL: u32 = 6;
-/// A piece that gains less than one part in so many is stored, because a client reads it a hundred times as fast. Go's
-/// own compressor wants a sixteenth.
+/// Divisor of a piece's length that gives the smallest useful gain. With less gain a piece is stored, because clients
+/// read it a hundred times as fast. Go's own compressor requires a sixteenth.
 const GAIN: usize = 18;
-/// If one part in so many repeats something, all repetitions are worth searching for. If less does, the piece is
-/// written without matches, which gains an eighth of a percent where characters are few.
+/// Divisors of a piece's length. If at least 1/16 of it repeats earlier text, it is compressed with matches. If less
+/// than 1/256 does and it has few distinct characters, it is compressed without matches, which makes it an eighth of a
+/// percent smaller.
 const MATCHED: usize = 16;
 const MATCHED_OF_FEW: usize = 256;
-/// How far back a match may reach (RFC 1951 §2).
+/// Maximum distance of a match (RFC 1951 §2).
 pub(super) const WINDOW_BYTES: usize = 32 << 10;
-/// The longest piece: a millisecond of work, two for text that compresses badly.
+/// Maximum length of a piece: a millisecond of work, or two for text that compresses badly.
 pub(super) const PIECE_BYTES_MAX: usize = 160 << 10;
 
-/// Compresses a piece, behind a text that it may refer to.
+/// Compresses a piece, which may refer to the text `before` it.
 pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedChunk {
     let before = &before[before.len().saturating_sub(WINDOW_BYTES)..];
     let max = piece.len() - piece.len() / GAIN;
     let matched = matched(before, piece);
     let literals = (matched < piece.len() / MATCHED).then(|| Literals::of(piece));
     let bytes = match literals {
-        // With so many different characters nothing would be gained.
+        // With this many distinct characters, compression gains nothing.
         Some(literals) if literals.len() >= max => None,
         Some(literals) if matched < piece.len() / MATCHED_OF_FEW => Some(literals.write(piece)),
         _ => with_matches(before, piece),
@@ -59,12 +60,12 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedCh
     DeflatedChunk { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
 }
 
-/// How many pieces a text of this length is cut into; they are about as long as each other.
+/// Returns the number of pieces for a text of this length. Pieces have about equal lengths.
 pub(super) fn pieces(len: usize) -> usize {
     len.div_ceil(PIECE_BYTES_MAX).max(1)
 }
 
-/// The range of a piece.
+/// Returns the range of a piece.
 pub(super) fn piece(len: usize, index: usize) -> std::ops::Range<usize> {
     let pieces = pieces(len);
     len * index / pieces..len * (index + 1) / pieces
@@ -81,7 +82,7 @@ fn with_matches(before: &[u8], piece: &[u8]) -> Option<Vec<u8>> {
         let done = deflate.compress_vec(&piece[at..], &mut out, FlushCompress::Sync);
         done.ok()?;
         at = usize::try_from(deflate.total_in()).ok()?;
-        // Room that was not used shows that there was nothing more to write.
+        // Unused capacity shows that the output is complete.
         if at == piece.len() && out.len() < out.capacity() {
             out.shrink_to_fit();
             return Some(out);
@@ -90,11 +91,11 @@ fn with_matches(before: &[u8], piece: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// More than an empty input takes.
+/// Initial capacity in addition to the estimate; more than an empty input needs.
 const SLACK: usize = 64;
 
-/// About how much of a piece repeats something, up to the amount that is enough. Where nothing repeats, it takes ever
-/// longer steps.
+/// Estimates how much of a piece repeats earlier text, up to the amount that is sufficient. Where nothing repeats, its
+/// steps become longer.
 fn matched(before: &[u8], piece: &[u8]) -> usize {
     let text = [before, piece].concat();
     let mut seen = vec![u32::MAX; 1 << PLACE_BITS];
@@ -120,10 +121,10 @@ fn matched(before: &[u8], piece: &[u8]) -> usize {
     matched
 }
 
-/// The length of a repetition that counts: shorter ones come by chance.
+/// Minimum length of a repetition that counts; shorter ones occur by chance.
 const MATCH_BYTES: usize = 5;
 const PLACE_BITS: u32 = 14;
-/// After so many misses the steps become longer.
+/// Number of misses after which the steps become longer.
 const MISSES_A_STEP: usize = 32;
 
 fn place(text: &[u8], at: usize) -> usize {

@@ -11,14 +11,14 @@ use crate::listing::joined::Joined;
 use crate::listing::page_chunks::Batch;
 use crate::wire::Refused;
 
-/// A LIST that is being sent, compressed.
+/// A LIST response that is being sent compressed.
 #[derive(Debug)]
 pub(crate) struct GzipList {
     list: ListBody,
     batches: Vec<Batch>,
     member: Member,
     stage: Stage,
-    /// What was read of the current batch, if a piece of it has to be compressed here or is sent as it is.
+    /// Text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
     reading: Reading,
     joined: Joined,
 }
@@ -35,7 +35,7 @@ enum Stage {
 /// A batch, read chunk by chunk.
 #[derive(Debug, Default)]
 struct Reading {
-    /// How many chunks were read.
+    /// Number of chunks read.
     chunks: usize,
     text: Text,
 }
@@ -47,7 +47,7 @@ impl GzipList {
         Self { list, batches, member: Member::begin(), stage: Stage::Head, reading, joined }
     }
 
-    /// The next chunk; `None` after the last.
+    /// Returns the next chunk; `None` after the last.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_slice(cx));
@@ -85,7 +85,7 @@ impl GzipList {
         let batch = &self.batches[at];
         let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
         let made = match self.list.deflated(wanted) {
-            // A piece that somebody has compressed already.
+            // The piece is cached in compressed form.
             Some(made) if made.bytes.is_some() => made,
             found => {
                 if let Err(refused) = ready!(self.reading.poll(&mut self.list, batch, cx)) {
@@ -120,7 +120,7 @@ impl GzipList {
 }
 
 impl Reading {
-    /// Ready when all of the batch was read.
+    /// Is ready when the whole batch has been read.
     fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {

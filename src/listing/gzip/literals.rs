@@ -1,24 +1,23 @@
-//! A block of DEFLATE without matches (RFC 1951 §3.2.7): for text that repeats nothing and has few different
-//! characters.
+//! DEFLATE blocks without matches (RFC 1951 §3.2.7), for text without repetitions and with few distinct characters.
 //!
-//! Base64 of random bytes is such text. A search for matches takes ten times as long and finds none. Its blocks are an
-//! eighth of a percent longer, because there are many and each has codes of its own.
+//! Base64 of random bytes is such text. A search for matches takes ten times as long and finds none. Its output is an
+//! eighth of a percent longer, because it has many blocks with codes of their own.
 
-/// One code for each literal, and one for the end of the block.
+/// Number of codes: one for each literal, and one for the end of the block.
 const CODES: usize = 257;
 const END: usize = 256;
 const CODE_BITS_MAX: u32 = 15;
-/// The number of codes for lengths of codes.
+/// Number of codes for code lengths.
 const LENGTH_CODES: usize = 19;
 const LENGTH_CODE_BITS_MAX: u32 = 7;
-/// The order in which the lengths of those codes are written.
+/// Order in which the lengths of those codes are written.
 const LENGTHS_ORDER: [usize; LENGTH_CODES] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
-/// A text with the codes that it would be written in.
+/// The Huffman codes of a text.
 #[derive(Debug)]
 pub(super) struct Literals {
     lengths: Vec<u32>,
-    /// The block's head, which says how long the codes are.
+    /// The block's header, which contains the code lengths.
     head: Bits,
     bits: u64,
 }
@@ -34,7 +33,7 @@ struct Bits {
 impl Literals {
     pub(super) fn of(text: &[u8]) -> Self {
         let mut counts = [0u32; CODES];
-        // Four tables, so that a character that repeats does not wait for its last count.
+        // Four tables, so that a repeated character does not wait for its previous count.
         let mut tables = [[0u32; 256]; 4];
         let mut chunks = text.chunks_exact(4);
         for chunk in &mut chunks {
@@ -51,14 +50,14 @@ impl Literals {
         Self { lengths, head, bits }
     }
 
-    /// The length of the block in bytes.
+    /// Returns the length of the block in bytes.
     pub(super) fn len(&self) -> usize {
         let bits = self.head.len() + self.bits;
-        // The head of an empty block fills the last byte; the length of that block follows.
+        // The header of an empty block fills the last byte; the length of that block follows.
         usize::try_from((bits + 3).div_ceil(8) + 4).unwrap_or(usize::MAX)
     }
 
-    /// Writes the block, and an empty one that ends on a byte boundary.
+    /// Writes the block, followed by an empty block that ends on a byte boundary.
     pub(super) fn write(self, text: &[u8]) -> Vec<u8> {
         let len = self.len();
         let codes = codes(&self.lengths);
@@ -97,7 +96,7 @@ impl Bits {
     }
 }
 
-/// The lengths of a Huffman code in which none is longer than `max`.
+/// Returns the lengths of a Huffman code, none longer than `max`.
 fn lengths(counts: &[u32], max: u32) -> Vec<u32> {
     let mut counts = counts.to_vec();
     loop {
@@ -105,7 +104,7 @@ fn lengths(counts: &[u32], max: u32) -> Vec<u32> {
         if lengths.iter().all(|length| *length <= max) {
             return lengths;
         }
-        // Rare characters are counted as less rare, until no code is too long.
+        // Rare characters are counted as less rare until no code is too long.
         counts.iter_mut().filter(|count| **count > 0).for_each(|count| *count = *count / 2 + 1);
     }
 }
@@ -118,7 +117,7 @@ fn unbounded_lengths(counts: &[u32]) -> Vec<u32> {
         lengths[only] = 1;
         return lengths;
     }
-    // Leaves come first, then the nodes that join two; both in the order of their counts.
+    // Leaves come first, then the inner nodes; both sorted by count.
     let mut nodes: Vec<(u32, usize)> = leaves.iter().map(|at| (counts[*at], 0)).collect();
     let (mut leaf, mut node) = (0, leaves.len());
     for parent in leaves.len()..(2 * leaves.len()).saturating_sub(1) {
@@ -140,7 +139,7 @@ fn unbounded_lengths(counts: &[u32]) -> Vec<u32> {
     lengths
 }
 
-/// The codes for these lengths (RFC 1951 §3.2.2), with the first bit lowest.
+/// Returns the codes for these lengths (RFC 1951 §3.2.2), with the first bit lowest.
 fn codes(lengths: &[u32]) -> Vec<u32> {
     let mut next = [0; CODE_BITS_MAX as usize + 2];
     lengths.iter().filter(|length| **length > 0).for_each(|length| next[*length as usize + 1] += 1);
@@ -158,8 +157,8 @@ fn codes(lengths: &[u32]) -> Vec<u32> {
     lengths.iter().map(code).collect()
 }
 
-/// The head of a block that is not the last. It has codes of these lengths for literals, and one for a distance that
-/// nothing uses: some decoders want one.
+/// Returns the header of a block that is not the last. It has codes of these lengths for literals, and one unused
+/// distance code, because some decoders require one.
 fn head(lengths: &[u32]) -> Bits {
     let runs = runs(&[lengths, &[1]].concat());
     let mut counts = [0; LENGTH_CODES];
@@ -180,7 +179,7 @@ fn head(lengths: &[u32]) -> Bits {
     bits
 }
 
-/// Run-length codes for these lengths (RFC 1951 §3.2.7), each with its extra bits.
+/// Returns the run-length codes for these lengths (RFC 1951 §3.2.7), each with its extra bits.
 fn runs(lengths: &[u32]) -> Vec<(usize, u32, u32)> {
     let mut runs = Vec::new();
     for same in lengths.chunk_by(|a, b| a == b) {
@@ -220,7 +219,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(6);
         let rare =
             |at: usize| (0..2_usize.pow(at.try_into().expect("small"))).map(move |_| u8::try_from(at).expect("small"));
-        // Counts that double: the codes of Huffman would be longer than there may be.
+        // Counts that double: unbounded Huffman codes would be longer than allowed.
         let skewed: Vec<u8> = (0..18).flat_map(rare).collect();
         let mut texts = vec![vec![], b"a".to_vec(), b"ab".to_vec(), skewed, (0..=255).collect()];
         for characters in [1, 2, 3, 64, 65, 200, 256] {

@@ -6,7 +6,7 @@ use crc32fast::Hasher;
 use super::text::Text;
 use crate::cache::DeflatedChunk;
 
-/// One gzip member (RFC 1952), made of pieces that were compressed separately.
+/// One gzip member (RFC 1952), assembled from separately compressed pieces.
 #[derive(Debug)]
 pub(super) struct Member {
     plain: Hasher,
@@ -20,7 +20,7 @@ pub(super) struct Member {
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// An empty last block.
 const LAST_BLOCK: [u8; 2] = [3, 0];
-/// The longest stored block.
+/// Maximum length of a stored block.
 const STORED_BYTES_MAX: usize = 0xffff;
 
 impl Member {
@@ -29,7 +29,7 @@ impl Member {
         Self { plain: Hasher::new(), len: 0, stored: Text::default(), out }
     }
 
-    /// Appends a piece. `plain` gives its plain bytes, if it is stored.
+    /// Appends a piece. If the piece is stored, `plain` returns its bytes.
     pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> Text) {
         self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
         self.len += piece.len;
@@ -42,7 +42,7 @@ impl Member {
         }
     }
 
-    /// Appends bytes that belong to this answer alone.
+    /// Appends bytes that belong to this response alone.
     pub(super) fn put_plain(&mut self, bytes: Bytes) {
         self.plain.update(&bytes);
         self.len += bytes.len() as u64;
@@ -58,7 +58,7 @@ impl Member {
         }
     }
 
-    /// Writes what is stored.
+    /// Writes the pending stored block.
     fn close(&mut self) {
         let stored = std::mem::take(&mut self.stored);
         if stored.len() == 0 {
@@ -73,7 +73,7 @@ impl Member {
         self.out.extend(stored);
     }
 
-    /// Appends the sum and, modulo 2^32, the length of everything (RFC 1952 §2.3.1).
+    /// Appends the checksum and, modulo 2^32, the length of everything (RFC 1952 §2.3.1).
     pub(super) fn end(&mut self) {
         self.close();
         let mut out = LAST_BLOCK.to_vec();
@@ -82,7 +82,7 @@ impl Member {
         self.out.push_back(out.into());
     }
 
-    /// The next bytes that can be sent.
+    /// Returns the next bytes to send.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         self.out.pop_front()
     }

@@ -23,7 +23,7 @@ fn incompressible(len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| byte_below(256)).take(len).collect()
 }
 
-/// Random text of 64 characters, as base64 has.
+/// Random text of 64 characters, like base64.
 fn base64(len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| b'0' + byte_below(64)).take(len).collect()
 }
@@ -42,7 +42,7 @@ async fn a_whole_answer_is_one_member() {
     }
 }
 
-/// A client reads what is stored a hundred times as fast, and nothing comes out longer than five bytes in 65,535.
+/// Clients read stored data a hundred times as fast, and no output grows by more than five bytes in 65,535.
 #[tokio::test]
 async fn what_gains_nothing_is_stored_and_what_gains_something_is_not() {
     const LEN: usize = 1 << 20;
@@ -52,9 +52,9 @@ async fn what_gains_nothing_is_stored_and_what_gains_something_is_not() {
     let base64 = compressed(base64(LEN)).await;
     assert!((LEN * 3 / 4..LEN * 3 / 4 + LEN / 400).contains(&base64), "{base64}");
     assert!(compressed(words(LEN)).await < LEN / 3);
-    // Something that comes again, of characters that tell nothing.
+    // A repetition of text with evenly distributed characters.
     assert!(compressed(incompressible(20_000).repeat(50)).await < LEN / 5);
-    // A piece that gains something among others that do not.
+    // A compressible piece among incompressible ones.
     let mixed = [incompressible(LEN / 2), words(LEN / 4), incompressible(LEN / 4)].concat();
     let mixed = compressed(mixed).await;
     assert!((LEN * 3 / 4..LEN * 7 / 8).contains(&mixed), "{mixed}");

@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-/// A text in slices that are shared with others.
+/// A text in shared slices.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Text {
     slices: VecDeque<Bytes>,
@@ -22,7 +22,7 @@ impl Text {
         }
     }
 
-    /// The part of it in `range`.
+    /// Returns the part in `range`.
     pub(super) fn range(&self, range: Range<usize>) -> Self {
         let mut part = Self::default();
         let mut at = 0;
@@ -36,7 +36,7 @@ impl Text {
         part
     }
 
-    /// Splits off what comes after `at` bytes.
+    /// Splits off the text after `at` bytes.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         let rest = self.range(at..self.len);
         *self = self.range(0..at);

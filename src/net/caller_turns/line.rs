@@ -8,27 +8,27 @@ use tokio::time::Instant;
 
 use crate::net::owners::Owner;
 
-/// What owners have had of a core lately, and which of their connections wait.
+/// The recent CPU use of each owner on a core, and the connections that wait.
 #[derive(Debug)]
 pub(super) struct Lines {
     all: HashMap<Owner, Line>,
-    /// The owners with a connection that waits. The first of them is next.
+    /// The owners with a waiting connection, the next one first.
     order: VecDeque<Owner>,
-    /// What wakes the next connection once everything else has been let in, if that has begun.
+    /// The waker of the next connection, while everything else runs before it.
     back: Option<Arc<Back>>,
     tickets: u64,
     waiting: usize,
-    /// With so many lines, those that say nothing are removed.
+    /// The number of lines at which those without information are removed.
     sweep_at: usize,
 }
 
 /// The connections of one owner.
 #[derive(Debug)]
 struct Line {
-    /// What it has had, and not given back, at that time.
+    /// The CPU time that the owner had used and not regained at `at`.
     spent: Duration,
     at: Instant,
-    /// Those that wait, by their tickets, which ascend. The next one is first.
+    /// The waiting connections by ticket, in ascending order. The next one is first.
     waiting: VecDeque<(u64, Waker)>,
 }
 
@@ -39,34 +39,37 @@ pub(super) struct Place {
     ticket: u64,
 }
 
-/// What is to be done with a connection that wants to be polled.
+/// What to do with a connection that asks to be polled.
 #[derive(Debug)]
 pub(super) enum Entered {
     Goes,
-    /// Its task is woken when it is next.
+    /// The connection waits. Its task is woken when it is next.
     Waits,
-    /// It waits, because its owner has had more than a slice. The next owner's connection is to be woken.
+    /// The connection waits, because its owner has used more than a slice. The caller must wake the next owner's
+    /// connection.
     PassesOn(Waker),
-    /// It is next, and goes when its task polls again after this was woken: everything else that is ready goes first.
+    /// The connection is next, and is polled after this waker has woken its task. Everything else that can run goes
+    /// first.
     LetsOthersIn(Arc<Back>),
 }
 
-/// Wakes a task and says that it was this that woke it.
+/// A waker that wakes a task and records that it did.
 #[derive(Debug)]
 pub(super) struct Back {
     is_back: AtomicBool,
     task: Waker,
 }
 
-/// How much of a core one owner has until everything else is let in. A poll that begins within it may end later: then
-/// the owner lets the others have their slices once for each slice that it has had.
+/// The CPU time that one owner gets before everything else runs.
+///
+/// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
 pub(super) const SLICE: Duration = Duration::from_micros(100);
-/// More is not held against an owner: a thread that the system did not run has polled nothing meanwhile.
+/// The most use charged to an owner. This bounds the charge to a thread that the system did not schedule.
 const SPENT_MAX: Duration = SLICE.saturating_mul(10);
-/// A slice is given back while so many times as much passes between polls and none of the owner's connections waits:
-/// an owner that takes less of a core never waits.
+/// An owner regains one slice for each four slices of time between polls, while none of its connections waits. So an
+/// owner that uses less than a fifth of a core never waits.
 const GIVEN_BACK_IN: u32 = 4;
-/// How many lines there are at least until some are removed.
+/// The least number of lines before some are removed.
 const SWEEP_MIN: usize = 64;
 
 impl Lines {
@@ -74,7 +77,8 @@ impl Lines {
         self.waiting
     }
 
-    /// A connection wants to be polled. `place` is what it has in its owner's line, or is to have.
+    /// Handles a connection that asks to be polled. `place` is its place in its owner's line, if any; it is set or
+    /// cleared here.
     pub(super) fn enter(&mut self, owner: Owner, now: Instant, place: &mut Option<Place>, waker: &Waker) -> Entered {
         let ticket = match place {
             Some(has) => has.ticket,
@@ -97,7 +101,7 @@ impl Lines {
         }
         if let Some(back) = &self.back {
             if !back.is_back() {
-                // Something else has woken the task.
+                // Another waker has woken the task.
                 return Entered::Waits;
             }
             self.back = None;
@@ -118,7 +122,7 @@ impl Lines {
         Entered::Goes
     }
 
-    /// Records what a turn took. Returns the connection that is next.
+    /// Records the duration of a turn. Returns the connection to wake next.
     pub(super) fn end(&mut self, owner: Owner, began: Instant, now: Instant) -> Option<Waker> {
         let spent = self.charge(owner, began, now);
         if spent >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
@@ -128,7 +132,7 @@ impl Lines {
         self.next()
     }
 
-    /// Records that an owner has had the core for that time. Returns what it has had lately.
+    /// Charges an owner for a period. Returns the owner's recent use.
     pub(super) fn charge(&mut self, owner: Owner, began: Instant, now: Instant) -> Duration {
         let line = self.line(owner, now);
         line.give_back(began);
@@ -137,7 +141,7 @@ impl Lines {
         line.spent
     }
 
-    /// Gives up a place. Returns the connection that is next then, if it has to be woken.
+    /// Gives up a place. Returns the connection to wake next, if there is one.
     pub(super) fn leave(&mut self, place: &Place) -> Option<Waker> {
         let at = self.all.get(&place.owner)?.place(place.ticket).ok()?;
         if at == 0 && self.order.front() == Some(&place.owner) {
@@ -147,13 +151,13 @@ impl Lines {
         self.next()
     }
 
-    /// The connection that is next, unless everything else is being let in before it.
+    /// The next connection, unless everything else runs before it now.
     fn next(&self) -> Option<Waker> {
         let first = self.order.front().filter(|_| self.back.is_none())?;
         self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
     }
 
-    /// Puts a connection at the end of its owner's line. Returns its ticket.
+    /// Adds a connection at the end of its owner's line. Returns its ticket.
     fn join(&mut self, owner: Owner, now: Instant, waker: &Waker) -> u64 {
         self.tickets += 1;
         self.waiting += 1;
@@ -205,7 +209,7 @@ impl Line {
         self.at = now;
     }
 
-    /// Whether it is as good as a new one.
+    /// Whether the line equals a new one.
     fn says_nothing(&mut self, now: Instant) -> bool {
         self.give_back(now);
         self.waiting.is_empty() && self.spent.is_zero()

@@ -10,15 +10,15 @@ use tokio::time::{advance, sleep, sleep_until, timeout};
 use super::line::SLICE;
 use super::*;
 
-/// What most polls take.
+/// The duration of most polls.
 const POLL: Duration = Duration::from_micros(20);
 const STORM: u64 = 1;
 const LONG: Duration = Duration::from_secs(3_600);
-/// How late a timer may be.
+/// The most delay of a timer.
 const TIMER: Duration = Duration::from_millis(1);
 
-/// The time after which a light owner's connection is polled at the latest: a slice of the heavy ones, its last poll,
-/// and a connection's own poll.
+/// The most delay until a light owner's connection is polled: a slice of the heavy owners, their last poll, and one
+/// poll of its own.
 const LATE_MAX: Duration = SLICE.saturating_add(POLL.saturating_mul(2)).saturating_add(TIMER);
 
 fn source(last: u8) -> ConnectionSource {
@@ -30,9 +30,9 @@ fn other(turns: &CallerTurns) -> ConnectionTurns {
     turns.of(&Connection::default(), source(250))
 }
 
-/// A scene on a core: who was polled, and at what time from the beginning on.
+/// A simulated core. It notes which connection was polled, and when.
 struct Scene {
-    /// What a poll takes.
+    /// The duration of a poll.
     poll: Duration,
     turns: Arc<CallerTurns>,
     began: Instant,
@@ -46,14 +46,14 @@ impl Scene {
         Self { poll: POLL, turns, began, notes: Arc::default(), all: JoinSet::new() }
     }
 
-    /// A caller's connection, which has something to do for so many polls, one after the other.
+    /// A caller's connection polled `polls` times in a row.
     fn connection(&self, caller: u64, polls: usize) -> impl Future<Output = ()> + Send + use<> {
         let connection = Connection::default();
         connection.found_known(Some(caller));
         self.begin((connection, source(0)), caller, polls, Some(caller))
     }
 
-    /// A connection whose caller is `found` when it is first polled, if at all. `name` is its name in the notes.
+    /// A connection whose caller is `found` at its first poll, if at all. `name` is its name in the notes.
     fn begin(
         &self,
         (connection, source): (Connection, ConnectionSource),
@@ -84,7 +84,7 @@ impl Scene {
         (0..connections).for_each(|_| drop(self.all.spawn(self.connection(caller, polls))));
     }
 
-    /// A connection that has something to do for a moment, and not before.
+    /// A connection that needs one poll, at a given time.
     fn spawn_at(&mut self, due: Duration, caller: u64) {
         let (connection, due) = (self.connection(caller, 1), self.began + due);
         self.all.spawn(async move {
@@ -93,7 +93,7 @@ impl Scene {
         });
     }
 
-    /// Returns how many connections came to their end, and did not panic.
+    /// Returns the number of connections that completed without a panic.
     async fn end(&mut self) -> usize {
         let mut ended = 0;
         while let Some(joined) = timeout(LONG, self.all.join_next()).await.expect("nobody waits for ever") {
@@ -142,7 +142,7 @@ async fn unknown_callers_of_one_address_share_its_turns() {
     for _ in 0..400 {
         drop(scene.all.spawn(scene.begin((Connection::default(), source(1)), STORM, 20, None)));
     }
-    // One that is unknown too, from elsewhere, and a known one.
+    // One more connection without a known caller, from another address, and one with a known caller.
     let (stranger, due) = (scene.begin((Connection::default(), source(2)), 2, 1, None), scene.began + 3 * TIMER);
     scene.all.spawn(async move {
         sleep_until(due).await;
@@ -160,9 +160,9 @@ async fn unknown_callers_of_one_address_share_its_turns() {
 async fn who_are_alone_wait_for_nothing_and_no_core_is_idle() {
     for others in [0, 1] {
         let mut scene = Scene::new();
-        // The clock of a runtime that is idle goes to its next timer.
+        // The paused clock of an idle runtime advances to its next timer.
         let timer = tokio::spawn(sleep(LONG));
-        // Another caller's connection, with nothing to do, has their turns counted.
+        // An idle connection of another caller makes the turns count.
         let _others: Vec<_> = (0..others).map(|_| other(&scene.turns)).collect();
         scene.spawn(STORM, 50, 40);
         while scene.all.join_next().await.is_some() {}
@@ -178,7 +178,7 @@ async fn a_storm_of_many_connections_has_no_more_than_one_of_few() {
     scene.spawn(STORM, 80, 20);
     scene.spawn(2, 4, 400);
     scene.end().await;
-    // When one has had half of what it wants, so has the other, to a few slices.
+    // When one owner has used half of its demand, so has the other, within a few slices.
     let half = |caller| scene.polls_of(caller)[800];
     assert!(half(STORM).abs_diff(half(2)) <= 4 * SLICE, "{:?} {:?}", half(STORM), half(2));
 }
@@ -217,7 +217,7 @@ async fn heavy_callers_get_equal_time_whether_their_polls_are_long_or_short() {
     (0..30).for_each(|_| drop(all.spawn(long.connection(2, 5))));
     (0..30).for_each(|_| drop(all.spawn(scene.connection(STORM, 250))));
     while all.join_next().await.is_some() {}
-    // When the one has had half of its 150 ms, so has the other, to a few of the long polls.
+    // When one has used half of its 150 ms, so has the other, within a few of the long polls.
     let [long, short] = [scene.polls_of(2)[75], scene.polls_of(STORM)[3_750]];
     assert!(long.abs_diff(short) <= Duration::from_millis(10), "{long:?} {short:?}");
 }
@@ -237,7 +237,7 @@ async fn who_asks_rarely_on_new_connections_waits_for_nobody() {
 #[tokio::test(start_paused = true)]
 async fn who_asks_on_ever_new_connections_is_known_by_what_they_have_had() {
     let scene = Scene::new();
-    // Somebody else is there.
+    // The connection of another owner makes the turns count.
     let _other = other(&scene.turns);
     for last in 0..6 {
         let connection = (Connection::default(), source(last));
@@ -268,7 +268,7 @@ async fn who_goes_away_or_panics_holds_nobody_up() {
             }
             yield_now().await;
         }
-        // One after the other, each when some wait: among them is the first in line.
+        // One after the other while some wait, among them the first in line.
         gone.abort();
         yield_now().await;
     }
@@ -310,7 +310,8 @@ fn of_many_callers_those_are_kept_who_have_had_something_or_wait() {
     assert!(lines.leave(&place.expect("it waits")).is_none());
 }
 
-/// What an owner has had in the past second, in polls of so long with so much between them, and whether it waits then.
+/// The CPU use of an owner over a second, as the poll time and the pause between polls, and whether the owner then
+/// waits.
 #[test]
 fn owner_is_heavy_above_a_fifth_of_a_core() {
     for (poll, pause, waits) in [
@@ -318,7 +319,7 @@ fn owner_is_heavy_above_a_fifth_of_a_core() {
         (Duration::from_micros(20), Duration::from_micros(40), true),
         (Duration::from_micros(90), Duration::from_micros(400), false),
         (Duration::from_micros(90), Duration::from_micros(200), true),
-        // A burst has its slice at once, and nothing is held against it for longer than 4 ms.
+        // A burst gets its slice at once, and its charge is forgotten within 4 ms.
         (Duration::from_millis(1), Duration::from_millis(4), false),
         (Duration::from_secs(1), Duration::from_millis(4), false),
         (Duration::from_millis(1), Duration::from_millis(3), true),

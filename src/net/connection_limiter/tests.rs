@@ -1,4 +1,4 @@
-//! Who is let in, and who goes for it, on a clock that stands still while anything is to be done.
+//! Tests of which connections are accepted and which are closed for them, on a paused clock.
 
 use std::net::Ipv4Addr;
 
@@ -55,7 +55,7 @@ async fn where_all_are_busy_who_comes_waits_for_a_place() {
     let extra = places.enter(&stranger, source(1)).now_or_never().expect("it may say who it is");
     let mut entering = std::pin::pin!(places.enter(&second, source(2)));
     assert!(entering.as_mut().now_or_never().is_none());
-    // The answer is whole: nobody says so, and it is noticed.
+    // The end of the response sends no notification; the limiter polls for it.
     drop(request);
     let entered = entering.await;
     assert!(first.is(ConnectionState::Cut));
@@ -96,7 +96,7 @@ impl Busy {
     }
 }
 
-/// As many as there are places, all of one caller, and busy.
+/// Busy connections of one caller.
 fn taken_by(places: &Arc<ConnectionLimiter>, count: usize, caller: u64) -> Vec<Busy> {
     let come = |_| {
         let busy = Busy::come(places, 1);
@@ -190,7 +190,7 @@ async fn connection_whose_client_takes_nothing_makes_room() {
     assert_ne!(gone, [0], "its client has just taken something");
 }
 
-/// One source has all places and comes again and again; another is let in, and keeps its place meanwhile.
+/// One source has all places and reconnects in a loop; a connection of another source is accepted and keeps its place.
 #[tokio::test(start_paused = true)]
 async fn who_floods_displaces_itself() {
     const ROUNDS: usize = 100;
@@ -214,7 +214,7 @@ async fn who_floods_displaces_itself() {
     assert_eq!(flood.len(), 19);
 }
 
-/// What is left is for upstream, for files and for whoever asks how we are: some fifteen before anybody comes.
+/// The rest is for upstream, for files and for health checks: about fifteen before any client connects.
 #[test]
 fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
     for (descriptors, expected) in [(0, (1, 1)), (80, (55, 5)), (1_024, (704, 64)), (1 << 20, (786_176, 256))] {
@@ -224,7 +224,7 @@ fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
     }
 }
 
-/// It is asked again and again while those that were closed are on their way.
+/// `make_room` is called in a loop while the closed connections still hold their descriptors.
 #[tokio::test(start_paused = true)]
 async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
     let places = places(4 * ROOM, LEAVING_MAX);
@@ -247,7 +247,7 @@ async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
     assert!(more.await);
 }
 
-/// Somebody connects again and again while upstream has no descriptor.
+/// A client reconnects in a loop while upstream has no descriptor.
 #[tokio::test(start_paused = true)]
 async fn what_others_were_given_is_not_taken_by_who_comes_next() {
     let places = places(1_000, LEAVING_MAX);
@@ -276,7 +276,7 @@ async fn what_others_were_given_is_not_taken_by_who_comes_next() {
     assert_eq!(here.len(), 150 - ROOM_FOR_OTHERS, "nobody needs any more");
 }
 
-/// A source that asks all the time keeps nobody else's silent connections.
+/// A source that sends requests all the time does not protect the idle connections of another source.
 #[tokio::test(start_paused = true)]
 async fn where_there_are_no_descriptors_those_of_any_source_go_who_have_long_been_silent() {
     let places = places(100, LEAVING_MAX);
@@ -295,7 +295,7 @@ async fn where_there_are_no_descriptors_those_of_any_source_go_who_have_long_bee
     assert_eq!((cut(&old), cut(&young)), (10, 0));
 }
 
-/// Some came while there was room, and were not looked for.
+/// Some connections arrived while there was room, before any scan.
 #[tokio::test(start_paused = true)]
 async fn who_has_just_come_is_the_last_to_go() {
     const PLACES: usize = 3 * ROOM;
@@ -332,7 +332,7 @@ async fn who_has_just_come_is_the_last_to_go() {
     assert_eq!(here.len(), PLACES - 2 * ROOM);
 }
 
-/// All who were silent at the last look have gone, and others have had their answers since.
+/// All connections that were idle at the last scan are gone, and others have become idle since.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
     let places = places(3, LEAVING_MAX);

@@ -1,9 +1,9 @@
-//! Checks of an HTTP/1 request before the codec reads it: a `#` in its target, and the size of its head while that is
+//! Checks of an HTTP/1 request before the codec reads it: a `#` in its target, and the size of its head while it is
 //! unfinished.
 //!
-//! A target has no fragment (RFC 9112 §3.2), and Go's server keeps what a client sends there as a part of the path. The
-//! `http` crate cuts it off: `DELETE …/configmaps#/a` would become `DELETE …/configmaps`, which deletes all of them. So
-//! the byte is replaced, before the codec reads it, by one that the codec refuses with 400.
+//! A target has no fragment (RFC 9112 §3.2), and Go's server treats one as a part of the path. The `http` crate cuts it
+//! off: `DELETE …/configmaps#/a` would become `DELETE …/configmaps`, which deletes all of them. So the byte is
+//! replaced, before the codec reads it, by one that the codec refuses with 400.
 
 use std::io;
 use std::pin::Pin;
@@ -94,7 +94,7 @@ impl HeadCheck {
         self.state() == AWAITED
     }
 
-    /// Checks bytes that were read while no request is running. Bytes of a tunnel are no head.
+    /// Checks bytes that were read while no request is running. Bytes of a tunnel are not checked.
     fn check(&self, bytes: &mut [u8]) -> Result<(), NoRoom> {
         if self.state() == OFF {
             return Ok(());
@@ -138,7 +138,8 @@ impl HeadCheck {
     }
 }
 
-/// A connection whose heads are checked as they are read. Nothing more is read once a poll has had its slice.
+/// A connection whose request heads are checked as they are read. It reads nothing more once the slice of a poll has
+/// ended.
 pub(super) struct CheckedIo<I> {
     io: I,
     connection: Connection,

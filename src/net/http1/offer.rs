@@ -4,9 +4,10 @@ use http::{HeaderMap, Method, Request};
 /// The client's settings, which accompany the offer.
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// Removes an offer to upgrade to HTTP/2 (`h2c`), and returns whether there was one. Such offers are obsolete (RFC 9113
-/// §3.1) and may be ignored (RFC 9110 §7.8): the client continues in HTTP/1.1 on the same connection. The JDK's HTTP
-/// client sends the offer with each request.
+/// Removes an offer to upgrade to HTTP/2 (`h2c`), and returns whether there was one.
+///
+/// Such offers are obsolete (RFC 9113 §3.1) and may be ignored (RFC 9110 §7.8): the client continues in HTTP/1.1 on the
+/// same connection. The JDK's HTTP client sends the offer with each request.
 ///
 /// Any other offer, or one with a body, is kept and ends the connection, because the bytes after it are ambiguous.
 pub(super) fn take_h2c_offer<B>(request: &mut Request<B>) -> bool {

@@ -4,25 +4,27 @@ use tokio::time::{Duration, Instant};
 
 use super::fault::{Fault, Reason};
 
-/// The budget for frames that bring nothing: pings, settings, priorities, empty frames, windows that grow before they
-/// are used, data of streams that are over, requests that the client cancels before they are answered. Each costs the
-/// server about as much as the client, but no other limit counts them.
+/// The budget for frames without use: pings, settings, priorities, empty frames, window updates that no data accounts
+/// for, data of closed streams, and requests that the client cancels before the response.
+///
+/// Each costs the server about as much as the client, but no other limit counts them.
 #[derive(Debug)]
 pub(super) struct AbuseBudget {
     spent: u32,
     since: Instant,
-    /// How many `WINDOW_UPDATE` frames the client may send for what was sent to it.
+    /// The number of `WINDOW_UPDATE` frames that the client may still send for the data sent to it.
     window_updates: usize,
 }
 
-/// How much of it may come at once: a client that gives up may take back all that it has asked.
+/// The burst size. A client that shuts down may cancel all its requests at once.
 const AT_ONCE_MAX: u32 = 1_000;
-/// How much of it is forgotten in a second.
+/// The number of charges forgotten per second.
 const FORGOTTEN_PER_SECOND: u64 = 200;
-/// How many `WINDOW_UPDATE` frames each byte of data allows: one for the stream and one for the connection, as a client
-/// sends that reads byte by byte. A stream that begins allows as many, because some clients widen each.
+/// The number of `WINDOW_UPDATE` frames allowed per byte of data: one for the stream and one for the connection, as
+/// from a client that reads byte by byte. A new stream allows as many, because some clients enlarge each stream's
+/// window.
 const WINDOW_UPDATES_PER_BYTE: usize = 2;
-/// How many of them may be saved up. A client that reads 4 KiB at a time never has as many outstanding.
+/// The most `WINDOW_UPDATE` frames that accumulate. A client that reads 4 KiB at a time never has as many outstanding.
 const WINDOW_UPDATES_MAX: usize = 1 << 20;
 
 impl AbuseBudget {
@@ -30,12 +32,12 @@ impl AbuseBudget {
         Self { spent: 0, since: Instant::now(), window_updates: 0 }
     }
 
-    /// Notes that a stream has begun, which allows as much as a byte.
+    /// Records a new stream, which allows as many frames as one byte.
     pub(super) fn note_stream(&mut self) {
         self.note_sent(1);
     }
 
-    /// Notes that data was sent: the client gives back its windows for that.
+    /// Records that data was sent, for which the client returns its windows.
     pub(super) fn note_sent(&mut self, bytes: usize) {
         self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
     }
@@ -56,7 +58,7 @@ impl AbuseBudget {
         if self.spent <= AT_ONCE_MAX {
             return Ok(());
         }
-        // The clock is read by those who do it often.
+        // The clock is read only after the burst is used up.
         let now = Instant::now();
         let passed = u64::try_from(now.duration_since(self.since).as_millis()).unwrap_or(u64::MAX);
         let forgotten = passed.saturating_mul(FORGOTTEN_PER_SECOND) / 1_000;
@@ -82,11 +84,11 @@ struct ResetStream {
     window: usize,
 }
 
-/// More than a connection has streams at a time, at its default.
+/// More than the streams of a connection, by default.
 const REMEMBERED_MAX: usize = 256;
 
 impl RecentResets {
-    /// Notes a stream on which the client had that window left.
+    /// Records a reset stream on which the client had that window left.
     pub(super) fn note(&mut self, id: u32, window: usize) {
         if self.0.len() == REMEMBERED_MAX {
             self.0.pop_front();
@@ -95,7 +97,7 @@ impl RecentResets {
     }
 
     /// Takes data from the window of a stream. Returns whether the client may have sent it before it received the
-    /// reset, or `None` if the stream is none of these.
+    /// reset; `None` if the stream was not reset recently.
     pub(super) fn take(&mut self, id: u32, bytes: usize, ends: bool) -> Option<bool> {
         let reset = self.0.iter_mut().find(|reset| reset.id == id)?;
         let left = reset.window.checked_sub(bytes).filter(|_| bytes > 0 || ends);
@@ -106,7 +108,7 @@ impl RecentResets {
         Some(left.is_some())
     }
 
-    /// The client has heard of it.
+    /// Forgets a stream, because the client has received the reset.
     pub(super) fn forget(&mut self, stream: u32) {
         self.0.retain(|reset| reset.id != stream);
     }
@@ -116,7 +118,7 @@ impl RecentResets {
     }
 }
 
-/// Whether the client is still there, asked by pings where it says nothing by itself.
+/// Detects dead clients: pings a client that has been silent.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     after: Duration,
@@ -124,12 +126,12 @@ pub(super) struct Heartbeat {
     pinged: Option<Instant>,
 }
 
-/// What a client's silence asks for.
+/// The next action for a silent client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeartbeatStep {
     Nothing,
     Ping,
-    /// It has not answered for as long again.
+    /// The client did not reply to the ping in time.
     Dead,
 }
 
@@ -153,7 +155,7 @@ impl Heartbeat {
         HeartbeatStep::Ping
     }
 
-    /// When to look again.
+    /// The time of the next check.
     pub(super) fn next(&self) -> Instant {
         self.pinged.unwrap_or(self.heard) + self.after
     }

@@ -1,4 +1,4 @@
-//! The heads of answers, as header blocks.
+//! Response heads as header blocks.
 
 use std::cell::RefCell;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::hpack;
 
-/// Fields that are of a connection of HTTP/1 (RFC 9113 §8.2.2).
+/// Connection-specific fields of HTTP/1 (RFC 9113 §8.2.2).
 const FOREIGN: [HeaderName; 6] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -19,11 +19,11 @@ const FOREIGN: [HeaderName; 6] = [
 ];
 
 thread_local! {
-    /// The second that was last written, and its text.
+    /// The last second that was formatted, and its text.
     static NOW: RefCell<(u64, Option<HeaderValue>)> = const { RefCell::new((0, None)) };
 }
 
-/// Writes the head of an answer, whose body has that many bytes if they are known.
+/// Writes the head of a response. `length` is the size of its body in bytes, if known.
 pub(super) fn put(block: &mut Vec<u8>, status: u16, fields: &mut HeaderMap, length: Option<u64>) {
     let named: Vec<_> = fields.get_all(CONNECTION).iter().cloned().collect();
     for name in named.iter().filter_map(|names| names.to_str().ok()).flat_map(|names| names.split(',')) {
@@ -40,7 +40,7 @@ pub(super) fn put(block: &mut Vec<u8>, status: u16, fields: &mut HeaderMap, leng
     hpack::put_fields(block, fields);
 }
 
-/// The date of now, made once a second (RFC 9110 §6.6.1).
+/// The current date, formatted once per second (RFC 9110 §6.6.1).
 #[allow(clippy::disallowed_methods, reason = "it is told to people; nothing here goes by it")]
 fn date() -> HeaderValue {
     let now = SystemTime::now();

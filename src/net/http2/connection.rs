@@ -28,13 +28,13 @@ use crate::net::wake_set::{WakePart, WakeSet};
 use crate::net::{Connection, ConnectionLimits};
 use base::Cut;
 
-/// The server's end of a connection of HTTP/2, and all of its streams, as one task: an event that concerns a hundred
-/// streams wakes one task, and what they write goes out in a few large writes.
+/// The server's end of an HTTP/2 connection and all its streams, as one task. So an event for a hundred streams wakes
+/// one task, and their frames go out in a few large writes.
 ///
-/// `S` takes requests. `F` answers one, and `B` is an answer's body.
+/// `S` takes requests, `F` creates the response, and `B` is the response body.
 ///
-/// What an event needs comes first, and stays together: of a thousand connections each is cold when its turn comes, and
-/// every line of the processor's cache is waited for. So streams are dropped before the socket is.
+/// The fields that an event needs come first and stay together. With a thousand connections, each one's memory is cold
+/// when its turn comes, and every cache line costs a wait. This order also drops the streams before the socket.
 #[repr(C)]
 pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) wake_set: Arc<WakeSet>,
@@ -42,18 +42,18 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) output: Output,
     pub(super) writer: Waker,
     pub(super) send: SendLimits,
-    /// How many bytes of answers go out before other tasks run.
+    /// The bytes of responses that may still be sent before other tasks run.
     pub(super) allowance: usize,
-    /// Streams that wait for room in the output, or for the connection's window: who came first goes first.
+    /// The streams that wait for room in the output or for the connection's window, in order of arrival.
     pub(super) waiting: VecDeque<usize>,
-    /// Those that wait again after they have sent something in this turn: they go behind the others.
+    /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
-    /// Whether no more is read, and no stream is left; and why.
+    /// Set once nothing more is read and no stream is left, with the reason.
     over: Option<Over>,
     pub(super) farewell: GoAwayState,
-    /// The client has said that it asks nothing more.
+    /// Whether the client has sent GOAWAY.
     pub(super) is_client_leaving: bool,
-    /// Whether the client is not listened to until it has read something.
+    /// Whether reading is paused until the client reads.
     is_deaf: bool,
     pub(super) io: I,
     pub(super) service: S,
@@ -61,52 +61,55 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) input: Input,
     pub(super) decoder: Decoder,
     pub(super) receive: ReceiveWindow,
-    /// Whether the client has sent its settings, which come first.
+    /// Whether the client has sent its SETTINGS, which must come first.
     pub(super) has_settings: bool,
-    /// The highest stream that a client has begun.
+    /// The highest stream that the client has begun.
     pub(super) highest_stream: u32,
-    /// The highest one that was looked at.
+    /// The highest stream that was processed, for GOAWAY.
     pub(super) last_stream: u32,
     pub(super) lately_reset: RecentResets,
     pub(super) patience: AbuseBudget,
-    /// Says whether somebody known has asked on the connection.
+    /// Knows whether a caller has been authenticated on the connection.
     connection: Connection,
-    /// Charges the heads of requests.
+    /// Charges request heads to the listener's budget.
     pub(super) heads: Arc<ConnectionHeads>,
-    /// The bytes of the heads of answers that wait for room in the output.
+    /// The bytes of response heads that wait for room in the output.
     pub(super) waiting_head_bytes: usize,
-    /// How many requests have begun and may not have been polled yet.
+    /// The number of requests that have begun and may not have been polled yet.
     pub(super) begun: usize,
     heartbeat: Heartbeat,
-    /// The next look at the heartbeat, and at streams with limited time.
+    /// The timer for the heartbeat, for streams with limited time and for unfinished header blocks.
     clock: Pin<Box<Sleep>>,
     reader: Waker,
     ticker: Waker,
 }
 
-/// How a connection has ended.
+/// The result of a connection.
 type Ended = Result<(), Broken>;
 
 #[derive(Debug)]
 struct Over {
     how: Ended,
-    /// Whether all is said, and the client is waited for to shut its side down.
+    /// Whether everything is sent, and the connection only waits for the client to close.
     is_lingering: bool,
 }
 
-/// What one connection may have.
+/// The limits of one connection.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::net) struct Http2Limits {
     pub(in crate::net) streams_max: usize,
     pub(in crate::net) header_bytes_max: usize,
-    /// How long a header block may be unfinished.
+    /// The longest time that a header block may be unfinished.
     pub(in crate::net) header_max: Duration,
-    /// How long a client may be silent before it is pinged. It is gone if it does not answer for as long again.
+    /// How long a client may be silent before it is pinged. The connection ends if no reply arrives within the same
+    /// time.
     pub(in crate::net) ping_after: Duration,
 }
 
-/// How far the goodbye is: a client learns first that it is to ask nothing more, and then, once it must have heard
-/// that, what it was the last to be answered (RFC 9113 §6.8).
+/// The stages of a graceful shutdown (RFC 9113 §6.8).
+///
+/// A first GOAWAY asks the client to send no more requests. Once the client must have received it, a second one names
+/// the last stream that was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GoAwayState {
     Unsaid,
@@ -114,41 +117,44 @@ pub(super) enum GoAwayState {
     Said,
 }
 
-/// What the ping behind an announced goodbye carries.
+/// The payload of the ping after the first GOAWAY.
 pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 
-/// A header block that is so many times as large as what its fields may be is read, to refuse them with an answer: only
-/// what was read is understood of the next one.
+/// Header blocks are read up to this multiple of the limit on fields, so that a larger request is refused with a
+/// response. The decoder must read a block to understand the next one.
 pub(super) const HEADER_BLOCKS: usize = 2;
 
-/// The end of a connection whose unfinished header block has no room beside those of others.
+/// The error if the budget for unfinished header blocks is used up.
 const UNFINISHED: Fault = Fault::Connection(Reason::EnhanceYourCalm, "too many unfinished header blocks");
 
-/// How many turns streams and connection take before other tasks run.
+/// The most turns of streams and connection before other tasks run.
 const TURNS_MAX: usize = 16;
-/// How many bytes of answers they send, and a write more: a client that reads as fast as that would keep the thread for
-/// as long as its windows last.
+/// The most bytes of responses sent before other tasks run, give or take one write. Without this, a client that reads
+/// fast would occupy the thread for as long as its windows last.
 pub(super) const SENT_BYTES_MAX: usize = 1 << 20;
-/// How often a turn reads.
+/// The most reads in a turn.
 const READS_MAX: usize = 4;
 const READ_BYTES: usize = 32 << 10;
-/// The same where others wait for the core: what is read then may have to wait for the connection's next slice.
+/// The size of a read while other connections wait for the core, because the received frames may have to wait for the
+/// next slice.
 const LIMITED_READ_BYTES: usize = 4 << 10;
-/// How many requests begin before these are polled. A request that has begun takes some 10 KB, and most are answered
-/// when they are first polled.
+/// The most requests that begin before they are polled. A running request takes about 10 KB, and most requests get
+/// their response at the first poll.
 pub(super) const BEGUN_MAX: usize = 2;
-/// After how many streams that last a turn looks whether it has had its slice. Others take longer, and it looks after
-/// each.
+/// The number of lasting streams polled between two checks of the slice. Other streams take longer, so the slice is
+/// checked after each of them.
 const STREAMS_PER_LOOK: usize = 8;
-/// How long a client that was told the end is waited for. What it sends meanwhile is read and not heard: a socket that
-/// is closed with something unread is reset, and the client may lose what it was sent last (RFC 9112 §9.6).
+/// How long a closed connection waits for its client to close.
+///
+/// Until then, the server reads and discards what the client sends. A socket closed with unread data is reset, and the
+/// client may lose the last data sent to it (RFC 9112 §9.6).
 const LINGER: Duration = Duration::from_secs(1);
 const UNHEARD_BYTES: usize = 4 << 10;
 
 thread_local! {
-    /// The buffer into which all connections of a thread read, one after the other.
+    /// The read buffer, shared by all connections of a thread.
     static READ: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-    /// The list into which all connections of a thread take the streams that were woken.
+    /// The list of woken streams, shared by all connections of a thread.
     static WOKEN: Cell<Vec<usize>> = const { Cell::new(Vec::new()) };
 }
 
@@ -159,7 +165,7 @@ where
     F: Future<Output = Response<B>> + Unpin,
     B: ParkableBody + Unpin,
 {
-    /// A connection whose preface has been read.
+    /// Creates a connection after the preface has been read.
     pub(in crate::net) fn new(
         io: I,
         limits: Http2Limits,
@@ -219,7 +225,7 @@ where
     }
 
     fn take_turn(&mut self) {
-        // What was put since says so again.
+        // Cleared first, because work added from here on sets it again.
         self.wake_set.take(WakePart::Codec);
         if self.wake_set.take(WakePart::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering) {
             self.look_at_clock();
@@ -229,7 +235,7 @@ where
         }
         let mut woken = WOKEN.take();
         self.wake_set.take_streams(&mut woken);
-        // The event of one stream that lasts is a write of its own.
+        // The event of a single lasting stream is written directly.
         let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Exchange::is_lasting);
         let mut polled = 0;
         while let Some(key) = woken.get(polled) {
@@ -254,7 +260,7 @@ where
         }
     }
 
-    /// Writes out what there is. If the client does not read, the rest goes out when it does.
+    /// Writes the output. If the client does not read, the rest is written when it does.
     fn poll_out(&mut self) -> Poll<Ended> {
         let flushed = self.output.poll_flush(&mut self.io, &mut Context::from_waker(&self.writer))?;
         if !self.output.is_full() {
@@ -277,12 +283,12 @@ where
         Poll::Ready(self.over.take().map_or(Ok(()), |over| over.how))
     }
 
-    /// Shuts our side down, and waits for the client's.
+    /// Closes the sending side, and waits until the client closes its own.
     fn poll_close(&mut self) -> Poll<()> {
         if let Some(over) = &mut self.over
             && !over.is_lingering
         {
-            // Whether or not it can be said, nothing more is.
+            // An error here makes no difference, because nothing more is sent.
             let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
             over.is_lingering = true;
             self.clock.as_mut().reset(Instant::now() + LINGER);
@@ -290,7 +296,7 @@ where
         self.poll_gone()
     }
 
-    /// Waits until the client has gone, and does not hear what it says.
+    /// Waits until the client has closed, and discards what it sends.
     fn poll_gone(&mut self) -> Poll<()> {
         if self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
             return Poll::Ready(());
@@ -303,12 +309,12 @@ where
                 Ok(()) | Err(_) => return Poll::Ready(()),
             }
         }
-        // Others have their turn, and then there may be more.
+        // Other tasks run before the next reads.
         self.wake_set.put(WakePart::Codec);
         Poll::Pending
     }
 
-    /// Lets those try again who waited for room, as far as there is some.
+    /// Wakes the streams that wait for room, if there is some.
     pub(super) fn wake_waiting(&mut self) {
         let is_open = self.send.window > 0;
         if self.waiting.is_empty() || !(is_open || self.waiting_head_bytes > 0) {
@@ -316,7 +322,7 @@ where
         }
         for key in take(&mut self.waiting) {
             match self.streams.get_mut(key) {
-                // A head needs no window.
+                // A response head needs no window.
                 Some(stream) if is_open || matches!(stream.phase, Phase::Answered(_)) => {
                     stream.is_waiting = false;
                     stream.wake();
@@ -327,8 +333,8 @@ where
         }
     }
 
-    /// Whether a further request may begin: one at a time as long as nobody is known on the connection. A hundred
-    /// guesses in one write are not a hundred reviews.
+    /// Whether another request may begin. Until a caller is authenticated on the connection, requests begin one at a
+    /// time. This keeps a hundred guessed tokens in one write from causing a hundred reviews.
     fn takes_requests(&self) -> bool {
         self.streams.is_empty() || !self.connection.is_of_stranger()
     }
@@ -350,7 +356,7 @@ where
                 break;
             }
             if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
-                // Others have their turn, and then there may be more.
+                // Other tasks run before the next reads.
                 self.wake_set.put(WakePart::Reader);
                 self.wake_set.put(WakePart::Codec);
                 break;
@@ -361,7 +367,7 @@ where
             match polled {
                 Poll::Pending => break,
                 Poll::Ready(Err(error)) => self.end(Err(error.into())),
-                // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
+                // A client that closes its sending side is treated as gone, as in Go's server (R-DOWNSTREAM-9).
                 Poll::Ready(Ok(())) if read.filled().is_empty() => self.end(Ok(())),
                 Poll::Ready(Ok(())) => {
                     self.heartbeat.hear();
@@ -388,14 +394,14 @@ where
         }
     }
 
-    /// Ends the connection, once what there is to be said has gone out.
+    /// Ends the connection once its output is written.
     fn end(&mut self, how: Ended) {
         self.over = Some(Over { how, is_lingering: false });
         self.input = Input::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
 
-    /// Pings a silent client, and ends streams whose time is up. One timer serves all.
+    /// Pings a silent client, and ends streams and header blocks that exceed their time. One timer serves all.
     pub(super) fn look_at_clock(&mut self) {
         while self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
             let now = Instant::now();
@@ -424,7 +430,7 @@ where
         }
     }
 
-    /// Looks again at that time at the latest.
+    /// Schedules the next check for that time at the latest.
     pub(super) fn look_until(&mut self, at: Instant) {
         if at < self.clock.deadline() {
             self.clock.as_mut().reset(at);
@@ -462,8 +468,8 @@ where
     B: ParkableBody + Unpin,
 {
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared one.
-        // Turns are counted instead.
+        // Tokio's budget is per task, and the last of this task's many streams would get nothing of it. Turns are
+        // counted instead.
         pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx).map_err(Into::into)
     }
 

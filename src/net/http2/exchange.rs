@@ -12,22 +12,22 @@ use crate::net::request_body::Inbox;
 use crate::net::wake_set::StreamWaker;
 use base::Cut;
 
-/// A request and its answer. `F` is the future that answers, `B` the answer's body.
+/// A request and its response. `F` is the future that creates the response, and `B` the response body.
 pub(super) struct Exchange<F, B> {
     pub(super) id: u32,
     pub(super) phase: Phase<F, B>,
-    /// What is left of the piece of the body that was taken last.
+    /// The rest of the last chunk taken from the body.
     pub(super) chunk: Bytes,
-    /// Whether it is the last piece.
+    /// Whether it is the last chunk.
     pub(super) is_last: bool,
-    /// How many bytes the client takes: below zero where it has made its windows smaller since.
+    /// The bytes that the client accepts. Negative after the client has reduced its initial window.
     pub(super) window: i64,
-    /// The request's body, until it is whole.
+    /// The request body, until it is complete.
     pub(super) upload: Option<Box<Upload>>,
     /// The waker that the stream is polled with.
     pub(super) waker: Arc<StreamWaker>,
     pub(super) cut: Cut,
-    /// The time at which it ends, if it runs for so long.
+    /// The deadline of the stream, if its time is limited.
     pub(super) until: Option<Instant>,
     /// How often it was polled, up to [`LASTING_POLLS`].
     pub(super) polls: u8,
@@ -38,33 +38,33 @@ pub(super) struct Exchange<F, B> {
 pub(super) enum Phase<F, B> {
     Asked {
         answering: F,
-        /// The request's head is charged until there is an answer.
+        /// The request head is charged until there is a response.
         _head: HeadCharge,
     },
-    /// The head of the answer waits for room in the output.
+    /// The response head waits for room in the output.
     Answered(Option<Box<Response<B>>>),
     Answering(B),
 }
 
-/// A stream that was polled so often is one that lasts. Others may be over with the next write, for which a write and a
-/// record of their own would be too much.
+/// The number of polls after which a stream counts as lasting. Other streams may end with the next write, so a write
+/// and a TLS record of their own would be too much for them.
 const LASTING_POLLS: u8 = 8;
 
-/// A request's body that arrives.
+/// An incoming request body.
 pub(super) struct Upload {
     pub(super) inbox: Arc<Inbox>,
-    /// How many bytes the client may still send.
+    /// The bytes that the client may still send.
     pub(super) window: usize,
-    /// How many bytes were taken of which the client has not been told.
+    /// The bytes that were taken and not yet returned to the client's window.
     pub(super) untold: usize,
-    /// Whether all of it is there.
+    /// Whether the body is complete.
     pub(super) has_ended: bool,
-    /// Charges the trailers, if there are any.
+    /// The charge for the trailers, if there are any.
     pub(super) trailers: Option<HeadCharge>,
 }
 
 impl Drop for Upload {
-    /// Whoever takes the body learns that no more of it comes.
+    /// Reports the end of the body to its reader, as broken off if it is incomplete.
     fn drop(&mut self) {
         self.inbox.break_off();
     }
@@ -79,8 +79,7 @@ impl<F, B> Exchange<F, B> {
         self.polls == LASTING_POLLS
     }
 
-    /// Makes the window larger, or smaller, and lets the stream go on if it has waited for that. `None` if the window
-    /// is larger than one may be.
+    /// Changes the window, and wakes the stream if that was closed. `None` if the window exceeds its maximum.
     pub(super) fn widen(&mut self, by: i64) -> Option<()> {
         let was_closed = self.window <= 0;
         grow(&mut self.window, by)?;
@@ -95,21 +94,21 @@ impl<F, B> Exchange<F, B> {
         StreamWaker::wake_by_ref(&self.waker);
     }
 
-    /// Whether the client may still send something of its request.
+    /// Whether the client may still send part of its request.
     pub(super) fn is_open_for_more(&self) -> bool {
         self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
     }
 
-    /// How many bytes of its request the client may still send.
+    /// The bytes of its request that the client may still send.
     pub(super) fn upload_window(&self) -> usize {
         self.upload.as_ref().filter(|upload| !upload.has_ended).map_or(0, |upload| upload.window)
     }
 }
 
-/// The streams of a connection, by their keys and by their numbers.
+/// The streams of a connection, by key and by stream identifier.
 pub(super) struct Streams<F, B> {
     by_key: Slab<Exchange<F, B>>,
-    /// Numbers only rise, so that these stay in their order.
+    /// Sorted, because stream identifiers only increase.
     keys: Vec<(u32, usize)>,
 }
 
@@ -126,7 +125,7 @@ impl<F, B> Streams<F, B> {
         self.by_key.is_empty()
     }
 
-    /// The key of the stream that is put next.
+    /// The key that the next stream gets.
     pub(super) fn next_key(&self) -> usize {
         self.by_key.vacant_key()
     }
@@ -141,7 +140,7 @@ impl<F, B> Streams<F, B> {
         Some(self.keys[place].1)
     }
 
-    /// The stream with that number.
+    /// The stream with that identifier.
     pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Exchange<F, B>> {
         self.key(id).and_then(|key| self.by_key.get_mut(key))
     }
@@ -179,7 +178,7 @@ mod tests {
     /// There is one for each watch.
     #[test]
     fn a_stream_is_small() {
-        // An answer is boxed, and so is what is large of its body.
+        // The response future is boxed, and so are the large parts of the body.
         type Stream = Exchange<Box<()>, [usize; 7]>;
         assert!(size_of::<Stream>() <= 160, "{} bytes", size_of::<Stream>());
     }

@@ -1,6 +1,6 @@
 use std::io;
 
-/// Why a stream or a connection ends, as HTTP/2 numbers it (RFC 9113 §7).
+/// An error code of HTTP/2 (RFC 9113 §7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Reason {
@@ -16,16 +16,16 @@ pub(super) enum Reason {
     EnhanceYourCalm = 0xb,
 }
 
-/// What a client has broken.
+/// An error that the client has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The connection ends. The text says what for, to whoever reads our log.
+    /// Ends the connection. The text gives the cause in the log.
     Connection(Reason, &'static str),
-    /// That stream is reset.
+    /// Resets that stream.
     Stream(u32, Reason),
 }
 
-/// Why a connection has ended before its time.
+/// Why a connection has ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("the client broke a rule of HTTP/2: {0}")]

@@ -1,11 +1,11 @@
-//! Frames as bytes: their heads, and what is in those of a client (RFC 9113 §4, RFC 9113 §6).
+//! Encoding of frame headers, and parsing of the client's frames (RFC 9113 §4, RFC 9113 §6).
 
 use super::fault::{Fault, Reason};
 
 pub(super) const HEAD_BYTES: usize = 9;
-/// The largest payload of a client's frame: what every server has to take, and we announce no more.
+/// The largest payload that a client may send: the minimum that every server must accept, which is also announced.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 16_384;
-/// The highest number of a stream, and the largest window.
+/// The highest stream identifier, and the largest window.
 pub(super) const HIGHEST: u32 = (1 << 31) - 1;
 
 pub(super) const END_STREAM: u8 = 0x1;
@@ -26,26 +26,26 @@ pub(super) enum FrameKind {
     GoAway,
     WindowUpdate,
     Continuation,
-    /// One of an extension, which is ignored.
+    /// An extension frame, which is ignored.
     Unknown,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameHead {
-    /// Bytes of the payload.
+    /// The size of the payload in bytes.
     pub(super) length: usize,
     pub(super) kind: FrameKind,
     pub(super) flags: u8,
     pub(super) stream: u32,
 }
 
-/// A client's frame.
+/// A frame that a client sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame<'a> {
     Data {
         stream: u32,
         data: &'a [u8],
-        /// What it takes of the windows: its padding counts as well.
+        /// The bytes that it takes from the windows, including padding.
         flow: u32,
         ends: bool,
     },
@@ -72,12 +72,12 @@ pub(super) enum Frame<'a> {
         stream: u32,
         increment: u32,
     },
-    /// Priorities, which nothing here goes by.
+    /// A priority, which the server ignores.
     Priority,
     Unknown,
 }
 
-/// A setting of the client that concerns what is sent to it.
+/// A setting of the client that affects what is sent to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setting {
     HeaderTable,
@@ -90,7 +90,7 @@ impl FrameHead {
         Self { length, kind, flags, stream }
     }
 
-    /// Reads the head that `bytes` begin with; `None` if it is not whole.
+    /// Reads the frame header at the start of `bytes`; `None` if it is incomplete.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let [l1, l2, l3, kind, flags, s1, s2, s3, s4] = *bytes.first_chunk::<HEAD_BYTES>()?;
         let length = u32::from_be_bytes([0, l1, l2, l3]) as usize;
@@ -129,10 +129,10 @@ impl FrameKind {
 }
 
 impl<'a> Frame<'a> {
-    /// Reads a frame, whose payload is whole.
+    /// Parses a frame with a complete payload.
     ///
     /// # Errors
-    /// What the frame breaks by itself, whatever has come before it.
+    /// The frame is invalid regardless of the frames before it.
     pub(super) fn read(head: FrameHead, payload: &'a [u8]) -> Result<Self, Fault> {
         let FrameHead { kind, stream, .. } = head;
         let of_connection = match kind {
@@ -179,7 +179,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The settings in a frame, of which others than those are none of ours (RFC 9113 §6.5.2).
+/// Parses the settings in a frame, and skips those that do not concern the server (RFC 9113 §6.5.2).
 pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Setting, Fault>> {
     payload.chunks_exact(6).filter_map(|setting| {
         let (name, value) = setting.split_first_chunk()?;
@@ -214,7 +214,7 @@ fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
     independent(head.stream, [d1, d2, d3, d4]).map(|()| rest)
 }
 
-/// A stream does not depend on itself (RFC 7540 §5.3.1).
+/// Refuses a stream that depends on itself (RFC 7540 §5.3.1).
 fn independent(stream: u32, dependency: [u8; 4]) -> Result<(), Fault> {
     if u32::from_be_bytes(dependency) & HIGHEST == stream {
         return Err(Fault::protocol("a stream depends on itself"));
@@ -234,7 +234,7 @@ fn wrong_size() -> Fault {
 mod tests {
     use super::*;
 
-    /// The stream for which it is refused, or the connection, and why.
+    /// The result, or the stream reset (0 for the connection) and the reason.
     type Outcome = Result<(), (u32, Reason)>;
 
     fn head(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> FrameHead {

@@ -1,5 +1,4 @@
-//! Header blocks (RFC 7541): those of clients are read, with the table that every client may have, and ours are written
-//! without one.
+//! Header blocks (RFC 7541). The decoder uses a dynamic table of the default size; the encoder uses none.
 
 use std::collections::VecDeque;
 
@@ -9,23 +8,25 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::huffman;
 use super::static_table::STATIC_TABLE;
 
-/// What every client may keep in our table (RFC 9113 §6.5.2). Less would spare memory, but there are clients that do
-/// not hear of it, and a token that comes with every request is read once.
+/// The size of the decoder's dynamic table, in bytes: the default (RFC 9113 §6.5.2).
+///
+/// A smaller one would save memory, but some clients ignore the setting. With the table, a token that each request
+/// repeats is sent and parsed once.
 const TABLE_BYTES_MAX: usize = 4_096;
-/// What a field counts besides its bytes (RFC 7541 §4.1).
+/// The size of a field besides its name and value (RFC 7541 §4.1).
 pub(super) const FIELD_BYTES: usize = 32;
 
-/// A reader of a connection's header blocks, one after the other.
+/// The decoder of a connection's header blocks, which it must read in order.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// The newest field comes first.
+    /// The newest entry comes first.
     table: VecDeque<Entry>,
     table_bytes: usize,
-    /// What the client has chosen.
+    /// The table size that the client has chosen.
     chosen_bytes_max: usize,
 }
 
-/// A field of the table.
+/// An entry of the table.
 #[derive(Debug)]
 struct Entry {
     name: Box<[u8]>,
@@ -44,21 +45,21 @@ pub(super) enum KeptValue {
 /// The value of a field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldValue<'a> {
-    /// A value of the connection's table. All requests that refer to it share its bytes: a client sends one byte to
-    /// refer to 4 KiB.
+    /// A value in the connection's table. All requests that refer to it share its bytes, because a client sends one
+    /// byte to refer to 4 KiB.
     Shared(&'a KeptValue),
     Own(&'a [u8]),
 }
 
-/// Why a block was not read to its end. Nothing behind it can be, either.
+/// Why a block was not read to its end. No later block can be read either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UnreadBlock {
     Unreadable,
-    /// Its fields are so large that nobody looks at them: a byte may stand for 4 KiB of the table.
+    /// The fields exceed the limit. One byte can refer to 4 KiB in the table.
     TooLarge,
 }
 
-/// Where a name is: in a table, or spelled out.
+/// The unread rest of a block.
 struct Reader<'a>(&'a [u8]);
 
 impl Decoder {
@@ -66,8 +67,12 @@ impl Decoder {
         Self { table: VecDeque::new(), table_bytes: 0, chosen_bytes_max: TABLE_BYTES_MAX }
     }
 
-    /// Reads a whole block, field by field, as long as all of them together are not larger than `bytes_max`. No field
-    /// is larger than its block, or than what is in the table.
+    /// Reads a block, and passes each field to `field`.
+    ///
+    /// No field is larger than its block or the table.
+    ///
+    /// # Errors
+    /// The block is invalid, or its fields together exceed `bytes_max`.
     pub(super) fn read(
         &mut self,
         block: &[u8],
@@ -133,7 +138,7 @@ impl Decoder {
     fn keep(&mut self, name: &[u8], value: KeptValue) {
         let bytes = name.len() + value.bytes().len() + FIELD_BYTES;
         self.make_room(bytes);
-        // One that is larger than the table has emptied it.
+        // A field that is larger than the table empties it (RFC 7541 §4.4).
         if bytes <= self.chosen_bytes_max {
             self.table.push_front(Entry { name: name.into(), value });
             self.table_bytes += bytes;
@@ -184,14 +189,14 @@ impl FieldValue<'_> {
 }
 
 impl Reader<'_> {
-    /// Reads a number whose first bits are the last `bits` of a byte (RFC 7541 §5.1).
+    /// Reads a number whose prefix is the last `bits` of a byte (RFC 7541 §5.1).
     fn number(&mut self, bits: u32) -> Result<usize, UnreadBlock> {
         let prefix = (1_usize << bits) - 1;
         let mut number = usize::from(self.byte()?) & prefix;
         if number < prefix {
             return Ok(number);
         }
-        // Nothing here has a number of more than 28 bits.
+        // No valid number here has more than 28 bits.
         for shift in [0, 7, 14, 21] {
             let byte = usize::from(self.byte()?);
             number += (byte & 0x7f) << shift;
@@ -221,7 +226,7 @@ impl Reader<'_> {
     }
 }
 
-/// Says that our table is empty. A client that makes its own smaller waits for it (RFC 7541 §4.2).
+/// Announces an empty dynamic table. A client that reduces its table waits for this (RFC 7541 §4.2).
 pub(super) fn put_no_table(block: &mut Vec<u8>) {
     block.push(0x20);
 }
@@ -242,7 +247,7 @@ pub(super) fn put_status(block: &mut Vec<u8>, status: u16) {
     put_number(block, 0x80, 7, known);
 }
 
-/// Writes fields that nobody keeps, and not in Huffman's code: they are read once, by a client nearby.
+/// Writes fields without indexing and without Huffman coding, because a nearby client reads each of them once.
 pub(super) fn put_fields(block: &mut Vec<u8>, fields: &HeaderMap) {
     for (name, value) in fields {
         match known(name) {
@@ -256,7 +261,7 @@ pub(super) fn put_fields(block: &mut Vec<u8>, fields: &HeaderMap) {
     }
 }
 
-/// The places of `:status` in the table, and of the fields that most answers have.
+/// The index of `:status` in the static table, and those of the most frequent response fields.
 const STATUS: usize = 8;
 
 fn known(name: &HeaderName) -> Option<usize> {
@@ -315,7 +320,8 @@ mod tests {
         digits.chunks(2).map(byte).collect()
     }
 
-    /// RFC 7541, Appendix C.3 and C.4: three requests on one connection, as they are and in Huffman's code.
+    /// The examples of RFC 7541, Appendix C.3 and C.4: three requests on one connection, without and with Huffman
+    /// coding.
     #[test]
     fn requests_of_the_rfc_are_read() {
         let plain = [
@@ -347,7 +353,7 @@ mod tests {
         }
     }
 
-    /// RFC 7541, Appendix C.5: a table of 256 bytes forgets what is oldest.
+    /// The example of RFC 7541, Appendix C.5: a table of 256 bytes evicts its oldest entries.
     #[test]
     fn the_oldest_fields_are_forgotten() {
         let mut decoder = Decoder::new();
@@ -387,7 +393,7 @@ mod tests {
         }
     }
 
-    /// Two bytes for a name of 4,000.
+    /// Two bytes refer to a name of 4,000.
     #[test]
     fn a_block_that_stands_for_far_more_is_not_read_to_its_end() {
         let mut decoder = Decoder::new();
@@ -445,7 +451,7 @@ mod tests {
         assert_eq!(values, [(b"a\nb".to_vec(), None), (b"a\nb".to_vec(), None)]);
     }
 
-    /// Whatever a client sends is read or refused, and what it makes us keep has a bound.
+    /// The decoder reads or refuses any block, and the memory it keeps is bounded.
     #[test]
     fn no_block_breaks_it() {
         let mut decoder = Decoder::new();

@@ -1,7 +1,9 @@
-//! The Huffman code of header fields (RFC 7541 §5.2 and Appendix B). It is canonical: codes of one length follow each
-//! other in the order of their symbols, and shorter ones come before longer ones. So the lengths say all of it.
+//! The Huffman code of header fields (RFC 7541 §5.2 and Appendix B).
+//!
+//! The code is canonical: codes of one length are consecutive in the order of their symbols, and shorter codes precede
+//! longer ones. So the lengths define all codes.
 
-/// Bits of the code of each byte, and at last of the end of a string.
+/// The length in bits of each byte's code, and last of the end-of-string code.
 #[rustfmt::skip]
 const BITS: [u8; 257] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28,
@@ -16,18 +18,18 @@ const BITS: [u8; 257] = [
 ];
 
 const BITS_MAX: usize = 30;
-/// Codes up to so long are looked up at once.
+/// The longest codes in the lookup table.
 const SHORT_BITS: usize = 8;
 
 struct Code {
-    /// The first code of each length, with its first bit at the top of 32 bits; codes of a length are below that of the
-    /// next length.
+    /// The first code of each length, aligned to the top of 32 bits. Each code is below the first one of the next
+    /// length.
     first: [u32; BITS_MAX + 2],
-    /// Where the symbols of each length begin.
+    /// The index in `symbols` of each length's first symbol.
     at: [u16; BITS_MAX + 2],
     /// All symbols in the order of their codes.
     symbols: [u16; 257],
-    /// For the first eight bits of a string: the symbol, and the bits of its code; 0 bits where it is longer.
+    /// The symbol and code length for each value of the first eight bits; length 0 if the code is longer.
     short: [(u8, u8); 1 << SHORT_BITS],
 }
 
@@ -44,7 +46,7 @@ impl Code {
         };
         let (mut next, mut count, mut length) = (0_u64, 0_u16, 1);
         while length <= BITS_MAX {
-            // The last length has the last code, behind which there is none.
+            // After the last code of the last length, there is none.
             code.first[length] = (next << (32 - length)) as u32;
             code.at[length] = count;
             let mut symbol = 0;
@@ -70,7 +72,7 @@ impl Code {
         code
     }
 
-    /// The symbol that 32 bits begin with, and the bits of its code.
+    /// The first symbol in 32 bits, and the length of its code.
     fn symbol(&self, bits: u32) -> (u16, usize) {
         let (symbol, length) = self.short[(bits >> (32 - SHORT_BITS)) as usize];
         if length > 0 {
@@ -85,9 +87,9 @@ impl Code {
     }
 }
 
-/// Appends what a coded string means; `None` if it is no such string.
+/// Appends the decoded string; `None` if the coding is invalid.
 pub(super) fn decode(coded: &[u8], into: &mut Vec<u8>) -> Option<()> {
-    // At the top of these bits is what comes next.
+    // The unread bits, aligned to the top.
     let (mut bits, mut held, mut rest) = (0_u64, 0_usize, coded.iter());
     loop {
         while held <= 56 {
@@ -98,15 +100,15 @@ pub(super) fn decode(coded: &[u8], into: &mut Vec<u8>) -> Option<()> {
         if held == 0 {
             return Some(());
         }
-        // Behind the end there are ones, as in the padding.
+        // After the end come ones, as in the padding.
         let filler = if held < 64 { u64::MAX >> held } else { 0 };
         let (symbol, length) = CODE.symbol(((bits | filler) >> 32) as u32);
         if length > held {
-            // Less than a byte of padding, all of it ones, or it was not the end.
+            // The rest must be padding: less than a byte, all ones.
             let is_padding = held < 8 && bits >> (64 - held) == (1 << held) - 1;
             return is_padding.then_some(());
         }
-        // The end itself is never written.
+        // A coded end-of-string symbol is an error.
         into.push(u8::try_from(symbol).ok()?);
         bits <<= length;
         held -= length;
@@ -124,7 +126,7 @@ mod tests {
         decode(coded, &mut bytes).map(|()| bytes)
     }
 
-    /// Codes a string, bit by bit.
+    /// Encodes a string, bit by bit.
     fn coded(bytes: &[u8]) -> Vec<u8> {
         let mut bits = String::new();
         for byte in bytes {

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::fault::{Fault, Reason};
 use super::frame::{Frame, FrameHead, FrameKind, HEAD_BYTES, PAYLOAD_BYTES_MAX};
 
-/// What has come from a client and is no whole frame yet, or no whole header block.
+/// The client's bytes that do not make a complete frame or header block yet.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     partial: Vec<u8>,
@@ -13,24 +13,24 @@ pub(super) struct Input {
     block_bytes_max: usize,
     /// Whether `partial` begins with a request, or with trailers, that may not begin yet.
     waits: bool,
-    /// Since when a header block has been unfinished.
+    /// The time since which a header block has been unfinished.
     unfinished_since: Option<Instant>,
 }
 
-/// The receiver of what a client sends.
+/// The receiver of a client's frames.
 pub(super) trait FrameReceiver {
     /// Whether the request or the trailers of that stream may begin now. If not, they wait undecoded, with everything
     /// after them.
     fn may_begin(&self, stream: u32) -> bool;
 
-    /// Receives the next frame. Faults of streams are the receiver's to settle: it gets what comes after them.
+    /// Receives the next frame. The receiver handles stream errors itself, and later frames still arrive.
     fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault>;
 }
 
-/// What a client says, frame by frame, but for header blocks, which are whole.
+/// A frame, or a complete header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard<'a> {
-    /// The head of a request, or its trailers.
+    /// The header block of a request or of its trailers.
     Fields {
         stream: u32,
         block: &'a [u8],
@@ -39,7 +39,7 @@ pub(super) enum Heard<'a> {
     Other(Frame<'a>),
 }
 
-/// A header block of which more is to come.
+/// An incomplete header block.
 #[derive(Debug)]
 struct Block {
     stream: u32,
@@ -48,7 +48,7 @@ struct Block {
     frames: usize,
 }
 
-/// In how many frames a header block may come.
+/// The most frames of a header block.
 const BLOCK_FRAMES_MAX: usize = 64;
 
 impl Input {
@@ -56,12 +56,12 @@ impl Input {
         Self { block_bytes_max, ..Self::default() }
     }
 
-    /// Whether a request, or trailers, wait until they may begin. Then nothing more is to be read.
+    /// Whether a request, or trailers, wait until they may begin. Nothing more must be read until then.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// Since when the client has owed the rest of a header block.
+    /// The time since which the client has owed the rest of a header block.
     pub(super) fn unfinished_since(&self) -> Option<Instant> {
         self.unfinished_since
     }
@@ -71,7 +71,7 @@ impl Input {
         self.block.as_ref().map_or(0, |block| block.bytes.len())
     }
 
-    /// Takes what has come, and hands on what is whole.
+    /// Takes received bytes, and passes complete frames and header blocks to the receiver.
     pub(super) fn hear(&mut self, bytes: &[u8], receiver: &mut impl FrameReceiver) -> Result<(), Fault> {
         self.waits = false;
         let mut joined = take(&mut self.partial);
@@ -106,8 +106,8 @@ impl Input {
         Ok(())
     }
 
-    /// Notes whether the client has begun a header block and not finished it. `rest` is no whole frame, unless it
-    /// waits.
+    /// Records whether the client has begun a header block and not finished it. `rest` is an incomplete frame, or one
+    /// that waits.
     fn note_unfinished(&mut self, rest: &[u8]) {
         let begins = FrameHead::read(rest)
             .is_some_and(|head| matches!(head.kind, FrameKind::Headers | FrameKind::Continuation) && !self.waits);
@@ -142,7 +142,10 @@ impl Input {
         }
     }
 
-    /// A block that is larger than what its fields may be, or comes in crumbs, is not waited for.
+    /// Keeps an incomplete block.
+    ///
+    /// # Errors
+    /// The block is larger than its fields may be, or has too many frames.
     fn keep(&mut self, block: Block) -> Result<(), Fault> {
         if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
             return Err(Fault::Connection(Reason::EnhanceYourCalm, "a header block that is too large"));
@@ -161,7 +164,7 @@ mod tests {
         [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
     }
 
-    /// Notes what it receives, and has room for so many requests.
+    /// Notes what it receives, and lets a number of requests begin.
     struct Notes(Vec<String>, usize);
 
     impl FrameReceiver for Notes {
@@ -176,7 +179,7 @@ mod tests {
         }
     }
 
-    /// What is heard of these bytes when they come in pieces of that size.
+    /// The frames received when the bytes arrive in pieces of that size.
     fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Fault> {
         let (mut input, mut notes) = (Input::new(100), Notes(Vec::new(), usize::MAX));
         for piece in bytes.chunks(piece) {

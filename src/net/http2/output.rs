@@ -9,44 +9,43 @@ use tokio::io::AsyncWrite;
 use super::fault::Reason;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 
-/// What goes out on a connection. The frames of a turn are gathered and go out in a few large writes: each write to a
-/// TLS stream is a record, and a system call, of its own.
+/// The output of a connection. The frames of a turn are buffered and go out in a few large writes. Each write to a TLS
+/// stream costs a record and a system call.
 #[derive(Debug, Default)]
 pub(super) struct Output {
-    /// Whole frames. An idle connection keeps no buffer.
+    /// Complete frames. An idle connection keeps no buffer.
     held: Vec<u8>,
-    /// How many bytes of `held` have been written out.
+    /// How many bytes of `held` have been written.
     sent: usize,
-    /// Whether the stream below may hold something back that was written to it.
+    /// Whether the stream below may hold written data that is not flushed.
     is_unflushed: bool,
 }
 
-/// How many bytes of answers are gathered at most: four full TLS records, which rustls takes at a time.
+/// The most bytes of responses that are buffered: four full TLS records, which rustls takes at a time.
 pub(super) const GATHERED_BYTES_MAX: usize = 64 << 10;
-/// How many bytes may wait for a client that does not read, with what is said to it besides answers.
+/// The most bytes that wait for a client that does not read, including control frames.
 const WAITING_BYTES_MAX: usize = 2 * GATHERED_BYTES_MAX;
-/// A larger piece of data goes out by itself. Smaller ones are gathered, but where nothing else goes out.
+/// Data larger than this is written directly. Smaller data is buffered, unless nothing else goes out.
 pub(super) const LIGHT_BYTES_MAX: usize = 8 << 10;
 /// The data of a frame that fills a TLS record.
 const RECORD_DATA: usize = (16 << 10) - HEAD_BYTES;
-/// How many such frames go out in one write.
+/// The number of such frames in one write.
 const RECORDS: usize = 4;
 /// The data of all of them.
 pub(super) const DIRECT_BYTES_MAX: usize = RECORDS * RECORD_DATA;
 
 thread_local! {
-    /// The buffer in which all connections of a thread gather, one after the other. So it stays in the processor's
-    /// cache.
+    /// The buffer that all connections of a thread use in turn, so that it stays in the processor's cache.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 impl Output {
-    /// Whether no more of answers is taken for now.
+    /// Whether no more response data is accepted for now.
     pub(super) fn is_full(&self) -> bool {
         self.waiting() >= GATHERED_BYTES_MAX
     }
 
-    /// Whether so much waits that the client must not be listened to, for it would have to be answered.
+    /// Whether so much waits that reading must pause, because input may require replies.
     pub(super) fn is_stuck(&self) -> bool {
         self.waiting() >= WAITING_BYTES_MAX
     }
@@ -55,7 +54,7 @@ impl Output {
         self.held.len() - self.sent
     }
 
-    /// Puts a frame.
+    /// Appends a frame.
     pub(super) fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
         if self.held.capacity() == 0 {
             self.held = SPARE.take();
@@ -67,7 +66,7 @@ impl Output {
         self.held.extend_from_slice(payload);
     }
 
-    /// Puts a header block, in as many frames as the client's limit takes.
+    /// Appends a header block, in as many frames as the client's limit requires.
     pub(super) fn put_block(&mut self, stream: u32, block: &[u8], ends: bool, frame_bytes_max: usize) {
         let (mut kind, mut flags, mut rest) = (FrameKind::Headers, if ends { END_STREAM } else { 0 }, block);
         while let Some((part, more)) = rest.split_at_checked(frame_bytes_max).filter(|(_, more)| !more.is_empty()) {
@@ -98,15 +97,17 @@ impl Output {
         self.put(FrameKind::Settings, ACK, 0, &[]);
     }
 
-    /// Gives a window back to the client: that of a stream, or of the connection, which is 0.
+    /// Returns window to the client: that of a stream, or of the connection for stream 0.
     pub(super) fn put_window(&mut self, stream: u32, bytes: usize) {
         let increment = u32::try_from(bytes).unwrap_or(HIGHEST).min(HIGHEST);
         self.put(FrameKind::WindowUpdate, 0, stream, &increment.to_be_bytes());
     }
 
-    /// Writes data straight out, [`DIRECT_BYTES_MAX`] of it at most, in frames of a TLS record each: so it is not
-    /// copied before it is encrypted. What is held comes first. A frame that is taken in part is held. `flags` are
-    /// those of the last frame. Returns how much of the data was taken, which may be nothing.
+    /// Writes data directly, without a copy before encryption.
+    ///
+    /// At most [`DIRECT_BYTES_MAX`] are written, in frames of one TLS record each. Buffered frames go out first. A
+    /// frame that is written in part is buffered. `flags` are those of the last frame. Returns how much of the data was
+    /// taken, which may be zero.
     pub(super) fn put_directly<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
@@ -120,7 +121,7 @@ impl Output {
             Some((first, rest)) if !rest.is_empty() => (0, first),
             _ => (flags, data),
         };
-        // All of one size, or the last might be a record of a few bytes.
+        // Frames of equal size, because the last one might otherwise be a record of a few bytes.
         let size = data.len().div_ceil(data.len().div_ceil(RECORD_DATA));
         let count = data.len().div_ceil(size);
         let mut frames = [([0; HEAD_BYTES], &data[..0]); RECORDS];
@@ -151,7 +152,7 @@ impl Output {
         Ok(taken)
     }
 
-    /// Writes out what is held, as much as is taken.
+    /// Writes the buffered frames, as far as the stream accepts them.
     pub(super) fn poll_out<I: AsyncWrite + Unpin>(&mut self, io: &mut I, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.waiting() > 0 {
             let written = ready!(Pin::new(&mut *io).poll_write(cx, &self.held[self.sent..]))?;
@@ -166,7 +167,7 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends a turn: everything goes out, and what the client does not take yet is all that is kept.
+    /// Ends a turn: writes and flushes everything, and keeps only what the client does not accept yet.
     pub(super) fn poll_flush<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
@@ -184,7 +185,7 @@ impl Output {
 
     fn give_spare(&mut self) {
         if self.held.capacity() < WAITING_BYTES_MAX {
-            // It held what a client did not take at once.
+            // This buffer held the rest that a client did not accept at once.
             if self.waiting() == 0 {
                 (self.held, self.sent) = (Vec::new(), 0);
             }
@@ -249,7 +250,8 @@ mod tests {
         assert_eq!(output.held.capacity(), 0, "nothing is kept of a slow moment");
     }
 
-    /// What a client takes of it, in whatever pieces, is what was put; and each frame is a record of TLS.
+    /// The bytes that the client receives equal those that were put, whatever the sizes of its reads, and each frame is
+    /// one TLS record.
     #[tokio::test]
     async fn what_there_is_much_of_goes_out_in_frames_of_a_record_each() {
         let sent: Vec<u8> = (0..=250).cycle().take(3 * RECORD_DATA + 100).collect();
@@ -263,7 +265,7 @@ mod tests {
                 assert!(taken == 0 || output.waiting() <= HEAD_BYTES + RECORD_DATA, "one frame is held at most");
                 put += taken;
                 let _ = output.poll_flush(&mut near, &mut cx());
-                // A pipe is ready so often only before other tasks have run.
+                // The in-memory pipe yields after a number of operations.
                 tokio::task::yield_now().await;
                 let mut some = vec![0; room.min(1 << 17)];
                 if let Some(count) = far.read(&mut some).now_or_never() {

@@ -1,4 +1,4 @@
-//! What a client's frames do to a connection.
+//! Processing of a client's frames.
 
 use std::sync::Arc;
 use std::task::Context;
@@ -23,7 +23,7 @@ use crate::net::request_body::{Inbox, RequestBody, WrongLength};
 use crate::net::wake_set::StreamWaker;
 use base::Cut;
 
-/// The status of the one answer that is the codec's own (RFC 6585 §5).
+/// The status of the only response that the codec creates itself (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
 
 const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "more than a window may have");
@@ -87,7 +87,8 @@ where
         }
         self.highest_stream = stream;
         if self.farewell == GoAwayState::Said {
-            // It is told that this one is not answered, and sends what belongs to it meanwhile.
+            // The client receives the last processed stream in GOAWAY, and may send the rest of this request before
+            // that.
             self.lately_reset.note(stream, body_window(ends));
             return self.patience.spend();
         }
@@ -115,7 +116,7 @@ where
         Ok(())
     }
 
-    /// Resets a stream that does not begin. What the client sends of its body meanwhile is discarded.
+    /// Resets a stream that does not begin. The rest of its body is discarded.
     fn refuse(&mut self, id: u32, reason: Reason, ends: bool) -> Result<(), Fault> {
         self.output.put_reset(id, reason);
         self.lately_reset.note(id, body_window(ends));
@@ -134,12 +135,12 @@ where
             (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = (self.service)(request.map(|()| body)) else {
-            // The client may send it again elsewhere: nobody has looked at it (RFC 9113 §8.7).
+            // The client may retry elsewhere, because the request was not processed (RFC 9113 §8.7).
             self.output.put_reset(id, Reason::Refused);
             self.lately_reset.note(id, body_window(ends));
             return;
         };
-        // Registered once, for the waker stays the same. A stream that is cut already is looked at in any case.
+        // Registered once, because the waker stays the same. A stream that is already cut is polled in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Exchange {
             id,
@@ -178,7 +179,7 @@ where
             return Err(Fault::Stream(id, Reason::FlowControl));
         };
         upload.window = left;
-        // Nobody takes padding.
+        // Padding is not delivered, so its window is returned at once.
         upload.untold += flow - data.len();
         self.receive.give_back(flow - data.len(), &mut self.output);
         if upload.inbox.put(data).is_err() {
@@ -200,7 +201,7 @@ where
             return grown.ok_or(TOO_LARGE);
         }
         let Some(stream) = self.streams.with_id(id) else {
-            // Clients go on to give room back for what they have read, long after the answer has ended.
+            // Clients return the window for data they have read, long after the response has ended.
             return self.has_begun(id);
         };
         stream.widen(increment).ok_or(Fault::Stream(id, Reason::FlowControl))
@@ -209,17 +210,17 @@ where
     fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
         let Some(key) = self.streams.key(id) else {
             self.has_begun(id)?;
-            // Nothing more can come of it now.
+            // The client has received the reset, so no more can arrive on the stream.
             self.lately_reset.forget(id);
             return self.patience.spend();
         };
         let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Asked { .. }));
         self.remove(key);
-        // To take back what was not answered costs the client nothing.
+        // Cancelling a request without a response costs the client nothing, so it is charged.
         if is_answered { Ok(()) } else { self.patience.spend() }
     }
 
-    /// Refuses a frame of a stream that was never begun: one that is over has none any more.
+    /// Refuses a frame for a stream that has not begun. A frame for a closed stream is accepted.
     fn has_begun(&self, id: u32) -> Result<(), Fault> {
         if id > self.highest_stream || id.is_multiple_of(2) {
             return Err(Fault::protocol("a frame of a stream that was never begun"));
@@ -237,7 +238,7 @@ where
     }
 }
 
-/// What a client may send of the body of a request before it knows that nobody takes it.
+/// The bytes of a request body that a client may send before it receives the reset.
 fn body_window(ends: bool) -> usize {
     if ends { 0 } else { UPLOAD_BYTES_MAX }
 }

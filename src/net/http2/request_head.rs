@@ -1,4 +1,4 @@
-//! The head of a request, made of the fields of a header block (RFC 9113 §8.3), or of its trailers.
+//! Request heads and trailers, built from the fields of a header block (RFC 9113 §8.3).
 
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, ur
 
 use super::hpack::{FIELD_BYTES, FieldValue};
 
-/// What has been read of a head.
+/// A head under construction.
 #[derive(Debug, Default)]
 pub(super) struct RequestHead {
     method: Option<Method>,
@@ -14,18 +14,18 @@ pub(super) struct RequestHead {
     authority: Option<Authority>,
     path: Option<PathAndQuery>,
     pub(super) fields: HeaderMap,
-    /// As HTTP/2 counts it: each field has 32 bytes besides its own.
+    /// The size as HTTP/2 counts it: names, values and 32 bytes for each field.
     bytes: usize,
     bytes_max: usize,
     is_malformed: bool,
 }
 
-/// Why no request is made of a head.
+/// Why a head makes no request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoRequest {
-    /// It is no request (RFC 9113 §8.1.1).
+    /// The request is malformed (RFC 9113 §8.1.1).
     Malformed,
-    /// Its fields are larger than what is taken.
+    /// The fields exceed the limit.
     TooLarge,
 }
 
@@ -39,7 +39,7 @@ impl RequestHead {
         self.bytes
     }
 
-    /// Takes the next field.
+    /// Adds the next field.
     pub(super) fn take(&mut self, name: &[u8], value: FieldValue<'_>) {
         self.bytes = self.bytes.saturating_add(name.len() + value.bytes().len() + FIELD_BYTES);
         if self.is_malformed || self.bytes > self.bytes_max {
@@ -53,7 +53,7 @@ impl RequestHead {
     }
 
     fn take_pseudo(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
-        // They come before all others, and each of them once.
+        // Pseudo-header fields must precede all others and occur once.
         if !self.fields.is_empty() {
             return None;
         }
@@ -62,7 +62,7 @@ impl RequestHead {
             b"scheme" => once(&mut self.scheme, Scheme::try_from(value.bytes()).ok()?),
             b"authority" => once(&mut self.authority, Authority::try_from(value.bytes()).ok()?),
             b"path" => {
-                // A path has no fragment; `PathAndQuery` would cut it off, and the rest is another path.
+                // A path has no fragment. `PathAndQuery` would cut one off, and the rest would be another path.
                 let is_path = value.bytes().starts_with(b"/") && !value.bytes().contains(&b'#');
                 if !is_path && value.bytes() != b"*" {
                     return None;
@@ -75,7 +75,7 @@ impl RequestHead {
 
     fn take_field(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
         let name = HeaderName::from_lowercase(name).ok()?;
-        // They are of a connection of HTTP/1.
+        // Connection-specific fields of HTTP/1.
         let is_foreign = name == CONNECTION || name == TRANSFER_ENCODING || name == UPGRADE;
         if is_foreign
             || matches!(name.as_str(), "keep-alive" | "proxy-connection")
@@ -87,7 +87,7 @@ impl RequestHead {
         Some(())
     }
 
-    /// The request, and the length of its body where that is said. `ends` says that it has none.
+    /// Builds the request, and returns the length of its body if declared. If `ends`, there is no body.
     pub(super) fn into_request(mut self, ends: bool) -> Result<(Request<()>, Option<u64>), NoRequest> {
         if self.bytes > self.bytes_max {
             return Err(NoRequest::TooLarge);
@@ -107,7 +107,7 @@ impl RequestHead {
         Ok((request, length))
     }
 
-    /// The fields, as they come behind a body.
+    /// The fields as trailers.
     pub(super) fn into_trailers(self) -> Result<HeaderMap, NoRequest> {
         if self.bytes > self.bytes_max {
             return Err(NoRequest::TooLarge);
@@ -120,7 +120,7 @@ impl RequestHead {
         let mut parts = uri::Parts::default();
         let (scheme, path) = (self.scheme.take(), self.path.take());
         if *method == Method::CONNECT {
-            // It has neither (RFC 9113 §8.5).
+            // CONNECT has neither (RFC 9113 §8.5).
             if scheme.is_some() || path.is_some() || self.authority.is_none() {
                 return None;
             }
@@ -136,7 +136,7 @@ impl RequestHead {
         Uri::from_parts(parts).ok()
     }
 
-    /// What all fields of that name agree on, if there are some.
+    /// The length that all fields of that name agree on; `None` if there are none.
     fn content_length(&self) -> Result<Option<u64>, NoRequest> {
         let mut length = None;
         for value in self.fields.get_all(CONTENT_LENGTH) {
@@ -150,7 +150,7 @@ impl RequestHead {
         Ok(length)
     }
 
-    /// Makes one field of a cookie that came in pieces (RFC 9113 §8.2.3): upstream may speak HTTP/1.
+    /// Joins a cookie that was split into several fields (RFC 9113 §8.2.3), because upstream may use HTTP/1.
     fn join_cookies(&mut self) {
         if self.fields.get_all(COOKIE).iter().nth(1).is_none() {
             return;

@@ -1,4 +1,4 @@
-//! How the streams of a connection are answered.
+//! Sending of responses on the streams of a connection.
 
 use std::mem::{replace, take};
 use std::pin::Pin;
@@ -23,15 +23,15 @@ use crate::net::parkable_body::ParkableBody;
 use crate::net::request_body::RequestBody;
 use base::Cut;
 
-/// How many bytes of an answer go out before other streams have their turn: one write.
+/// The bytes of a response that go out before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
-/// The bytes of the heads of answers that may wait for room. A stream whose answer does not fit is reset.
+/// The bytes of response heads that may wait for room. A stream whose response does not fit is reset.
 const WAITING_HEAD_BYTES_MAX: usize = 1 << 20;
 
-/// What a body gives next.
+/// The next part of a body.
 enum Piece {
     Data,
-    /// It is at its end, with trailers or without.
+    /// The end, with or without trailers.
     End(Option<HeaderMap>),
     Broken,
 }
@@ -43,9 +43,9 @@ where
     F: Future<Output = Response<B>> + Unpin,
     B: ParkableBody + Unpin,
 {
-    /// Lets a stream that was woken go on. `is_alone` says that nothing else goes out.
+    /// Polls a woken stream. If `is_alone`, nothing else goes out in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
-        // The wake-up may be for a stream that is over. If another has taken its place, that one is polled for nothing.
+        // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.waker.unmark();
         stream.note_poll();
@@ -66,11 +66,11 @@ where
         self.limit(key);
     }
 
-    /// Keeps an answer until there is room for its head.
+    /// Keeps a response until there is room for its head.
     fn delay_answer(&mut self, key: usize, answer: Response<B>) {
         let bytes = head_bytes(&answer);
         if self.waiting_head_bytes + bytes > WAITING_HEAD_BYTES_MAX {
-            // The future is over, and must not be polled again.
+            // The future has completed and must not be polled again.
             return self.reset(key, Reason::EnhanceYourCalm);
         }
         let Some(stream) = self.streams.get_mut(key) else { return };
@@ -103,7 +103,7 @@ where
         }
     }
 
-    /// A header block with what has to come first in it.
+    /// Starts a header block, with the table size update if one is due.
     pub(super) fn begun_block(&mut self) -> Vec<u8> {
         let mut block = Vec::with_capacity(512);
         if take(&mut self.send.must_say_no_table) {
@@ -112,7 +112,7 @@ where
         block
     }
 
-    /// Sends what there is of a body, as far as there is room for it. Nothing is taken from it before.
+    /// Sends available body data as far as there is room. No data is taken from the body before.
     fn send_body(&mut self, key: usize, mut is_alone: bool) {
         let mut left = TURN_BYTES;
         let mut is_parked = false;
@@ -121,7 +121,7 @@ where
             let (is_between, is_last) = (stream.chunk.is_empty(), stream.is_last);
             if !(is_between && is_last) {
                 if stream.window <= 0 {
-                    // The client says when there is room.
+                    // A WINDOW_UPDATE wakes the stream.
                     return;
                 }
                 if self.send.window <= 0 || !self.has_room() {
@@ -130,7 +130,7 @@ where
             }
             if is_between && !is_last {
                 if is_parked {
-                    // If it has been woken since, the stream is polled again.
+                    // If the body has been woken since, the stream is polled again.
                     return;
                 }
                 let Some(stream) = self.streams.get_mut(key) else { return };
@@ -154,7 +154,7 @@ where
         }
     }
 
-    /// Sends what fits into one write; how much it was. The stream is over with its last piece.
+    /// Sends what fits into one write, and returns its size in bytes. The last piece ends the stream.
     fn send_piece(&mut self, key: usize, at_most: usize, is_alone: bool) -> usize {
         let Some(stream) = self.streams.get_mut(key) else { return 0 };
         let room = usize::try_from(stream.window.min(self.send.window)).unwrap_or(0);
@@ -163,7 +163,7 @@ where
         let mut sent = 0;
         if is_alone || length > LIGHT_BYTES_MAX {
             let data = (flags(length), id, &stream.chunk[..length]);
-            // An error is met again by whoever reads.
+            // The next read returns the same error.
             let put = self.output.put_directly(&mut self.io, &mut Context::from_waker(&self.writer), data);
             sent = put.unwrap_or_default();
         }
@@ -174,7 +174,7 @@ where
         let ends = flags(sent) != 0;
         stream.chunk.advance(sent);
         if stream.chunk.is_empty() {
-            // What it was a part of is not kept alive by it.
+            // An empty slice would keep its buffer alive.
             stream.chunk = Bytes::new();
         }
         self.allowance = self.allowance.saturating_sub(sent);
@@ -197,13 +197,13 @@ where
         self.finish(key);
     }
 
-    /// Whether more of an answer may be put. What is there goes out first.
+    /// Whether more response data may be put. Writes the buffered frames first if the buffer is full.
     fn has_room(&mut self) -> bool {
         if self.allowance == 0 {
             return false;
         }
         if self.output.is_full() {
-            // An error is met again by whoever reads.
+            // The next read returns the same error.
             let _ = self.output.poll_out(&mut self.io, &mut Context::from_waker(&self.writer));
         }
         !self.output.is_full()
@@ -218,13 +218,13 @@ where
         }
     }
 
-    /// Gives back the windows of what was taken of a request's body.
+    /// Returns the window of request body data that was taken.
     fn tell_what_was_taken(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Some(upload) = &mut stream.upload else { return };
         let (taken, is_dropped) = upload.inbox.take_taken();
         if is_dropped {
-            // Nobody takes more of it: the client may send what it was allowed before, and no more.
+            // The body was dropped, so the client may only use the rest of its window.
             return self.receive.give_back(taken, &mut self.output);
         }
         upload.untold += taken;
@@ -235,7 +235,7 @@ where
         self.receive.give_back(taken, &mut self.output);
     }
 
-    /// Ends a stream in time, if its time is limited. Most end at once, and need no timer.
+    /// Sets the deadline of a stream whose time is limited. Most streams end at once and need no timer.
     fn limit(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.until.is_none()) else { return };
         if let Some((max, _)) = stream.cut.limit() {
@@ -245,7 +245,7 @@ where
         }
     }
 
-    /// The answer is whole. Nothing more of the request is waited for (RFC 9113 §8.1).
+    /// Ends a stream whose response is complete. The rest of the request is not awaited (RFC 9113 §8.1).
     fn finish(&mut self, key: usize) {
         if self.streams.get(key).is_some_and(Exchange::is_open_for_more) {
             self.reset(key, Reason::No);
@@ -262,7 +262,7 @@ where
         self.remove(key);
     }
 
-    /// Resets the stream with that number, for a fault of the client.
+    /// Resets the stream with that identifier because of a client error.
     pub(super) fn reset_for(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
         match self.streams.key(id) {
             Some(key) => self.reset(key, reason),
@@ -275,7 +275,8 @@ where
         self.patience.spend()
     }
 
-    /// Forgets a stream: who answers it is dropped, and who takes its body learns that it is over.
+    /// Removes a stream. This drops the future or body of the response, and the reader of the request body gets its
+    /// end.
     pub(super) fn remove(&mut self, key: usize) {
         let Some(stream) = self.streams.remove(key) else { return };
         if let Phase::Answered(Some(answer)) = &stream.phase {
@@ -291,7 +292,7 @@ where
     }
 }
 
-/// The size of an answer's head, as HTTP/2 counts it.
+/// The size of a response head, as HTTP/2 counts it.
 fn head_bytes<B>(answer: &Response<B>) -> usize {
     answer.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
 }

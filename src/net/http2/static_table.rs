@@ -1,4 +1,4 @@
-/// The fields that both sides know from the beginning (RFC 7541, Appendix A): the first has the number 1.
+/// The static table (RFC 7541, Appendix A). Its first entry has the index 1.
 pub(super) const STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),

@@ -1,4 +1,4 @@
-//! A connection as its client sees it, frame by frame.
+//! Tests of a connection from its client's side, frame by frame.
 
 mod abuse;
 mod slices;
@@ -28,8 +28,8 @@ use base::Cut;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// The server's side: what was asked, and the bodies of the answers, which the test sends; and how many bytes a field
-/// of their heads has.
+/// The server's side: the requests, the bodies of the responses, which the test sends, and the size in bytes of a field
+/// in their heads.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Vec<Asked>>>, Arc<AtomicUsize>);
 
@@ -50,7 +50,7 @@ impl Server {
         self.0.lock().len()
     }
 
-    /// Sends a piece of the answer to that request.
+    /// Sends a piece of the response to that request.
     fn send(&self, request: usize, piece: impl Into<Bytes>) {
         self.0.lock()[request].1.send(piece.into()).expect("the stream is there");
     }
@@ -68,11 +68,11 @@ fn async_stream(
 struct Client {
     io: DuplexStream,
     server: Server,
-    /// The connection, on which somebody known has asked.
+    /// The connection, on which a caller has been authenticated.
     connection: Connection,
     budget: Arc<HeadBudget>,
     ended: tokio::task::JoinHandle<Result<(), String>>,
-    /// Says goodbye when it is dropped.
+    /// Starts the graceful shutdown when it is dropped.
     leave: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
@@ -144,7 +144,7 @@ impl Client {
         (head, payload)
     }
 
-    /// The next frame, which has nothing but numbers.
+    /// The next frame, whose payload consists of 32-bit numbers.
     async fn numbers(&mut self) -> (FrameKind, u32, Vec<u32>) {
         let (head, payload) = self.next().await;
         let numbers = payload.chunks_exact(4).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four")));
@@ -184,7 +184,7 @@ async fn an_answer_goes_out_as_it_comes_and_others_beside_it() {
     assert_eq!(client.ended.await.expect("no panic"), Ok(()));
 }
 
-/// Whatever the windows are: those of the stream and of the connection, and settings that change them meanwhile.
+/// Covers the windows of the stream and of the connection, and settings that change them.
 #[tokio::test(start_paused = true)]
 async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
     let mut client = Client::new(1 << 20).await;
@@ -197,7 +197,7 @@ async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
     sent.chunks(70_000).for_each(|piece| client.server.send(0, piece.to_vec()));
     let mut seen = client.next().await.1;
     assert_eq!(seen.len(), 10);
-    // Ten less than nothing: what is given back only pays for it.
+    // The window is now -10, so the first update only brings it to zero.
     client.put(FrameKind::Settings, 0, 0, &setting(0)).await;
     assert_eq!(client.next().await.0.kind, FrameKind::Settings);
     client.window(1, 10).await;
@@ -222,7 +222,7 @@ async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
     assert_eq!(seen, sent);
 }
 
-/// A client that gives back a little of the connection's window at a time.
+/// A client that returns the connection's window in small steps.
 #[tokio::test(start_paused = true)]
 async fn streams_share_a_narrow_connection_by_turns() {
     let mut client = Client::new(1 << 20).await;
@@ -243,7 +243,7 @@ async fn streams_share_a_narrow_connection_by_turns() {
         client.window(0, 1_000).await;
         told.push(client.next().await.0);
         if told.last().is_some_and(|head| head.length < 1_000) {
-            // What is left of it is another's.
+            // Another stream uses the rest.
             told.push(client.next().await.0);
         }
     }
@@ -252,7 +252,7 @@ async fn streams_share_a_narrow_connection_by_turns() {
     }
 }
 
-/// A client that reads as fast as it is sent to, with windows that do not end.
+/// A client that reads as fast as the server sends, with unlimited windows.
 #[tokio::test(start_paused = true)]
 async fn others_run_before_large_answers_have_gone_out() {
     const LARGE: usize = 8 << 20;
@@ -267,11 +267,11 @@ async fn others_run_before_large_answers_have_gone_out() {
     }
     (0..4).for_each(|request| client.server.send(request, vec![0; LARGE]));
     let Client { mut io, ended, .. } = client;
-    // In a task of its own, which has its turn after each other one's.
+    // A task of its own, which runs after each turn of the other.
     let reading = tokio::spawn(async move {
         let (mut read, mut part, mut most) = (0, vec![0; 4 * LARGE], 0);
         while read < 4 * LARGE {
-            // All that was written while this task did not run.
+            // Everything that was written while this task did not run.
             let length = io.read(&mut part).await.expect("open");
             (read, most) = (read + length, most.max(length));
         }
@@ -282,7 +282,7 @@ async fn others_run_before_large_answers_have_gone_out() {
     assert!(most <= SENT_BYTES_MAX + 2 * DIRECT_BYTES_MAX, "{most} bytes at once");
 }
 
-/// What was taken for an upload ends with its connection, whoever has it by then.
+/// The reader of an upload gets an error when the connection ends.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_is_not_whole_breaks_off_with_its_connection() {
     let mut client = Client::new(1 << 16).await;
@@ -359,7 +359,7 @@ async fn a_body_is_taken_through_its_windows_and_answered() {
     }
 }
 
-/// Reads a frame, and counts what it gives back of the connection's window.
+/// Reads a frame, and counts the connection window that it returns.
 async fn read(client: &mut Client, room: &mut usize) -> FrameKind {
     let (head, payload) = client.next().await;
     if (head.kind, head.stream) == (FrameKind::WindowUpdate, 0) {
@@ -368,7 +368,7 @@ async fn read(client: &mut Client, room: &mut usize) -> FrameKind {
     head.kind
 }
 
-/// Uploads that nobody takes are given back when their streams are over, however they end.
+/// The window of unread uploads is returned when their streams end, however they end.
 #[tokio::test(start_paused = true)]
 async fn the_connections_window_does_not_leak() {
     let mut client = Client::new(1 << 20).await;
@@ -410,7 +410,7 @@ async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
     client.next().await;
     client.put(FrameKind::Ping, ACK, 0, &opaque).await;
     assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![3, 0]));
-    // One that was on its way is not looked at, nor is what belongs to it: its body, and that it is taken back.
+    // A request that was on its way is ignored, with its body and its reset.
     client.ask(5, POST, false).await;
     client.put(FrameKind::Data, 0, 5, b"data").await;
     client.window(5, 10).await;
@@ -423,7 +423,7 @@ async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
         assert_eq!(client.next().await.0.flags, END_STREAM);
     }
     assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
-    // It gives back what it has read meanwhile, as clients do: a socket that is closed before that is read is reset.
+    // The client returns window for data it has read. Closing a socket before reading that would reset it.
     for _ in 0..20 {
         client.window(0, 4_096).await;
     }

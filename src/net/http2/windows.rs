@@ -1,17 +1,17 @@
-//! Flow control: what the client lets us send, and what we let it send (RFC 9113 §5.2).
+//! Flow control in both directions (RFC 9113 §5.2).
 
 use super::fault::{Fault, Reason};
 use super::frame::{FrameKind, HIGHEST, Setting, settings};
 use super::output::{GATHERED_BYTES_MAX, Output};
 
-/// What every window is at first.
+/// The initial size of every window, in bytes.
 const FIRST: u32 = 65_535;
-/// What a client may send of a request's body before it is taken.
+/// The bytes of a request body that a client may send before they are taken.
 pub(super) const UPLOAD_BYTES_MAX: usize = 256 << 10;
-/// The same of all on a connection.
+/// The same limit for all streams of a connection.
 const CONNECTION_BYTES_MAX: usize = 1 << 20;
 
-/// What the client lets us send.
+/// The client's limits on what is sent to it.
 #[derive(Debug)]
 pub(super) struct SendLimits {
     /// The connection's window, in bytes.
@@ -20,7 +20,7 @@ pub(super) struct SendLimits {
     pub(super) first_window: i64,
     /// The largest payload of a frame.
     pub(super) frame_bytes_max: usize,
-    /// Whether the next header block must say that we keep no table.
+    /// Whether the next header block must announce an empty dynamic table.
     pub(super) must_say_no_table: bool,
 }
 
@@ -29,14 +29,14 @@ impl SendLimits {
         Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_say_no_table: true }
     }
 
-    /// Takes settings. By how much the windows of streams change is returned.
+    /// Applies settings. Returns the change of the streams' windows.
     pub(super) fn take(&mut self, payload: &[u8]) -> Result<i64, Fault> {
         let before = self.first_window;
         for setting in settings(payload) {
             match setting? {
                 Setting::HeaderTable => self.must_say_no_table = true,
                 Setting::InitialWindow(bytes) => self.first_window = bytes.into(),
-                // Larger ones would only make others wait.
+                // Larger frames would only make other streams wait.
                 Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(GATHERED_BYTES_MAX),
             }
         }
@@ -44,22 +44,22 @@ impl SendLimits {
     }
 }
 
-/// Makes a window larger, or smaller; `None` if it is larger than a window may be.
+/// Changes a window; `None` if it exceeds the largest window.
 pub(super) fn grow(window: &mut i64, by: i64) -> Option<()> {
     *window += by;
     (*window <= HIGHEST.into()).then_some(())
 }
 
-/// What we let a client send on a connection.
+/// The server's limit on what a client sends on a connection.
 #[derive(Debug)]
 pub(super) struct ReceiveWindow {
     left: usize,
-    /// What was taken, of which the client has not been told.
+    /// The bytes that were taken and not yet returned to the client's window.
     untold: usize,
 }
 
 impl ReceiveWindow {
-    /// Announces our limits, which comes first on every connection.
+    /// Announces the server's limits, which must be the first frames of a connection.
     pub(super) fn announced(output: &mut Output, streams_max: usize, header_bytes_max: usize) -> Self {
         let values = [(0x3, streams_max), (0x4, UPLOAD_BYTES_MAX), (0x6, header_bytes_max)];
         let setting = |(name, value): (u16, usize)| {
@@ -77,7 +77,7 @@ impl ReceiveWindow {
         Ok(())
     }
 
-    /// Gives room back, and tells the client of it when it is half of all.
+    /// Returns window, and sends the update once it is half of the whole.
     pub(super) fn give_back(&mut self, bytes: usize, output: &mut Output) {
         self.untold += bytes;
         if self.untold >= CONNECTION_BYTES_MAX / 2 {

@@ -11,7 +11,7 @@ type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
 
 const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
 
-/// Shows a certificate, whether or not the key belongs to it.
+/// A client that sends a certificate, whether or not it has the key.
 #[derive(Debug)]
 struct Shows(Arc<CertifiedKey>);
 
@@ -47,7 +47,7 @@ fn client(server: &Tls, version: &'static SupportedProtocolVersion, shows: Optio
     Arc::new(config)
 }
 
-/// One connection, in memory: how the handshake went, and the server's end when it has gone well on both sides.
+/// Makes one connection, in memory. Returns the kind of the handshake and the server's stream if both sides succeeded.
 async fn shake(
     server: &Tls,
     client: &Arc<ClientConfig>,
@@ -56,7 +56,7 @@ async fn shake(
     let (near, far) = tokio::io::duplex(1 << 16);
     let connect = async {
         let mut near = TlsConnector::from(client.clone()).connect("localhost".try_into().unwrap(), near).await?;
-        // With TLS 1.3 tickets, and a refusal of the client's certificate, come behind the handshake.
+        // In TLS 1.3, tickets and the refusal of a client certificate arrive after the handshake.
         near.read_u8().await?;
         std::io::Result::Ok(near.get_ref().1.handshake_kind().unwrap())
     };
@@ -89,7 +89,7 @@ async fn a_certificate_of_any_issuer_is_taken_and_none_is_required() {
     }
 }
 
-/// An event is sealed once for each of its readers.
+/// An event is encrypted once for each of its readers.
 #[tokio::test]
 async fn the_cheapest_cipher_that_both_know_is_taken_whichever_the_client_prefers() {
     let server = server(ClientCertificates::Ignored);
@@ -109,7 +109,7 @@ async fn a_certificate_without_its_key_is_refused() {
     }
 }
 
-/// R-DOWNSTREAM-5: what would be dear to look at is refused before anybody does.
+/// R-DOWNSTREAM-5: a chain that would be expensive to verify is refused before verification.
 #[tokio::test]
 async fn a_chain_that_is_too_long_is_refused_in_the_handshake() {
     use super::super::client_certificates::{CERTIFICATES_MAX, CHAIN_BYTES_MAX};

@@ -1,4 +1,5 @@
-//! No wake is lost, whenever it comes: by every order of calls on the code, and every order of single steps on a model.
+//! Tests that no wake-up is lost, whenever it occurs: with every order of calls on the code, and with every order of
+//! single steps on a model.
 
 mod model;
 
@@ -19,23 +20,23 @@ use super::super::http2::{Http2, Http2Limits};
 use super::*;
 use base::Cut;
 
-/// Who waits for something: two streams and the reader.
+/// The parts that wait for something: two streams and the reader.
 const PARTS: usize = 3;
 const READER: usize = 2;
 const WAKES: usize = 3;
-/// Where a wake may fall: so many places are passed while everything is polled for the first time, and some more.
+/// The points at which a wake-up may occur: those passed while everything is polled for the first time, and some more.
 const PLACES: usize = 14;
 
-/// What has happened for each part, and what it has seen of that.
+/// The number of occurrences for each part, and how many of them the part has seen.
 #[derive(Debug, Default)]
 struct World {
     happened: [usize; PARTS],
     seen: [usize; PARTS],
     polls: [usize; PARTS],
     wakers: [Option<Waker>; PARTS],
-    /// Places that were passed.
+    /// The number of points passed.
     passed: usize,
-    /// What is still to happen: where, and for whom.
+    /// The pending occurrences: the point and the part.
     plan: Vec<(usize, usize)>,
 }
 
@@ -51,7 +52,7 @@ impl Wake for TaskFlag {
     }
 }
 
-/// A place at which others may be faster: what is planned for it happens now, as on another thread.
+/// A point at which another thread may act: the occurrences planned for it happen now.
 fn place(world: &Shared) {
     let here = {
         let mut world = world.lock();
@@ -63,7 +64,8 @@ fn place(world: &Shared) {
     }
 }
 
-/// The next thing that is planned for such a place. What happens before somebody listens needs no wake.
+/// Takes the next planned occurrence for such a point. An occurrence before the part has registered a waker needs no
+/// wake-up.
 fn happens(world: &mut World, is_due: impl Fn(usize) -> bool) -> Option<Waker> {
     loop {
         let at = world.plan.iter().position(|(place, _)| is_due(*place))?;
@@ -75,7 +77,7 @@ fn happens(world: &mut World, is_due: impl Fn(usize) -> bool) -> Option<Waker> {
     }
 }
 
-/// What every future does: says whom to wake, then looks.
+/// The behaviour of every future: registers its waker, then looks.
 fn listen(world: &Shared, part: usize, cx: &Context<'_>) {
     place(world);
     {
@@ -91,10 +93,10 @@ fn listen(world: &Shared, part: usize, cx: &Context<'_>) {
     place(world);
 }
 
-/// The other end of the connection: it has asked two things, and takes all that is written.
+/// The client's end of the connection: it sends two requests and takes everything the server writes.
 struct Socket(Shared, &'static [u8]);
 
-/// Settings, and a GET of `/` on each of two streams.
+/// SETTINGS, and a GET of `/` on each of two streams.
 const ASKED: &[u8] =
     b"\0\0\0\x04\0\0\0\0\0\0\0\x03\x01\x05\0\0\0\x01\x82\x86\x84\0\0\x03\x01\x05\0\0\0\x03\x82\x86\x84";
 
@@ -125,7 +127,7 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// Runs a connection until nothing more happens and nobody is woken.
+/// Runs a connection until nothing more happens and no part is woken.
 fn run(plan: Vec<(usize, usize)>) -> World {
     let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
     let hour = Duration::from_secs(3_600);
@@ -152,7 +154,7 @@ fn run(plan: Vec<(usize, usize)>) -> World {
             assert!(connection.poll(&mut Context::from_waker(&waker)).is_pending());
             place(&world);
         }
-        // All is quiet: what has not found its place happens now.
+        // Everything is idle, so occurrences without a point happen now.
         let Some(waker) = happens(&mut world.lock(), |_| true) else { break };
         waker.wake();
     }
@@ -160,7 +162,7 @@ fn run(plan: Vec<(usize, usize)>) -> World {
     std::mem::take(&mut *world.lock())
 }
 
-/// Every choice of so many, each as often as it likes.
+/// Every selection of `count` elements, with repetition.
 fn chosen(of: &[(usize, usize)], count: usize) -> Vec<Vec<(usize, usize)>> {
     let Some(fewer) = count.checked_sub(1) else { return vec![Vec::new()] };
     let with = |at: usize| chosen(&of[at..], fewer).into_iter().map(move |rest| [vec![of[at]], rest].concat());

@@ -1,4 +1,4 @@
-//! What shows that upstream's storage went back, by tables.
+//! Table tests of the signs that upstream's storage went back.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn of_the_version_of_the_newest_event_more_may_be_on_its_way() {
     assert_eq!(Reach::of(&reader, rv(13)), Reach { at: rv(13), whole: rv(13) }, "a bookmark says that all has come");
 }
 
-/// What a stream tells first that was opened right before our newest change.
+/// The first item of a stream that was opened right before our newest change.
 #[test]
 fn a_stream_tells_the_newest_change_first_or_another_history() {
     use ResumeEvidence::{Continues, Contradicts, Expired, Refuses};

@@ -1,4 +1,4 @@
-//! What follows from each way in which upstream can fail: every variant has its row.
+//! Tests the consequence of each upstream failure: every variant has its row.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn other_representation() -> Error {
     Error::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(Encoding::Json) }
 }
 
-/// The end that it is for the feed, or `None`: it is tried again.
+/// The end of the feed that the error causes, or `None` if the step is retried.
 fn end(error: Error) -> Option<FeedEnd> {
     match over(error) {
         StepFailure::Over(end) => Some(end),
@@ -50,7 +50,7 @@ async fn a_feed_is_over_only_for_what_waiting_does_not_cure() {
         (Error::Wire(WireError::OtherColumns), Some(FeedEnd::Outdated)),
         (Error::Wire(WireError::WrongForm), Some(FeedEnd::Unreadable)),
         (Error::Wire(WireError::BadResourceVersion), Some(FeedEnd::Unreadable)),
-        // What no feed asks for.
+        // Errors of requests that no feed sends.
         (Error::Unsendable(Unsendable::Nested), None),
         (Error::OtherDocument("/version".to_owned()), None),
         (Error::HiddenDefinitions, None),
@@ -60,7 +60,7 @@ async fn a_feed_is_over_only_for_what_waiting_does_not_cure() {
     }
 }
 
-/// As libraries wrap it.
+/// A certificate error, wrapped like the libraries wrap it.
 fn untrusted() -> std::io::Error {
     std::io::Error::other(std::io::Error::other(rustls::Error::InvalidCertificate(rustls::CertificateError::Expired)))
 }

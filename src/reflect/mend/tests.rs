@@ -1,4 +1,4 @@
-//! Finding what changed while nobody told us: by a table, and against the obvious way.
+//! Tests finding the differences between two states, with a table and against a naive implementation.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ fn the_window_start_is_read_from_the_apiservers_words() {
     }
 }
 
-/// A pod `key` at `rv`, as a watch would bring it.
+/// A pod `key` at `rv`, decoded from a watch event.
 fn object(key: &str, rv: u64) -> Object {
     let (namespace, name) = key.split_once('/').expect("namespace/name");
     let frame = format!(
@@ -44,7 +44,7 @@ fn snapshot(rv: u64, state: &State) -> Snapshot {
     Snapshot::from_objects(ResourceVersion(rv), state.iter().map(|(key, rv)| object(key, *rv)))
 }
 
-/// `a/p 1→2`, with `-` for absent, in the order in which they are found.
+/// The differences as `a/p 1→2`, with `-` for absent, in the order in which they were found.
 fn said(differences: &[Difference]) -> Vec<String> {
     let side = |object: &Option<Arc<Object>>| object.as_ref().map_or("-".to_owned(), |object| object.rv.to_string());
     let one = |difference: &Difference| {
@@ -76,7 +76,7 @@ fn what_differs_is_what_came_went_or_has_another_version() {
         (&[("a/p", 1), ("a/r", 3)], &[("a/p", 1), ("a/q", 2), ("a/r", 3)], vec!["a/q -→2"]),
         (&[("a/p", 1), ("a/q", 2), ("a/r", 3)], &[("a/p", 1), ("a/r", 3)], vec!["a/q 2→-"]),
         (&[("a/p", 1), ("a/q", 2)], &[("a/q", 5), ("a/r", 3)], vec!["a/p 1→-", "a/q 2→5", "a/r -→3"]),
-        // The order is that of keys as strings: `-` sorts before `/`.
+        // Keys are ordered as strings: `-` sorts before `/`.
         (&[("t1/p", 1), ("t1-a/p", 2)], none, vec!["t1-a/p 2→-", "t1/p 1→-"]),
     ] as [(&[(&str, u64)], &[(&str, u64)], Vec<&str>); 12]
     {
@@ -101,7 +101,7 @@ fn both_sides_are_handed_out_as_they_were() {
     assert_eq!(after.body(), object("a/p", 2).body());
 }
 
-/// Every key of either side, looked up in both.
+/// Looks up every key of either side in both.
 fn naive(before: &State, after: &State) -> Vec<String> {
     let mut keys: Vec<_> = before.keys().chain(after.keys()).collect();
     keys.sort();
@@ -122,7 +122,7 @@ proptest! {
         prop_assert_eq!(said(&found), naive(&before, &after));
     }
 
-    /// What is found is enough: applied to the one side it gives the other.
+    /// The differences are complete: applied to one state they yield the other.
     #[test]
     fn differences_lead_from_the_one_state_to_the_other(before in states(), after in states()) {
         let mut walked = before.clone();

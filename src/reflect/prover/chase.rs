@@ -1,12 +1,13 @@
-//! Moves a feed on for readers that have seen a later version elsewhere: by another proxy, or by an apiserver.
+//! Advances a feed for readers that have seen a later version elsewhere: from another proxy, or from an apiserver.
 //!
-//! Two questions go side by side. One asks upstream to come to the least version that is wanted: an apiserver learns
-//! how far a quiet resource is only when somebody asks for more than it has. The other is a watch from our own version,
-//! which says what we lack, or by a bookmark that it is nothing. That takes a second, so it begins at once. If the
-//! collection is small, its versions are listed first; if they equal ours, the state has the wanted version. That is
-//! enough for clients that read a state. Watches and proxies follow the stream.
+//! Two requests run side by side. One asks upstream to reach the lowest version that readers wait for. It is needed
+//! because an apiserver learns the position of a quiet resource only when a request names a higher version. The other
+//! is a watch from our own version, which sends the missing changes, or a bookmark if there are none. It takes a
+//! second, so it starts at once. If the collection is small, its versions are listed first. If they equal ours, the
+//! state has the requested version. That suffices for clients that read a state; watches and proxies follow the stream.
 //!
-//! A proxy comes further as well when it is asked to, and tells it on our own stream: there the watch is rarely needed.
+//! A proxy also advances when it is asked to, and announces it on our own stream. With a proxy the watch is rarely
+//! needed.
 
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
@@ -20,19 +21,19 @@ use super::super::stream::Ended;
 use super::{PROOF_MAX, Prover, Running, STREAM_HEAD_START};
 use kubeapi::ResourceVersion;
 
-/// The timeout of a list of versions. Upstream responds at once if it has the version, and after seconds if it never
-/// gets it, which must not delay other versions.
+/// The timeout of a list of versions. Upstream responds at once if it has the version, and only after seconds if it
+/// never gets it, which must not delay other versions.
 const LISTED_WITHIN: Duration = Duration::from_millis(500);
 
-/// What upstream answered when it was asked to come to a version.
+/// The response to a request to reach a version.
 enum Came {
     To(ResourceVersion),
-    /// It does not have that version.
+    /// Upstream does not have that version.
     Short,
     Unanswered,
 }
 
-/// A version that upstream is asked for, and since when.
+/// A requested version and the time of the first request for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Asked {
     rv: ResourceVersion,
@@ -40,7 +41,7 @@ struct Asked {
 }
 
 impl Prover {
-    /// Goes after the versions that readers wait for, as long as they do.
+    /// Reaches the versions that readers wait for, as long as they wait.
     pub(super) async fn chase(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
         let mut wanted = feed.freshness.watch_versions();
@@ -53,14 +54,14 @@ impl Prover {
         let mut catching_up: Running<'_, ()> = None.into();
         let mut catches_up = false;
         loop {
-            // An answer that was asked of another history says nothing of this one.
+            // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, reader.history()) != history {
                 (upstream, asked, coming) = (ResourceVersion::default(), None, None.into());
             }
             wanted.borrow_and_update();
             let reached = progress.look().rv;
             feed.freshness.settle_versions(reached, reader.shown_at());
-            // Whichever version is wanted next, it waits for the end of a pause.
+            // The backoff applies to every version.
             let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live() && !rests);
             if next != asked.map(|asked| asked.rv) {
                 asked = next.map(|rv| Asked { rv, at: Instant::now() });
@@ -93,7 +94,7 @@ impl Prover {
         self.behind_a_proxy.load(Ordering::Relaxed)
     }
 
-    /// Asks upstream to come as far as a version, unless our own stream tells it at once.
+    /// Asks upstream to reach a version, unless our own stream delivers it at once.
     async fn come_to(&self, rv: ResourceVersion) -> Came {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
@@ -105,7 +106,7 @@ impl Prover {
             Ok(Ok(told)) if told.at >= rv => {
                 self.behind_a_proxy.store(told.is_from_memory, Ordering::Relaxed);
                 if told.is_from_memory {
-                    // It announces on our own stream how far it has come.
+                    // The proxy announces its new position on our own stream.
                     let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;
                 }
                 Some(Came::To(told.at))
@@ -123,9 +124,9 @@ impl Prover {
         answer.unwrap_or(Came::Unanswered)
     }
 
-    /// Catches up with upstream. All who wait are told, as soon as it is known.
+    /// Catches up with upstream and announces the result to all waiting readers.
     async fn catch_up_for_all(&self) {
-        // What has only just happened is on its way.
+        // Recent changes are still on their way.
         tokio::time::sleep(STREAM_HEAD_START).await;
         let feed = &self.upstream.feed;
         let before = feed.reader.progress().rv;

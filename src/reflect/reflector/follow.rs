@@ -1,4 +1,4 @@
-//! Opens and follows a stream, and acts on what is found out beside it.
+//! Opens and follows a stream, and acts on the findings of the tasks that run beside it.
 
 use std::time::Duration;
 
@@ -18,22 +18,23 @@ use crate::wire::{WatchItem, WireError};
 use base::mutant;
 use kubeapi::ResourceVersion;
 
-/// A clean end that comes sooner, without an item, was no watch in earnest.
+/// A stream that ends cleanly within this time without an item counts as a refusal.
 const SHORT: Duration = Duration::from_secs(1);
-/// The change that a stream is to tell first comes within this time. If not, upstream is asked how far it is.
+/// The time in which a reopened stream should repeat our newest change. After it, upstream's position is requested.
 const TOLD_AGAIN_MAX: Duration = Duration::from_secs(1);
 const TOLD_AGAIN_SPREAD: Duration = Duration::from_secs(2);
-/// Feeds whose stream can tell no change again ask within this time: a whole fleet may have lost its streams together.
+/// The window over which feeds spread their position requests if no change can be repeated. A whole fleet may have lost
+/// its streams together.
 const REOPENED_SPREAD: Duration = Duration::from_secs(10);
-/// Feeds with a sign that something is wrong ask within this time.
+/// The window over which feeds with a sign of another history spread their checks.
 const DOUBT_SPREAD: Duration = Duration::from_secs(1);
 const NOTICE_SPREAD: Duration = Duration::from_secs(3);
-/// The wait after a question that upstream did not answer.
+/// The wait after a history check without a response.
 const AGAIN: Duration = Duration::from_secs(10);
 
 impl Reflector {
-    /// Opens a stream that goes on from `at`. With a witness it starts before that, with a change that is known
-    /// already.
+    /// Opens a stream that continues from `at`. With a witness, it starts right before that change, which the feed
+    /// already knows.
     pub(super) async fn resume(
         &self,
         at: ResourceVersion,
@@ -42,8 +43,8 @@ impl Reflector {
         let witness = self.continuity.witness(&self.means.upstream.feed.reader);
         let from = match &witness {
             Some(witness) => witness.before(),
-            // The stream may have broken between two events of one version. Those that came are recognised when they
-            // come again.
+            // The stream may have broken between two events of one version. Duplicates are recognised when they come
+            // again.
             None if self.means.upstream.feed.reader.is_open(at) => self.means.upstream.feed.reader.progress().rv,
             None => at,
         };
@@ -54,14 +55,14 @@ impl Reflector {
         }
     }
 
-    /// Notes that upstream has forgotten the change that it was to tell again. It may still have what follows our own
-    /// version.
+    /// Records that upstream no longer has the change that it should repeat. It may still have the changes after our
+    /// own version.
     pub(super) fn untold(&mut self, at: ResourceVersion) -> State {
         self.continuity = Continuity::Untold;
         State::Listed { at }
     }
 
-    /// Follows the stream until it ends, and says from where to go on.
+    /// Follows the stream until it ends. Returns the state to continue from.
     pub(super) async fn watch(
         &mut self,
         mut at: ResourceVersion,
@@ -71,7 +72,7 @@ impl Reflector {
         let _open = self.means.upstream.metrics.watch_open();
         let opened = Instant::now();
         self.ask_whether_it_goes_on(witness.is_some());
-        // Silence only means something once the stream has spoken.
+        // Silence is measured only after the first item of the stream.
         let mut silence: Option<StreamSilence> = None;
         loop {
             let item = tokio::select! {
@@ -131,7 +132,7 @@ impl Reflector {
         }
     }
 
-    /// Has upstream asked whether the stream goes on with the history that we hold, unless it tells that itself.
+    /// Schedules a check that the reopened stream continues our history, unless its first event proves it.
     fn ask_whether_it_goes_on(&mut self, has_witness: bool) {
         if has_witness {
             self.inquiries.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
@@ -140,22 +141,24 @@ impl Reflector {
         }
     }
 
-    /// The silence, from now on, that tells of the newest version that it is whole.
+    /// The silence, starting now, after which the newest version counts as complete. `None` if it is complete already,
+    /// or if only upstream can show that it is.
     fn settles_by_silence(&self) -> Option<StreamSilence> {
         let silence = StreamSilence::from(Instant::now(), self.writer.settles_after()?);
         Some(if self.writer.is_whole_awaited() { silence } else { silence.unawaited() })
     }
 
-    /// Notes that the stream has ended. A version behind which it was silent for long enough is whole, though nobody
-    /// waited for it: who asks while upstream is away is shown what watches were told. A stream that broke is resumed
-    /// before that version all the same.
+    /// Handles the end of the stream. If the stream was silent for long enough, its newest version counts as complete
+    /// even if no reader waited for it. Reads during the outage then show what watches were sent. A broken stream still
+    /// resumes before that version.
     fn settle_at_the_end(&mut self, silence: Option<StreamSilence>) {
         if silence.is_some_and(|silence| silence.has_lasted(Instant::now())) {
             self.writer.settle();
         }
     }
 
-    /// What follows from the first item of a stream that was to begin with our newest change, if anything does.
+    /// Examines the first item of a stream that should begin with our newest change. Returns the next state if the
+    /// stream must be abandoned.
     fn examine(&mut self, witness: &ResumeMarker, first: &WatchItem, at: ResourceVersion) -> Option<State> {
         match testimony(witness, first) {
             ResumeEvidence::Continues => {
@@ -172,7 +175,7 @@ impl Reflector {
         }
     }
 
-    /// Takes in an item of the stream. It leads to a version, or to the end of the stream.
+    /// Applies an item of the stream. Returns the version that it leads to, or the state after the end of the stream.
     pub(super) fn take_in(
         &mut self,
         item: Result<WatchItem, Ended>,
@@ -190,8 +193,8 @@ impl Reflector {
             Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
             Err(ended) => return Err(listed(ended.into())),
         };
-        // Its own growth shows before the next event is applied. If others grow, it is found to have outgrown the
-        // memory while it waits, and whoever runs this is told.
+        // The check detects the feed's own growth before the next event. If other feeds grow, the supervisor is
+        // notified that this one exceeds its memory while it waits.
         if self.writer.is_outgrown() {
             return Err(listed(StepFailure::Over(FeedEnd::OverBudget)));
         }
@@ -206,13 +209,13 @@ impl Reflector {
             Ok(StreamStep::Skipped) => Ok(at),
             Ok(StreamStep::Refused(status)) => {
                 let error = Error::Refused(status);
-                // The apiserver says at once that a version is too old.
+                // The apiserver reports at once that a version is too old, so a later 410 begins a new row.
                 if opened.elapsed() >= LIVED {
                     self.relists.end_row();
                 }
                 Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) })
             }
-            // The item contradicts the history: what we hold may be wrong, so nothing of it is kept.
+            // The item contradicts the history, so the cached objects may be wrong and none are kept.
             Err(BrokenStream::OutOfOrder(error)) => {
                 let feed = &self.means.upstream.feed.spec.key;
                 tracing::error!(%feed, %error, "upstream contradicts itself; listing anew");
@@ -223,7 +226,8 @@ impl Reflector {
         }
     }
 
-    /// Takes in a finding of those beside the stream. It leads to a version, or to the end of the stream.
+    /// Processes a finding of the tasks beside the stream. Returns the version that it leads to, or the state after the
+    /// end of the stream.
     pub(super) async fn heard(
         &mut self,
         word: ReflectorFinding,
@@ -237,7 +241,7 @@ impl Reflector {
                 self.quarantine(&found);
                 Err((State::Empty, None))
             }
-            // It is over: another history has begun, or the object has changed since.
+            // The finding is outdated: another history has begun, or the object has changed since.
             ReflectorFinding::Divergence(_) => Ok(ResourceVersion::default()),
             ReflectorFinding::Renewal(Renewal { objects, count, done }) => {
                 if self.means.written.is_at(count) {
@@ -247,7 +251,7 @@ impl Reflector {
                 Ok(ResourceVersion::default())
             }
             ReflectorFinding::Prehistory(Found { past, done }) => {
-                // Whoever has asked may have gone.
+                // The receiver may be gone.
                 let _ = done.send(self.writer.begin_earlier(past));
                 Ok(ResourceVersion::default())
             }
@@ -265,14 +269,14 @@ impl Reflector {
         }
     }
 
-    /// Whether the object is still held as it was when it was found to differ.
+    /// Whether the feed still holds the object in the version that was found to differ.
     fn is_held_so(&self, found: &Divergence) -> bool {
         let reader = &self.means.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
         found.history == reader.history() && ours() == found.ours
     }
 
-    /// What follows from an inquiry: a new history, if upstream's is another one.
+    /// Acts on the outcome of a history check. Returns the new state if upstream has another history.
     fn found(&mut self, at: ResourceVersion, outcome: HistoryCheckOutcome) -> Option<State> {
         match outcome {
             HistoryCheckOutcome::Reached | HistoryCheckOutcome::Continues => {
@@ -283,7 +287,7 @@ impl Reflector {
                 self.give_up(at, "its current state cannot have come of what was told before");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
-            // The storage went back, and nobody can tell whether this feed is concerned.
+            // The storage went back, and whether this feed is affected cannot be determined.
             HistoryCheckOutcome::Unproven(HistoryCheckReason::Notice, listed) => {
                 self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
                 Some(self.starts_with(listed.initial, listed.asked))
@@ -299,17 +303,17 @@ impl Reflector {
         }
     }
 
-    /// Notes that upstream goes on with the history that we hold.
+    /// Records that upstream continues our history.
     fn is_sure(&mut self) {
         self.continuity = Continuity::Sure;
         self.inquiries.withdraw();
     }
 
-    /// Says whether a clean end is a failure. As a rule a stream that ended cleanly is resumed at once. But if it was
-    /// over as soon as it had begun and had brought nothing, upstream is turning us away (R-UPSTREAM-4, R-CLIENT-4).
+    /// Decides whether a clean end is a failure. Usually a stream that ended cleanly is resumed at once. But if it
+    /// ended right after it began, without an item, upstream is refusing the watch (R-UPSTREAM-4, R-CLIENT-4).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
         tracing::debug!(feed = %self.means.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
-        // Upstream ends the watches of a definition that it has just replaced: what it told us was by the old one.
+        // Upstream ends the watches of a definition that was just replaced, because their events followed the old one.
         if self.means.upstream.feed.is_settling() {
             return Some(StepFailure::Over(FeedEnd::Outdated));
         }
@@ -317,7 +321,7 @@ impl Reflector {
         in_vain.then(|| Ended::Clean.into())
     }
 
-    /// Takes in what a proof has read beside our own stream. The stream's copies will be duplicates.
+    /// Applies the changes that a proof has read beside our own stream. The stream's copies will be duplicates.
     fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, BrokenStream> {
         if proof.history != self.means.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());
@@ -331,7 +335,7 @@ impl Reflector {
     }
 }
 
-/// Waits until everybody has read everything, for a tenth of a second at most: a mutant alone does so.
+/// Waits until all readers have read everything, for a tenth of a second at most. Only a mutant uses it.
 async fn wait_for_readers(reader: &CacheReader) {
     for _ in 0..100 {
         if !reader.is_somebody_behind() {

@@ -1,4 +1,4 @@
-//! Lists again to close a gap, and gives up a history that upstream does not know.
+//! Relists to close a gap, and gives up a history that upstream does not have.
 
 use tokio::time::Instant;
 
@@ -15,11 +15,11 @@ use crate::reflect::session::BrokenStream;
 use crate::upstream::Error;
 use kubeapi::ResourceVersion;
 
-/// A feed of up to this size is listed again in one request, whose answer is read whole.
+/// The maximum size of a feed, in bytes, that is relisted in one request whose response is read as a whole.
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 
 impl Reflector {
-    /// Says what to list after a 410, and whether to pause before.
+    /// Returns the next state after a 410, and the failure if a backoff must come first.
     pub(super) fn expired(&mut self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
         let window = match &error {
             Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
@@ -37,13 +37,13 @@ impl Reflector {
         }
     }
 
-    /// Whether a gap is young enough to be mended. If nobody knows how old it is, it may hide anything.
+    /// Whether a gap is young enough to be mended. A gap of unknown age may hide any number of changes.
     fn may_be_mended(&self) -> bool {
         let proven = self.means.upstream.feed.freshness.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
     }
 
-    /// Closes the gap after `at`, which upstream has forgotten: with one list, and mended if that can be proven.
+    /// Closes the gap after `at`, which upstream no longer has: with one list, and mended if the changes can be proven.
     pub(super) async fn relist(
         &mut self,
         at: ResourceVersion,
@@ -76,7 +76,7 @@ impl Reflector {
         let (feed, took) = (&self.means.upstream.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
         if mended {
-            // The server that has started anew may be of another release.
+            // The restarted server may run another release.
             let otherwise = self.means.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
             self.writer.renew(otherwise).await;
         } else {
@@ -96,7 +96,7 @@ impl Reflector {
         Ok(self.behind(until, stream))
     }
 
-    /// Recovers what happened up to `list`, if that can be proven.
+    /// Recovers the changes up to `list`, if they can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, StepFailure> {
         let known = self.means.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.means.upstream.feed.reader, known.rv);
@@ -105,7 +105,7 @@ impl Reflector {
         }
         let Some(applied) = self.means.upstream.feed.reader.applied() else { return Ok(Recovered::Unknown) };
         let differences = mend::differences(&applied, list);
-        // Between a version and itself nothing can have happened, however long ago.
+        // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let may_be_mended = list.rv == at || self.may_be_mended();
         if !may_be_mended || (!exact && !differences.is_empty()) {
             return Ok(Recovered::Unknown);
@@ -114,9 +114,9 @@ impl Reflector {
         let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: reach };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
-            // Upstream is away or has too much to do, so this is tried again later, as long as the gap may be mended.
+            // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.
             Err(error) if error.may_pass() => Err(error.into()),
-            // The history was compacted, or cannot be read in this way: nobody can tell any more.
+            // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
                 tracing::info!(feed = %self.means.upstream.feed.spec.key, %error, "the gap cannot be read back");
                 Ok(Recovered::Unknown)
@@ -124,7 +124,7 @@ impl Reflector {
         }
     }
 
-    /// Applies what happened up to `until`, if it is known. Returns whether it is.
+    /// Applies the recovered changes up to `until`. Returns whether the gap is mended.
     fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, StepFailure> {
         let Recovered::Changes(changes) = recovered else { return Ok(false) };
         for change in changes {
@@ -134,8 +134,8 @@ impl Reflector {
         Ok(true)
     }
 
-    /// Gives up the feed's history because upstream's storage went back: what the feed holds has not happened. Nothing
-    /// of it is served from here on, and the watches end when the restored state takes its place (F3).
+    /// Gives up the feed's history because upstream's storage went back: the cached changes have not happened. From
+    /// here on nothing of it is served, and the watches end when the restored state replaces it (F3).
     pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
@@ -153,8 +153,8 @@ impl Reflector {
         self.means.rewinds.announce(Instant::now());
     }
 
-    /// Gives up what the feed holds because it is not what upstream has. Nothing of it is served from here on, and the
-    /// watches end when upstream's state takes its place (F8).
+    /// Gives up the cached state because it differs from upstream's. From here on nothing of it is served, and the
+    /// watches end when upstream's state replaces it (F8).
     pub(super) fn quarantine(&mut self, found: &Divergence) {
         let Divergence { key, at, ours, theirs, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());

@@ -2,22 +2,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A time for which a stream has to be silent. Only what was listened to counts: a task that could not run for a while
-/// has heard nothing, though more may have come.
+/// A duration for which a stream must be silent. Only time in which the task ran counts: a task that was not scheduled
+/// for a while may have missed items that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StreamSilence {
     began: Instant,
     ends: Instant,
     lasts: Duration,
-    /// It has begun anew once. It does not a second time, or nothing would ever be silent on a machine without time.
+    /// Whether the silence was restarted once. It is not restarted again, because on an overloaded machine it would
+    /// never end.
     is_second: bool,
 }
 
-/// A silence lasts so long if nobody waits for its end: those who only look see it then.
+/// The duration of a silence if no reader waits for its end; readers that do not wait see the result then.
 const UNAWAITED: Duration = Duration::from_secs(1);
-/// A silence lasts so much longer when somebody begins to wait for its end, unless it ends before.
+/// The minimum remaining duration once a reader begins to wait for the end, unless the silence ends sooner.
 const LISTENED_MIN: Duration = Duration::from_millis(5);
-/// A timer that fires later than this tells of a task that could not run.
+/// A timer that fires later than this indicates that the task was not scheduled.
 const LATE_MAX: Duration = Duration::from_millis(5);
 
 impl StreamSilence {
@@ -25,12 +26,14 @@ impl StreamSilence {
         Self { began: now, ends: now + lasts, lasts, is_second: false }
     }
 
-    /// The same while nobody waits for its end. An event that follows before that spares the task a wake-up.
+    /// The same silence while no reader waits for its end. If an event follows before that, the task is not woken for
+    /// it.
     pub(super) fn unawaited(self) -> Self {
         Self { ends: self.ends.max(self.began + UNAWAITED), ..self }
     }
 
-    /// The same once somebody waits for its end. The task has slept since it began, so it listens a little.
+    /// The same silence once a reader waits for its end. The task has slept since the silence began, so it listens for
+    /// a short time.
     pub(super) fn awaited(self, now: Instant) -> Self {
         let soonest = (self.began + self.lasts).max(now + LISTENED_MIN);
         Self { ends: self.ends.min(soonest), ..self }
@@ -40,12 +43,12 @@ impl StreamSilence {
         self.ends
     }
 
-    /// Whether it has lasted long enough, for one who has heard all of it.
+    /// Whether the silence has lasted long enough, provided that the task ran all the time.
     pub(super) fn has_lasted(&self, now: Instant) -> bool {
         now >= self.began + self.lasts
     }
 
-    /// What is still to be waited for when the timer fires: nothing, or the same time again if it fires too late.
+    /// The remaining silence when the timer fires: `None`, or the full duration once more if the timer fired too late.
     pub(super) fn rest(self, now: Instant) -> Option<Self> {
         let is_late = now > self.ends + LATE_MAX;
         (is_late && !self.is_second).then(|| Self { is_second: true, ..Self::from(now, self.lasts) })
@@ -67,7 +70,7 @@ mod tests {
             assert_eq!(ms(awaited.ends()), ends, "from {waits_from} ms on");
             assert_eq!(silence.awaited(start + Duration::from_millis(waits_from)), silence, "it was awaited before");
         }
-        // A second one is of its own length, whoever comes.
+        // A restarted silence has the plain duration, whether a reader waits or not.
         let again = silence.rest(start + Duration::from_millis(300)).expect("it was late");
         assert_eq!(ms(again.awaited(start + Duration::from_millis(301)).ends()), 310);
         assert_eq!([9, 10].map(|ms| silence.unawaited().has_lasted(start + Duration::from_millis(ms))), [false, true]);

@@ -1,4 +1,4 @@
-//! What single items of a stream, and failures, lead a reflector to.
+//! Tests how a reflector reacts to single stream items and to failures.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::upstream::{Client, Error};
 use crate::wire::{ObjectReader, WatchItem};
 use kubeapi::{ObjectKey, Status};
 
-/// A reflector that follows no stream: what comes is put in its hands. Upstream cannot be reached.
+/// A reflector without a stream: the test passes the items in directly. Upstream is unreachable.
 struct Hands {
     reflector: Reflector,
     feed: Arc<Feed>,
@@ -20,7 +20,7 @@ struct Hands {
     _held: (Feeds, FeedHandle),
 }
 
-/// Where its history begins.
+/// The version at which its history begins.
 const BASE: ResourceVersion = ResourceVersion(10);
 
 fn hands() -> Hands {
@@ -67,13 +67,13 @@ impl Hands {
         self.item("ERROR", &format!(r#"{status},"message":"{message}","code":{code}}}"#))
     }
 
-    /// What an item leads to that comes when the feed has come to `at`.
+    /// The result of an item that comes when the feed is at `at`.
     fn take(&mut self, item: WatchItem, at: u64) -> Result<u64, (State, Option<StepFailure>)> {
         let opened = Instant::now();
         self.reflector.take_in(Ok(item), ResourceVersion(at), opened).map(|reached| reached.0)
     }
 
-    /// Upstream cannot be reached. Returns the pause.
+    /// Makes upstream unreachable. Returns the wait.
     fn fail(&mut self) -> Duration {
         let broken = StepFailure::Upstream(Error::Timeout(Duration::from_secs(1)));
         self.reflector.pause_after(&broken, &mut State::Listed { at: BASE })
@@ -104,7 +104,7 @@ async fn items_in_order_lead_on_and_what_is_known_leads_nowhere() {
     assert_eq!((hands.feed.reader.snapshot().len(), hands.feed.reader.state()), (2, FeedState::Live));
 }
 
-/// What it holds may be wrong: nothing of it is served until the state has been listed.
+/// The cached objects may be wrong, so none are served until the state has been listed.
 #[tokio::test(start_paused = true)]
 async fn an_item_that_contradicts_the_history_leads_to_the_start() {
     let mut hands = hands();
@@ -120,7 +120,7 @@ async fn an_item_that_contradicts_the_history_leads_to_the_start() {
 async fn a_410_leads_to_a_list_at_the_start_of_upstreams_window_if_that_is_later() {
     for (message, window) in [
         ("too old resource version: 11 (15)", Some(ResourceVersion(15))),
-        // It says that it has what it refuses.
+        // The message claims a window that includes the refused version.
         ("too old resource version: 11 (5)", None),
         ("The resourceVersion for the provided watch is too old.", None),
     ] {
@@ -132,7 +132,7 @@ async fn a_410_leads_to_a_list_at_the_start_of_upstreams_window_if_that_is_later
     }
 }
 
-/// Nothing that is older than it can be mended with would help a gap of which nobody knows how old it is.
+/// If the age of a gap is unknown, an older state would not help to mend it.
 #[tokio::test(start_paused = true)]
 async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
     let mut hands = hands();
@@ -142,14 +142,15 @@ async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
     let Err((State::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
 }
 
-/// What happens between a list and the next 410.
+/// Events between a list and the next 410.
 type Follows = fn(&mut Hands);
 
-/// The listed state has left upstream's window before the stream after it began: the same list would meet the same.
+/// The listed state has left upstream's window before its stream began, so the same list would fail again.
 #[tokio::test(start_paused = true)]
 async fn second_410_in_a_row_lists_the_current_state() {
     let window = Some(ResourceVersion(15));
-    // What follows the list, how long the stream then stays open, and whether the 410 is in a row.
+    // Description, events after the list, how long the stream then stays open in seconds, and whether the 410 is in a
+    // row.
     let cases: [(&str, Follows, u64, bool); 5] = [
         ("nothing", |_| {}, 0, true),
         ("an item", |hands| hands.told("b", 12, 11), 0, false),
@@ -169,7 +170,7 @@ async fn second_410_in_a_row_lists_the_current_state() {
         let next = hands.reflector.take_in(Ok(refused), ResourceVersion(11), opened).map(|reached| reached.0);
         match next {
             Err((State::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
-            // The last list was a moment ago: the stream is asked for again after a while, and says its window then.
+            // The last list is too recent. The stream is opened again after a wait, and its 410 then names the window.
             Err((State::Listed { .. }, None)) => {
                 assert!(!is_in_a_row && hands.reflector.rests_until > Some(Instant::now()), "{what}");
                 sleep(seconds(10)).await;
@@ -229,8 +230,8 @@ async fn a_pause_grows_but_for_a_stream_that_had_lived_and_follows_what_upstream
     }
 }
 
-/// An apiserver that has just started denies what its caches do not know yet. That costs seconds, however long the
-/// outage was, and each outage has such a time of its own.
+/// An apiserver that has just started denies requests until its caches are filled. That costs seconds, however long the
+/// outage was, and each outage has a separate allowance.
 #[tokio::test(start_paused = true)]
 async fn refusal_after_an_outage_is_retried_soon() {
     let mut hands = hands();
@@ -273,7 +274,7 @@ async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
     assert!(broken.is_err(), "its own stream is at 15");
 }
 
-/// What was found to differ may have changed since, or be of another history.
+/// The object that differed may have changed since, or the finding may belong to another history.
 #[tokio::test(start_paused = true)]
 async fn what_differs_is_given_up_if_it_is_still_held_so() {
     let mut hands = hands();

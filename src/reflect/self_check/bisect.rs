@@ -1,27 +1,27 @@
-/// Finds where upstream has another number of objects than a feed, by asking how many are behind one of ours. Each
-/// answer halves what is in question.
+/// Finds where upstream's number of objects differs from a feed's, by requesting the number of objects after one of
+/// ours. Each response halves the range.
 #[derive(Debug)]
 pub(super) struct Bisection {
     all: usize,
-    /// How many of ours are known to be in front of what differs.
+    /// The number of our objects that are known to precede the difference.
     low: usize,
-    /// It is among the first so many of ours, or behind all of them.
+    /// The difference is among the first `high` of our objects, or after all of them.
     high: usize,
 }
 
 impl Bisection {
-    /// `all` is the number of our objects, which is not upstream's.
+    /// Starts a bisection over `all` objects of ours, a number that differs from upstream's.
     pub(super) fn of(all: usize) -> Self {
         Self { all, low: 0, high: all }
     }
 
-    /// Says how many of ours to leave in front of those that upstream is to count next; `None` if what differs is among
+    /// Returns how many of our objects precede those that upstream should count next; `None` if the difference is among
     /// the next `keys`.
     pub(super) fn next(&self, keys: usize) -> Option<usize> {
         (self.high - self.low > (keys / 2).max(1)).then(|| self.low.midpoint(self.high))
     }
 
-    /// Notes that upstream has `theirs` behind the first `middle` of ours.
+    /// Records that upstream has `theirs` objects after the first `middle` of ours.
     pub(super) fn counted(&mut self, middle: usize, theirs: usize) {
         if theirs == self.all - middle {
             self.high = middle;
@@ -30,7 +30,7 @@ impl Bisection {
         }
     }
 
-    /// Says how many of ours are in front of what differs.
+    /// Returns how many of our objects precede the difference.
     pub(super) fn found(&self) -> usize {
         self.low
     }
@@ -42,7 +42,7 @@ mod tests {
 
     const ALL: usize = 200;
 
-    /// Ours are the even numbers.
+    /// Our objects are the even numbers.
     #[test]
     fn what_is_missing_on_either_side_is_within_the_keys_that_are_found() {
         for keys in [1, 2, 8, 50, 500] {

@@ -1,4 +1,4 @@
-//! Says which objects of a feed cannot be what upstream has.
+//! Finds the objects of a feed that contradict upstream's state.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::reflect::versions::VersionPage;
 use crate::wire::Object;
 use kubeapi::ObjectKey;
 
-/// A part of a collection: the keys behind one, up to another.
+/// A part of a collection: the keys after `behind`, up to and including `until`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Part {
     behind: Option<ObjectKey>,
@@ -15,7 +15,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The part that a page covers which begins behind `behind`.
+    /// The part that is covered by a page that begins after `behind`.
     pub(super) fn of(behind: Option<ObjectKey>, page: &VersionPage) -> Self {
         let last = page.versions.last_key_value().map(|(last, _)| last.clone());
         Self { behind, until: last.filter(|_| !page.is_last) }
@@ -27,11 +27,11 @@ impl Part {
     }
 }
 
-/// The keys whose versions contradict each other: `listed` is a state of upstream that is not older than `before` and
-/// not later than `after`, which are ours. The three may be one version.
+/// Returns the keys whose versions contradict each other. `listed` is a state of upstream that is not older than
+/// `before` and not newer than `after`, which are ours. The three may be one version.
 ///
-/// An object that upstream lists has not changed since its own version. So a state of ours that had come so far has it
-/// as well. The same is true the other way round. What changed in between proves nothing.
+/// An object that upstream lists has not changed since its own version. So a state of ours that had reached that
+/// version must have it, and vice versa. Changes between `before` and `after` prove nothing.
 pub(super) fn contradictions(before: &Snapshot, after: &Snapshot, listed: &VersionPage, part: &Part) -> Vec<ObjectKey> {
     let lacks = |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|ours| ours.rv != **rv);
     let mut found: Vec<_> = listed.versions.iter().filter(lacks).map(|(key, _)| key.clone()).collect();
@@ -45,18 +45,18 @@ pub(super) fn contradictions(before: &Snapshot, after: &Snapshot, listed: &Versi
 /// How an object differs, at one version of the collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discrepancy {
-    /// Upstream has it.
+    /// Upstream has it, and the feed does not.
     Missing,
-    /// Upstream has it no more.
+    /// The feed has it, and upstream no longer does.
     Deleted,
     /// Upstream has another version of it.
     Version,
-    /// Upstream writes the same version otherwise.
+    /// Upstream has other bytes for the same version.
     Bytes,
 }
 
 impl Discrepancy {
-    /// `alike` says whether whoever answered writes bodies as they are held.
+    /// Compares two objects. `alike` is true if the server that responded produces the bytes that the feed holds.
     pub(super) fn between(ours: Option<&Arc<Object>>, theirs: Option<&Object>, alike: bool) -> Option<Self> {
         match (ours, theirs) {
             (None, None) => None,

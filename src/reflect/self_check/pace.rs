@@ -4,11 +4,11 @@ use tokio::time::Instant;
 
 /// Limits how often a feed is given up because it differs from upstream.
 ///
-/// Once is enough where the mistake was in our history. If the feed differs again soon, what upstream tells its watches
-/// and lists is the mistake, or the comparison is, and its clients must not list again and again for that.
+/// If the bug was in our history, giving it up once suffices. If the feed differs again soon, upstream's watches and
+/// lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// When it was given up last, and how many times in a row before.
+    /// When the feed was given up last, and how many times in a row before that.
     last: Option<(Instant, u32)>,
 }
 
@@ -20,7 +20,7 @@ impl Pace {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// Whether the feed is left as it is for now.
+    /// Whether the feed must not be given up yet.
     pub(super) fn is_resting(&self, now: Instant) -> bool {
         self.last.is_some_and(|(at, times)| now.duration_since(at) < Self::rest(times))
     }

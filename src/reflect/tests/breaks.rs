@@ -1,4 +1,4 @@
-//! What follows when a stream breaks off, stands still or says what cannot be.
+//! Tests streams that break, stall or contradict themselves.
 
 use super::*;
 
@@ -26,7 +26,7 @@ async fn a_watch_that_ends_is_resumed_at_once_and_without_a_list() {
     assert_eq!(scene.said("ended"), 0, "it is the ordinary end of a watch");
 }
 
-/// An apiserver that ends each watch as soon as it has begun turns us away: that is a failure, with pauses.
+/// An apiserver that ends each watch right after it began is refusing us: that is a failure, with backoff.
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_as_they_begin_are_opened_ever_more_rarely() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -41,7 +41,7 @@ async fn watches_that_end_as_they_begin_are_opened_ever_more_rarely() {
     assert!(scene.said("ended") >= 3);
 }
 
-/// The newest change is told again, which shows that the history is the same one.
+/// Upstream repeats the newest change, which shows that the history is the same.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_lost_is_resumed_from_in_front_of_the_newest_change() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -49,7 +49,7 @@ async fn a_connection_that_is_lost_is_resumed_from_in_front_of_the_newest_change
     scene.until(newest).await;
     sleep(seconds(10)).await;
     scene.up.faults().drop_connections();
-    // What is written before that is noticed may still be told.
+    // Events that are written before the loss is noticed may still arrive.
     scene.until_state("lost", |state| state != FeedState::Live).await;
     next_is_told(&scene).await;
     assert_eq!(scene.last_start(), Some(newest - 1));
@@ -68,7 +68,7 @@ async fn a_stream_that_leaves_out_the_newest_change_is_of_another_history() {
     scene.up.faults().down().await;
     scene.until_state("lost", |state| state != FeedState::Live).await;
     scene.up.faults().restore(&backup);
-    // It has passed by where it was: versions alone look as they should.
+    // The storage has passed its earlier version, so versions alone look normal.
     for n in 0..5 {
         scene.up.create_pod("t1", &format!("other-{n}"));
     }
@@ -104,7 +104,7 @@ async fn what_is_told_twice_is_taken_once() {
     assert_eq!(scene.feed.counts.duplicates.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
-/// A poisoned stream is not retried for ever: the third time in a row from one version the state is listed.
+/// An unreadable stream is not retried forever: after the third failure in a row from one version, the feed relists.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_anew() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -117,7 +117,7 @@ async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_ane
     }
     assert_eq!((lists(), scene.said("unreadable")), (2, 3));
     next_is_told(&scene).await;
-    // What was read in between starts the count again.
+    // An event in between resets the count.
     for n in 0..6 {
         scene.up.faults().send_malformed();
         scene.until_state("broken", |state| state != FeedState::Live).await;
@@ -127,7 +127,7 @@ async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_ane
     assert_eq!(lists(), 2);
 }
 
-/// A frame that was torn is not half an event: the watch goes on in front of it.
+/// A truncated frame is never half applied: the watch resumes before it.
 #[tokio::test(start_paused = true)]
 async fn a_torn_frame_is_read_again_whole() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -163,7 +163,7 @@ async fn an_upstream_that_is_away_is_asked_ever_more_rarely_and_found_soon_when_
     assert!(took <= seconds(10), "a healthy spell is a new beginning: {took:?}");
 }
 
-/// Somebody else is answered now and then, and by the time that the feed has been woken the connections break again.
+/// Upstream responds to another request now and then, but when the feed has been woken, the connections break again.
 async fn flap(scene: &Scene, long: Duration) {
     let began = Instant::now();
     while began.elapsed() < long {
@@ -214,8 +214,8 @@ async fn a_feed_that_nobody_reads_ends() {
     assert!(feeds.find(&spec().key, None).is_none());
 }
 
-/// The apiserver sends bookmarks by the clock, and so between two events of one version too: that version is not
-/// announced before a silence has followed, in which the rest of them would have come (W17).
+/// The apiserver sends bookmarks by the clock, and so also between two events of one version. That version is not
+/// announced until a silence in which its remaining events would have come (W17).
 #[tokio::test(start_paused = true)]
 async fn a_bookmark_between_two_events_of_a_version_does_not_say_that_it_is_whole() {
     const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];

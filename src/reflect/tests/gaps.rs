@@ -1,9 +1,9 @@
-//! Upstream has forgotten what follows: what is read back, what is not made up, and what that costs.
+//! Tests gaps after upstream has lost its window: the recovered changes, the unrecoverable ones, and the cost.
 
 use super::*;
 use base::random;
 
-/// An apiserver that restarts: nobody can reach it for so long, and it has forgotten its window.
+/// Restarts the apiserver: it is unreachable for `away`, and then has lost its window.
 async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&RunningUpstream)) {
     scene.up.faults().down().await;
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
@@ -36,7 +36,8 @@ async fn what_happened_during_a_restart_is_read_back() {
     assert!(scene.said("past") >= 3, "each object's past is asked for");
 }
 
-/// An apiserver that has just started sheds load and asks who we are anew: what it does not say now it says later.
+/// An apiserver that has just started sheds load and authenticates clients again. A retry gets the recovered changes
+/// later.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_back_for_a_moment_is_read_back_then() {
     for code in [401, 429, 500, 503] {
@@ -82,7 +83,7 @@ async fn a_gap_that_is_too_old_or_too_wide_is_not_mended() {
     }
 }
 
-/// Storage has forgotten it as well: nothing is made up.
+/// The storage was compacted too, so nothing can be recovered.
 #[tokio::test(start_paused = true)]
 async fn a_gap_of_which_storage_knows_nothing_starts_a_new_history() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -117,7 +118,7 @@ async fn a_storage_that_went_back_is_found_out_by_a_list() {
     assert_eq!((scene.said("rewound"), scene.said("mended")), (1, 0));
 }
 
-/// The second restart is not taken for an answer to the list after the first one, although nothing came in between.
+/// The second restart is not attributed to the list after the first one, although no item came in between.
 #[tokio::test(start_paused = true)]
 async fn two_restarts_close_together_end_no_quiet_watch() {
     for between in [1, 4, 27, 50] {
@@ -137,17 +138,17 @@ async fn two_restarts_close_together_end_no_quiet_watch() {
     }
 }
 
-/// An outage of an apiserver, and what breaks once it is back.
+/// An outage of an apiserver, and what fails once it is back.
 #[derive(Debug, Clone, Copy)]
 enum Outage {
     Plain,
-    /// It is away again while it answers the list.
+    /// It goes away again while it responds to the list.
     DuringRelist,
-    /// It is away again while the gap is read back.
+    /// It goes away again while the gap is recovered.
     DuringMend,
 }
 
-/// An apiserver goes away, comes back, and goes away once more if the outage says so.
+/// Takes the apiserver away and back, and away once more if `outage` says so.
 async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_busy: bool) {
     let (up, faults) = (&scene.up, scene.up.faults());
     let change = |number: u32| {
@@ -181,7 +182,7 @@ async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_bu
     }
 }
 
-/// Any sequence of outages: upstream's storage has the whole history, so that no watch ends.
+/// For any sequence of outages: upstream's storage has the whole history, so no watch ends.
 #[tokio::test(start_paused = true)]
 async fn no_sequence_of_outages_ends_a_watch() {
     use Outage::{DuringMend, DuringRelist, Plain};
@@ -205,7 +206,7 @@ async fn no_sequence_of_outages_ends_a_watch() {
     }
 }
 
-/// An upstream that says 410 to every watch is listed, but not as fast as it can answer.
+/// An upstream that responds 410 to every watch is listed, but not as fast as it can respond.
 #[tokio::test(start_paused = true)]
 async fn lists_in_vain_are_paced() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -226,7 +227,7 @@ async fn feeds_of_one_upstream_look_when_one_of_them_finds_that_it_went_back() {
     scene.until(scene.up.create_pod("t1", "lost")).await;
     let history = other.reader.history();
     scene.up.faults().restore(&backup);
-    // Only the pods' stream is lost, and tells of it.
+    // Only the stream of pods is lost, and detects the restore.
     scene.up.faults().only("pods").reset_watches();
     scene.until_state("found out", |state| state != FeedState::Live).await;
     sleep(seconds(10)).await;

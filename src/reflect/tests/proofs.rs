@@ -1,9 +1,9 @@
-//! How a feed is proven to be current, what that costs upstream, and what proves nothing.
+//! Tests how a feed is proven current, what that costs upstream, and what proves nothing.
 
 use super::*;
 use kubeapi::ObjectKey;
 
-/// More than are listed whenever somebody asks.
+/// More objects than are listed for every proof.
 const MANY: usize = 600;
 
 #[tokio::test(start_paused = true)]
@@ -11,7 +11,7 @@ async fn nothing_is_asked_while_nobody_waits() {
     let scene = Scene::of(upstream().pods(3)).await;
     let before = scene.up.counts();
     for n in 0..20 {
-        // What happens elsewhere keeps bookmarks coming.
+        // Writes to another resource keep bookmarks coming.
         scene.elsewhere(n);
         sleep(seconds(30)).await;
     }
@@ -29,7 +29,7 @@ async fn one_question_proves_for_all_who_had_come() {
     assert_eq!((scene.said("position"), scene.said("equality")), (1, 0), "nothing was written: X is what it holds");
 }
 
-/// What was complete before the question may be newer than what the reader had seen: it proves for who came before.
+/// A request proves the feed current only for readers that arrived before it.
 #[tokio::test(start_paused = true)]
 async fn who_comes_after_a_question_was_sent_is_not_covered_by_it() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -39,7 +39,7 @@ async fn who_comes_after_a_question_was_sent_is_not_covered_by_it() {
     assert_eq!(scene.said("position"), 2);
 }
 
-/// The process may stand still between a question and its answer, and much is written meanwhile (etcd issue 20418).
+/// The process may be suspended between a request and its response while much is written (etcd issue 20418).
 #[tokio::test(start_paused = true)]
 async fn who_comes_while_an_answer_is_on_its_way_is_not_covered_by_it() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -54,7 +54,7 @@ async fn who_comes_while_an_answer_is_on_its_way_is_not_covered_by_it() {
     assert!(scene.feed.freshness.covers(first) && !scene.feed.freshness.covers(came));
 }
 
-/// Several objects may go in one version, and the stream may stand still between two of them (W17).
+/// Several objects may change at one version, and the stream may stall between two of them (W17).
 #[tokio::test(start_paused = true)]
 async fn the_rest_of_a_version_that_the_stream_does_not_tell_is_caught_up_with() {
     let scene = Scene::of(upstream().pods(MANY)).await;
@@ -71,7 +71,8 @@ async fn the_rest_of_a_version_that_the_stream_does_not_tell_is_caught_up_with()
     assert!(scene.is_true());
 }
 
-/// A proof costs no more than the answer would: kubelets that open a watch of `csidrivers` one after the other.
+/// A proof costs no more than the response would, for example for kubelets that open a watch of `csidrivers` one after
+/// the other.
 #[tokio::test(start_paused = true)]
 async fn a_tiny_collection_that_is_quiet_is_proven_by_one_question_each_time() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -80,7 +81,7 @@ async fn a_tiny_collection_that_is_quiet_is_proven_by_one_question_each_time() {
         scene.proof().await;
         assert_eq!((scene.said("position"), scene.said("equality")), (1, u64::from(n)));
     }
-    // Its own stream tells again.
+    // The feed's own stream delivers events again.
     scene.up.update_pod("default", "pod-0");
     scene.proof().await;
     scene.up.update_pod("default", "pod-0");
@@ -161,7 +162,7 @@ async fn version_of_another_resource_is_reached_by_one_list() {
     assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 0));
 }
 
-/// The stream stands still, and what it has not told is read beside it: every reader gets what was written.
+/// The stream stalls, and the missing changes are read beside it: every reader gets everything that was written.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_stands_still_is_gone_around() {
     let scene = Scene::of(upstream().pods(MANY)).await;
@@ -185,7 +186,7 @@ async fn a_stream_that_stands_still_is_gone_around() {
 async fn an_answer_below_what_the_feed_holds_proves_nothing_and_is_looked_into() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
-    // One server of several is behind.
+    // One server of several lags.
     scene.up.faults().lag(3, 5);
     let took = scene.proof().await;
     assert!(took > Duration::from_millis(100), "{took:?}");
@@ -201,7 +202,7 @@ async fn questions_that_are_not_answered_are_asked_ever_more_rarely() {
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(30)).await);
     let asked = scene.said("position");
-    // 0.2, 0.4 … 5 s, each between half and one and a half of that.
+    // The waits are 0.2, 0.4 … 5 s, each multiplied by 0.5 to 1.5.
     assert!((7..=20).contains(&asked), "{asked} questions");
 }
 
@@ -245,7 +246,7 @@ async fn a_version_of_the_future_is_given_up_and_hides_no_other() {
     assert!(scene.is_true());
 }
 
-/// Nothing says that it is of the future while nobody answers.
+/// While upstream does not respond, the version is not reported as too large.
 #[tokio::test(start_paused = true)]
 async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_somebody_waits() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -263,7 +264,7 @@ async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_
     assert!(scene.said("position") <= asked + 2, "nobody waits any more");
 }
 
-/// The least is asked for: a new one must not end the pause of another.
+/// The lowest version is requested first, and a new one must not end the backoff of another.
 #[tokio::test(start_paused = true)]
 async fn ever_lower_versions_that_cannot_be_asked_for_are_asked_for_as_rarely_as_one() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -277,7 +278,7 @@ async fn ever_lower_versions_that_cannot_be_asked_for_are_asked_for_as_rarely_as
     assert!((10..=30).contains(&asked), "{asked}");
 }
 
-/// What was asked of a history that was given up says nothing of the next.
+/// A request about a history that was given up says nothing about the next one.
 #[tokio::test(start_paused = true)]
 async fn a_proof_does_not_outlive_the_history_that_it_was_asked_of() {
     let scene = Scene::of(upstream().pods(3)).await;

@@ -1,4 +1,4 @@
-//! What upstream does not grant, does not have, or does not do in this way.
+//! Tests requests that upstream denies, or resources and features that it does not have.
 
 use super::*;
 use demo::RequestKind;
@@ -25,7 +25,7 @@ async fn a_first_refusal_ends_a_feed_for_what_it_says() {
     }
 }
 
-/// An apiserver that has just started denies what its caches do not know yet.
+/// An apiserver that has just started denies requests until its caches are filled.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_had_been_served_bears_a_refusal_for_a_while() {
     for code in [403, 404] {
@@ -68,7 +68,7 @@ async fn what_upstream_says_of_a_pause_is_believed_within_bounds() {
     assert!((seconds(29)..=seconds(31)).contains(&took), "{took:?}");
 }
 
-/// A server without streamed lists is asked for pages, and not for streamed lists again.
+/// A server without streamed lists is sent paginated lists, and no further streamed ones.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
     for code in [400, 422] {
@@ -86,7 +86,7 @@ async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
     }
 }
 
-/// One that cannot do it now is another matter: it is asked again for the same.
+/// A server that is temporarily unable to respond is sent the same request again.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
     for code in [429, 500, 503] {
@@ -101,7 +101,7 @@ async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
     }
 }
 
-/// What was read by another definition no longer fits: the next feed takes its place.
+/// Objects that were read by another definition no longer fit: the next feed replaces this one.
 #[tokio::test(start_paused = true)]
 async fn a_feed_whose_definition_changed_ends_and_the_next_one_begins_at_once() {
     let scene = Scene::of(upstream().pods(3)).await;

@@ -1,4 +1,4 @@
-//! Clients come back from before a feed's first list: what is read for them, what is not, and what that costs.
+//! Tests clients that resume from before a feed's first list: the backfilled events, the refused resumes, and the cost.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use base::random;
 use demo::{Faults, RequestKind};
 use kubeapi::{LabelSelector, Selector};
 
-/// Nobody is held for longer than a client is, if upstream does not answer.
+/// The maximum wait of a client if upstream does not respond.
 const TURNED_AWAY: Duration = Duration::from_secs(6);
-/// As long as a client is held at most.
+/// The maximum time that a client is held.
 const HELD: Duration = Duration::from_secs(8);
 
-/// An upstream in which something has happened, and a feed that began after that. With the version from which on there
-/// is history.
+/// Makes an upstream with some changes, and a feed that began after them. Returns them with the version from which
+/// upstream has history.
 async fn late(changes: usize) -> (Scene, u64) {
     let up = upstream().pods(3).in_memory();
     let from = up.revision();
@@ -32,12 +32,12 @@ async fn late(changes: usize) -> (Scene, u64) {
     (scene, from)
 }
 
-/// How long somebody waits who comes back from there, and whether they can go on.
+/// Resumes a client from `from`. Returns whether it can continue, and how long it waited.
 async fn comes_back(scene: &Scene, from: u64) -> (bool, Duration) {
     comes_back_to(scene, from, View::everything()).await
 }
 
-/// The same for somebody who looks for labels.
+/// Resumes a client that selects by labels.
 async fn inquires(scene: &Scene, from: u64) -> (bool, Duration) {
     let labels = LabelSelector::parse("app").expect("a selector");
     comes_back_to(scene, from, View::new(None, Selector { labels, ..Selector::default() })).await
@@ -50,7 +50,7 @@ async fn comes_back_to(scene: &Scene, from: u64, view: View) -> (bool, Duration)
     (reader.open(Start::After(ResourceVersion(from)), view).is_ok(), came.elapsed())
 }
 
-/// The changes that the feed has behind a version.
+/// The changes that the feed has after a version.
 fn held(reader: &CacheReader, from: u64) -> Vec<(String, u64)> {
     let behind = reader.events().into_iter().filter(|event| event.rv.0 > from);
     behind.map(|event| (format!("{} {}", event.event_type, event.object.key), event.rv.0)).collect()
@@ -68,7 +68,7 @@ async fn who_comes_back_late_goes_on_and_a_quiet_upstream_proves_it_by_a_bookmar
     assert_eq!((scene.said("prehistory"), scene.said("joined")), (1, 1));
     let now = scene.up.counts();
     assert_eq!((now.lists, now.watch_lists), (lists.lists, lists.watch_lists), "nothing is listed for it");
-    // Whoever comes from a later version is served with it, and who comes at once need not wait.
+    // A client that resumes from a later version is served from the same history, without a wait.
     assert_eq!(comes_back(&scene, from + 1).await, (true, Duration::ZERO));
     assert_eq!(scene.said("prehistory"), 1);
     scene.until(scene.up.create_pod("t1", "next")).await;
@@ -84,7 +84,7 @@ async fn a_busy_upstream_proves_it_by_the_next_event() {
     assert_eq!(held(&scene.feed.reader, from).len(), 5);
 }
 
-/// A fleet comes back in any order, each client from a version of its own.
+/// A fleet returns in any order, each client from another version.
 #[tokio::test(start_paused = true)]
 async fn a_fleet_costs_a_handful_of_watches() {
     const FLEET: usize = 1_000;
@@ -121,7 +121,7 @@ async fn a_refusal_is_remembered_and_whoever_upstream_still_remembers_goes_on() 
     assert_eq!(held(&scene.feed.reader, window).len(), 6);
 }
 
-/// Whoever asks for ever older versions is a nuisance to nobody.
+/// A client that requests ever older versions affects no other client.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_asks_for_ever_older_versions_is_heard_a_few_times() {
     let (scene, from) = late(100).await;
@@ -146,7 +146,7 @@ async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time
     }
 }
 
-/// Waits until upstream has been asked so many times.
+/// Waits until upstream has received `times` backfill requests.
 async fn asked(scene: &Scene, times: u64) {
     let is_asked = async {
         while scene.said("prehistory") < times {
@@ -156,7 +156,7 @@ async fn asked(scene: &Scene, times: u64) {
     timeout(NEVER, is_asked).await.expect("it is asked");
 }
 
-/// A connection that breaks says nothing of what upstream remembers.
+/// A broken connection says nothing about how much history upstream has.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
     type Break = fn(&Faults);
@@ -207,7 +207,7 @@ async fn an_upstream_that_says_nothing_is_not_waited_for() {
     assert!(comes_back(&scene, from).await.0, "that was not its last word");
 }
 
-/// Without upstream nobody can be told anything; with it, whoever still waits goes on.
+/// Without upstream no client gets a result; once it is back, the clients that still wait continue.
 #[tokio::test(start_paused = true)]
 async fn while_upstream_is_away_it_is_not_asked() {
     let (scene, from) = late(2).await;
@@ -225,8 +225,8 @@ async fn while_upstream_is_away_it_is_not_asked() {
     assert_eq!(scene.said("joined"), 1);
 }
 
-/// Upstream was restored from a backup, and the stream that is open does not tell. What is read from before the list is
-/// not what led there.
+/// Upstream was restored from a backup, and the open stream does not show it. The backfilled events do not lead to the
+/// listed state.
 #[tokio::test(start_paused = true)]
 async fn what_is_of_another_history_is_never_put_in_front() {
     let up = upstream().pods(3).in_memory();
@@ -252,7 +252,7 @@ async fn what_is_of_another_history_is_never_put_in_front() {
     assert_eq!(scene.said("prehistory"), 1);
 }
 
-/// What began because history could not be proven, or never happened, does not begin earlier.
+/// A history that began because an earlier one was unproven or rewound is not extended backwards.
 #[tokio::test(start_paused = true)]
 async fn a_later_history_is_not_continued_backwards() {
     let (scene, from) = late(2).await;
@@ -285,7 +285,7 @@ async fn what_the_ring_has_no_room_for_is_not_read_to_the_end() {
     assert_eq!(comes_back(&scene, from).await, (false, Duration::ZERO));
 }
 
-/// A feed that began when so many pods had changed that had been there before. With the version from before that.
+/// Makes a feed that began after `pods` existing pods had changed. Returns it with the version before the changes.
 async fn changed(pods: usize) -> (Scene, u64) {
     let up = upstream().in_memory();
     for n in 0..pods {
@@ -334,7 +334,7 @@ async fn of_more_objects_than_so_many_it_is_not_asked() {
     assert!(comes_back(&scene, from).await.0, "who does not need to know goes on");
 }
 
-/// The window has what storage has forgotten.
+/// The watch window has events whose previous objects storage has compacted.
 #[tokio::test(start_paused = true)]
 async fn what_storage_has_forgotten_ends_what_is_known() {
     let (scene, from) = changed(4).await;

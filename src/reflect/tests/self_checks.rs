@@ -1,11 +1,12 @@
-//! A feed is compared with upstream now and then: what that finds, what it costs, and what is no difference (F8).
+//! Tests the periodic comparison of a feed with upstream: its findings, its cost, and the changes that are not
+//! differences (F8).
 
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// The longest time between two rounds, and what it takes to look again at what differs.
+/// The longest interval between two rounds, plus the time to check a difference again.
 const ROUND: Duration = Duration::from_secs(45 * 60 + 60);
-/// More than are compared in a round.
+/// More objects than are compared in a round.
 const MANY: usize = 1_600;
 
 async fn written(scene: &Scene, name: &str) {
@@ -13,12 +14,12 @@ async fn written(scene: &Scene, name: &str) {
     scene.until(written).await;
 }
 
-/// Questions so far.
+/// The number of self-check requests so far.
 fn asked(scene: &Scene) -> u64 {
     scene.said("self_check")
 }
 
-/// How often the feed was found to differ, and given up for it.
+/// How often the feed was found to differ, and how often it was given up because of that.
 fn differed(scene: &Scene) -> (u64, u64) {
     let said = scene.feed.counts.said();
     let of = |metric: &str| said.iter().find(|(word, _)| word.metric == metric && word.value == "different");
@@ -57,7 +58,7 @@ async fn a_feed_that_is_kept_and_not_read_is_not_asked_for() {
     assert_eq!(scene.said("same"), 1, "and nobody since");
 }
 
-/// What goes wrong, with a name.
+/// A fault, with a name.
 type Mistake = (&'static str, fn(&Scene));
 
 const MISTAKES: [Mistake; 4] = [
@@ -85,7 +86,7 @@ async fn what_was_lost_is_found_and_ends_the_history() {
         let history = scene.feed.reader.history();
         mistake(&scene);
         written(&scene, "next").await;
-        // Bytes are compared of a few objects, so it may take another round or two.
+        // Only a few objects are compared by bytes, so it may take several rounds.
         for _ in 0..10 {
             sleep(ROUND).await;
             if scene.feed.reader.history() != history {
@@ -126,7 +127,7 @@ async fn a_large_collection_is_compared_part_by_part() {
     written(&scene, "next").await;
     sleep(24 * HOUR).await;
     assert_eq!(scene.said("same"), 4, "four parts");
-    // A number with each part, which the first one has with it.
+    // Each part takes a request for the count, except the first, whose page includes it.
     assert_eq!(asked(&scene), 4 * (1 + 3) + 3);
     let history = scene.feed.reader.history();
     scene.up.faults().lose_next_event();
@@ -138,7 +139,7 @@ async fn a_large_collection_is_compared_part_by_part() {
     assert!(scene.is_true());
 }
 
-/// Objects come and go without end, some of them several at one version.
+/// Objects are created and deleted all the time, some of them several at one version.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_is_followed_never_differs() {
     const LEASED: [&str; 3] = ["l0", "l1", "l2"];
@@ -196,7 +197,7 @@ async fn a_selection_is_compared_with_the_current_state() {
     }
 }
 
-/// The rest of a transaction is still on its way when what is held is compared.
+/// The rest of a transaction is still on its way when the feed is compared.
 #[tokio::test(start_paused = true)]
 async fn what_comes_late_is_no_difference() {
     let scene = Scene::checked(upstream().pods(3)).await;
@@ -210,7 +211,7 @@ async fn what_comes_late_is_no_difference() {
     scene.up.delete_pods_at_once("t1", &two);
     while asked(&scene) == 0 {
         sleep(Duration::from_millis(100)).await;
-        // Otherwise the stream would be taken for dead.
+        // Otherwise the stream would be considered dead.
         scene.up.faults().bookmark_at_last_event();
     }
     scene.up.faults().resume_watches();
@@ -227,7 +228,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
     for (n, skipped) in (1..=3).zip(1..) {
         sleep(48 * HOUR).await;
         assert_eq!(scene.said("skipped"), skipped, "once for each state");
-        // A bookmark moves the feed on.
+        // A bookmark advances the feed.
         scene.elsewhere(n);
     }
     for (code, retry_after) in [(403, None), (429, Some(1)), (503, None)] {
@@ -236,7 +237,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
         written(&scene, "one").await;
         scene.up.faults().answer(demo::RequestKind::List, 1_000_000, code, retry_after);
         sleep(48 * HOUR).await;
-        // After 0.5, 1, 2, 4 … 32 hours, half of it more or less.
+        // After 0.5, 1, 2, 4 … 32 hours, each varied by half.
         assert!((4..=9).contains(&scene.said("skipped")), "{code}: {} rounds", scene.said("skipped"));
         assert_eq!(asked(&scene), scene.said("skipped"), "{code}: a question for each");
         assert_eq!((differed(&scene), scene.feed.reader.history()), ((0, 0), history), "{code}");
@@ -244,7 +245,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
     }
 }
 
-/// After an upgrade the same objects are written otherwise, and no version differs.
+/// After an upgrade, the same objects have other bytes at the same versions.
 #[tokio::test(start_paused = true)]
 async fn another_release_is_no_difference() {
     let scene = Scene::checked(upstream().pods(5)).await;
@@ -261,7 +262,7 @@ async fn another_release_is_no_difference() {
     assert_eq!((differed(&scene), scene.feed.reader.history()), ((0, 0), history));
 }
 
-/// A restored upstream is found by its versions, before or after a comparison, and what it holds then is served.
+/// A restored upstream is detected by its versions, before or after a comparison, and its restored state is served.
 #[tokio::test(start_paused = true)]
 async fn a_restored_upstream_is_no_difference_and_is_followed() {
     let scene = Scene::checked(upstream().pods(3)).await;
@@ -282,7 +283,7 @@ async fn a_restored_upstream_is_no_difference_and_is_followed() {
     assert_eq!((differed(&scene), scene.said("rewound")), ((0, 0), 1));
 }
 
-/// The keys in its tokens are names alone.
+/// For a feed of one namespace, the keys in continue tokens are names without a namespace.
 #[tokio::test(start_paused = true)]
 async fn a_namespace_of_several_pages_is_compared_as_well() {
     let scene = Scene::checked(upstream().pods(20)).await;
@@ -306,7 +307,7 @@ async fn a_namespace_of_several_pages_is_compared_as_well() {
     assert_eq!(said(&ours, "skipped"), 0);
 }
 
-/// As upstream answers with whole objects, if it knows no metadata alone.
+/// Upstream responds with whole objects if it does not support metadata-only lists.
 #[tokio::test(start_paused = true)]
 async fn what_is_too_long_for_an_answer_is_asked_for_in_smaller_parts() {
     const OBJECTS: usize = 300;
@@ -318,16 +319,16 @@ async fn what_is_too_long_for_an_answer_is_asked_for_in_smaller_parts() {
         scene.up.put("pods", serde_json::json!({"metadata": metadata}));
     }
     sleep(20 * HOUR).await;
-    // 500, 250 and 125 of them are too long, 62 are not.
+    // Responses with 500, 250 and 125 objects are too large; those with 62 are not.
     assert_eq!((scene.said("skipped"), scene.said("same")), (3, OBJECTS.div_ceil(62) as u64));
     assert_eq!(differed(&scene), (0, 0));
 }
 
-/// Proxies that began together, as after a rollout, beside one upstream.
+/// Proxies that started together, as after a rollout, with one upstream.
 #[tokio::test(start_paused = true)]
 async fn a_fleet_asks_at_random_moments_and_at_rest_not_at_all() {
     const PROXIES: u64 = 30;
-    /// Questions of a round: the versions, and three objects.
+    /// The requests of a round: the versions, and three objects.
     const EACH: u64 = 4;
     let up = upstream().pods(3).remember_requests(false).in_memory();
     let proxies: Vec<_> = (0..PROXIES).map(|_| Scene::beside(&up)).collect();
@@ -342,7 +343,7 @@ async fn a_fleet_asks_at_random_moments_and_at_rest_not_at_all() {
         assert!(minute != 29 || asked() >= PROXIES / 2 * EACH, "most have asked in the first half hour");
     }
     let (all, most) = (minutes.iter().sum::<u64>(), minutes.iter().max().copied().unwrap_or_default());
-    // A round each in half an hour: one of them a minute, and rarely many more.
+    // Each proxy has a round in half an hour: on average one round a minute, and rarely many more.
     assert!((5 * PROXIES * EACH..=7 * PROXIES * EACH).contains(&all), "{all}");
     assert!(most <= 10 * EACH, "{most} in a minute: {minutes:?}");
     sleep(2 * ROUND).await;
@@ -358,7 +359,7 @@ fn said(feed: &FeedHandle, value: &str) -> u64 {
 }
 
 impl Scene {
-    /// Another proxy beside the same upstream: its feed, and what keeps it going.
+    /// Adds another proxy with the same upstream. Returns its feed and the values that keep it running.
     fn beside(up: &RunningUpstream) -> (FeedHandle, (Feeds, Tasks)) {
         let (feeds, demands) = Feeds::new(CacheConfig::default());
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
@@ -367,7 +368,7 @@ impl Scene {
         (feeds.handle(&spec(), None).expect("there is room"), (feeds, tasks))
     }
 
-    /// A feed of some pods.
+    /// A feed of the pods in `scope`.
     fn of_scope(&self, scope: Scope) -> FeedHandle {
         let key = FeedKey { scope, ..spec().key };
         self.feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room")

@@ -1,14 +1,15 @@
-//! When the version of an event is taken to be whole: soon if somebody waits for that, and else by the way (W17).
+//! Tests when the version of an event counts as complete: soon if a reader waits for that, otherwise when convenient
+//! (W17).
 
 use super::*;
 use demo::RequestKind;
 
 const MS: Duration = Duration::from_millis(1);
-/// A timer of tokio's fires up to so much later than it is set for.
+/// A tokio timer fires up to this much later than requested.
 const LATER: Duration = Duration::from_millis(1);
 
 impl Scene {
-    /// Writes a pod, and waits until the feed has been told of it. Nobody waits for its version.
+    /// Writes a pod, and waits until the feed has received it. No reader waits for its version.
     async fn told_of_a_pod(&self, name: &str) -> u64 {
         let before = self.feed.reader.stats().objects;
         let at = self.up.create_pod("t1", name);
@@ -34,7 +35,7 @@ async fn what_nobody_waits_for_is_whole_after_a_second_or_when_something_follows
     assert_eq!(scene.reached(), at - 1);
     sleep(20 * MS).await;
     assert_eq!(scene.reached(), at);
-    // One after the other, no timer fires between them: each says that the one before is whole.
+    // The events come one after the other and no timer fires between them: each completes the version before it.
     for n in 0..50 {
         let at = scene.told_of_a_pod(&format!("p{n}")).await;
         sleep(50 * MS).await;
@@ -55,7 +56,7 @@ async fn who_waits_waits_ten_milliseconds_behind_the_event_at_most_and_five_late
     }
 }
 
-/// Who waits for what is not written yet is there when the event comes.
+/// A reader that waits for a future version is already there when the event comes.
 #[tokio::test(start_paused = true)]
 async fn who_waits_already_when_it_comes_has_it_as_soon() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -68,13 +69,13 @@ async fn who_waits_already_when_it_comes_has_it_as_soon() {
     assert_eq!(scene.up.create_pod("t1", "next"), next.0);
     timeout(NEVER, waiting).await.expect("it comes").expect("no panic");
     assert!(written.elapsed() <= 20 * MS, "{:?}", written.elapsed());
-    // It has gone, and the next one is nobody's.
+    // The reader has gone, and the next version has none.
     let at = scene.told_of_a_pod("then").await;
     sleep(500 * MS).await;
     assert_eq!(scene.reached(), at - 1);
 }
 
-/// A list that takes what is there includes what came a moment ago (`CacheReader::settled`).
+/// A list of the current state includes recent events (`CacheReader::settled`).
 #[tokio::test(start_paused = true)]
 async fn a_state_has_what_came_before_it_was_asked_for() {
     for comes_after in [0, 5, 15, 300] {
@@ -89,7 +90,8 @@ async fn a_state_has_what_came_before_it_was_asked_for() {
     }
 }
 
-/// Who asks while upstream is away is shown what watches were told, though nobody had waited for it (L6).
+/// A read during an upstream outage returns everything that watches were sent, even if no reader had waited for it
+/// (L6).
 #[tokio::test(start_paused = true)]
 async fn what_a_stream_was_silent_behind_is_whole_when_it_is_lost() {
     let scene = Scene::of(upstream().pods(3)).await;
@@ -102,8 +104,8 @@ async fn what_a_stream_was_silent_behind_is_whole_when_it_is_lost() {
     assert_eq!((scene.reached(), scene.feed.reader.snapshot().rv.0), (at, at));
 }
 
-/// Where a stream goes on: behind the event if its end was a clean one, for then nothing more of it was sent, and
-/// before it if the connection broke.
+/// Where a stream resumes: after the event if the stream ended cleanly, because then no more events of that version
+/// were sent. Before the event if the connection broke.
 #[tokio::test(start_paused = true)]
 async fn a_stream_goes_on_behind_a_clean_end_and_before_what_another_one_may_have_cut_off() {
     type Ends = fn(&RunningUpstream);
@@ -124,7 +126,7 @@ async fn a_stream_goes_on_behind_a_clean_end_and_before_what_another_one_may_hav
     }
 }
 
-/// Events have no bookmarks: nothing but silence says that a deletion was the last change of its version.
+/// Events have no bookmarks: only silence shows that a deletion was the last change of its version.
 #[tokio::test(start_paused = true)]
 async fn deleted_event_is_proven_without_a_later_event() {
     for count in [1, 3, 600] {
@@ -134,7 +136,7 @@ async fn deleted_event_is_proven_without_a_later_event() {
         let waited = scene.until(at).await;
         assert!((200 * MS..220 * MS).contains(&waited), "{count}: {waited:?}");
         for n in 0..5 {
-            // What is written elsewhere comes by no bookmark either.
+            // Writes to other resources bring no bookmark either.
             scene.elsewhere(n);
             let waited = scene.proof().await;
             assert!(waited < 100 * MS, "{count}: {waited:?}");
@@ -144,7 +146,7 @@ async fn deleted_event_is_proven_without_a_later_event() {
     }
 }
 
-/// The stream breaks between two deletions of one version: it is resumed before them, and none is missing.
+/// The stream breaks between two deletions of one version: it resumes before them, and none is missing.
 #[tokio::test(start_paused = true)]
 async fn stream_of_events_that_breaks_amid_a_lease_misses_no_deletion() {
     let scene = Scene::of_events(upstream().in_memory(), 10).await;

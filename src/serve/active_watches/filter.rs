@@ -3,8 +3,9 @@ use super::order::SortBy;
 use super::recent::RecentRow;
 use kubeapi::Query;
 
-/// What of a page is asked for: `user`, `agent` and `resource` hold a part of the text, and `text` one of any of them,
-/// in small or capital letters; `limit` says how much, and of watches `sort` and `order` say which come first.
+/// The filter, order and limit that the query of a debug page requests. `user`, `agent` and `resource` are substrings
+/// of these columns. `text` is a case-insensitive substring of any of them. `limit` caps the number of rows. `sort` and
+/// `order` apply to watches only.
 #[derive(Debug, Clone)]
 pub(super) struct Filter {
     user: Option<String>,
@@ -13,7 +14,7 @@ pub(super) struct Filter {
     text: Option<String>,
     pub(super) limit: usize,
     pub(super) sort: SortBy,
-    /// What is least, or first in the alphabet, comes first.
+    /// Sorts in ascending order.
     pub(super) is_up: bool,
 }
 

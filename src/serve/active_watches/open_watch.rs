@@ -11,7 +11,7 @@ use crate::serve::route::WatchRead;
 use crate::serve::watch_transport::WatchTransport;
 use crate::wire::Representation;
 
-/// What a watch is when it opens.
+/// The properties of a watch that are fixed when it opens.
 pub(in super::super) struct WatchDescription {
     who: Who,
     follower: Follower,
@@ -19,20 +19,20 @@ pub(in super::super) struct WatchDescription {
     protocol: WatchTransport,
 }
 
-/// A watch that is open, as an onlooker sees it.
+/// An open watch with the counters shown on the debug pages.
 pub(in super::super) struct SeenWatch {
     what: WatchDescription,
-    /// When it opened, in microseconds after the sightings began.
+    /// When the watch opened, in microseconds since the registry was created.
     opened: u64,
     told: AtomicU64,
     next: AtomicU64,
     bytes: AtomicU64,
-    /// When it was last asked for more, in the same microseconds, above the lowest bit, which says that there was
-    /// nothing more to say.
+    /// When the client last polled for frames, in microseconds since the registry was created, shifted left by one bit.
+    /// The lowest bit is set if the watch was idle then.
     asked: AtomicU64,
 }
 
-/// One watch in the answer of `/debug/watches`.
+/// One row of `/debug/watches`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WatchRow {
@@ -46,22 +46,23 @@ pub(super) struct WatchRow {
     protocol: &'static str,
     open_seconds: u64,
     bytes_sent: u64,
-    /// The version that its client was told last.
+    /// The last version sent to the client.
     resource_version: String,
     /// The version that the feed has reached.
     feed_resource_version: String,
-    /// Events of its selection that its client has not taken; of a place that is lost, all that there were.
+    /// Events that match the watch and were not sent yet. If the cursor's position has expired, all events in the
+    /// history.
     events_behind: usize,
-    /// There are more than can be counted without reading all of the history.
+    /// Whether `events_behind` is a lower bound, because an exact count would read the whole history.
     events_behind_at_least: bool,
-    /// `parked`: there is nothing to say. `sending`: there is, and its client has taken something within a second.
-    /// `stalled`: there is, and its client takes nothing.
+    /// `parked`: no events are pending. `sending`: events are pending, and the client took data within the last second.
+    /// `stalled`: events are pending, and the client takes no data.
     state: &'static str,
-    /// For how long it is parked, or has its client taken nothing.
+    /// Seconds since the client last polled for frames.
     state_seconds: u64,
 }
 
-/// A client that has taken nothing for longer, while there is something, is said to be stalled.
+/// A watch with pending events is reported as stalled if its client took no data for longer than this.
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl WatchDescription {
@@ -69,7 +70,7 @@ impl WatchDescription {
         Self { who, follower: cursor.follower(), representation: read.representation, protocol }
     }
 
-    /// By what it selects; not what it selects.
+    /// Returns which kinds of selector the watch uses, but not their values.
     fn selectors(&self) -> &'static str {
         let selector = self.follower.view().selector();
         match (selector.labels.is_empty(), selector.fields.is_empty()) {
@@ -82,7 +83,7 @@ impl WatchDescription {
 }
 
 impl SeenWatch {
-    /// A watch that opens so long after the sightings began.
+    /// Creates an entry for a watch that opens at `at`, relative to the creation of the registry.
     pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
         let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
         Self { what, opened: micros(at), told, next, bytes, asked }
@@ -92,7 +93,7 @@ impl SeenWatch {
         &self.what.who
     }
 
-    /// What is watched, and where.
+    /// Returns the watched resource and, if there is one, its namespace.
     pub(super) fn place(&self) -> String {
         let resource = self.what.follower.resource();
         match self.what.follower.view().namespace() {
@@ -107,13 +108,13 @@ impl SeenWatch {
         self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
     }
 
-    /// For the watch's own [`ActiveWatch`](super::Sighting) alone: two who count at once would lose some.
+    /// Adds to the bytes sent. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this, because
+    /// concurrent calls would lose updates.
     pub(super) fn sent(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
 
-    /// What puts a watch before others. Of those that are equally far behind it is how long they have asked for
-    /// nothing.
+    /// Returns the sort key of the watch. With [`SortBy::Behind`], ties are sorted by the time since the last poll.
     pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
         let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
         let (user, agent) = self.who().names();
@@ -141,7 +142,7 @@ impl SeenWatch {
         self.what.follower.waiting(self.next.load(Ordering::Relaxed))
     }
 
-    /// The watch as of now. `began` is where its times are counted from.
+    /// Builds the row as of `now`. `began` is when the registry was created.
     pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
         let (what, asked) = (&self.what, self.asked.load(Ordering::Relaxed));
         let (events_behind, events_behind_at_least) = match self.waiting() {
@@ -181,7 +182,7 @@ fn micros(at: Duration) -> u64 {
 }
 
 impl std::fmt::Debug for SeenWatch {
-    /// Who watches is for those who may see it.
+    /// Omits the user, because only authorized operators may see it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SeenWatch").field("opened", &self.opened).finish_non_exhaustive()
     }
@@ -191,7 +192,7 @@ impl std::fmt::Debug for SeenWatch {
 mod tests {
     use super::*;
 
-    /// There is one for each watch.
+    /// Each open watch has one entry.
     #[test]
     fn what_is_seen_of_a_watch_is_small() {
         assert!(size_of::<SeenWatch>() <= 96, "{} bytes", size_of::<SeenWatch>());

@@ -1,4 +1,4 @@
-/// What watches are sorted by; nothing that is known is by how far behind they are.
+/// The sort column of `/debug/watches`. An unknown name selects `Behind`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum SortBy {
     #[default]
@@ -11,7 +11,7 @@ pub(super) enum SortBy {
     Resource,
 }
 
-/// Where a watch stands among others.
+/// The sort key of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WatchRank {
     Number(u64, u64),

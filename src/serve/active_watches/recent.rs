@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use super::who::{Who, shortened};
 
-/// What happened last, the oldest first. What happens again is counted, and does not drive others out.
+/// A bounded log of recent events, oldest first. A repeated event increments a counter instead of evicting other
+/// events.
 #[derive(Debug, Default)]
 pub(super) struct Recent(Mutex<VecDeque<RecentEntry>>);
 
@@ -21,25 +22,25 @@ struct RecentEntry {
     times: u64,
 }
 
-/// One happening in the answer of `/debug/recent`.
+/// One row of `/debug/recent`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecentRow {
-    /// How long ago it happened last.
+    /// Seconds since the last occurrence.
     seconds_ago: u64,
-    /// How many times in a row.
+    /// The number of occurrences.
     times: u64,
     pub(super) user: Option<String>,
     pub(super) user_agent: Option<String>,
     method: &'static str,
-    /// A path without its query, or the resource of a watch.
+    /// The path without its query, or the resource of a watch.
     pub(super) asked: String,
     reason: String,
 }
 
-/// How much is kept of each kind.
+/// The number of events kept per kind.
 const KEPT_MAX: usize = 256;
-/// How many of the last are looked at for one that is the same.
+/// The number of latest events that are compared with a new one to detect a repetition.
 const ALIKE_AMONG: usize = 8;
 
 impl Recent {
@@ -62,7 +63,7 @@ impl Recent {
         kept.push_back(RecentEntry { at, who: who.clone(), method, asked, reason, times: 1 });
     }
 
-    /// What is asked for, the latest first.
+    /// Returns the matching rows, latest first, up to `limit`.
     pub(super) fn rows(&self, is_wanted: impl Fn(&RecentRow) -> bool, limit: usize) -> Vec<RecentRow> {
         let now = Instant::now();
         let row = |of: &RecentEntry| RecentRow {
@@ -79,7 +80,7 @@ impl Recent {
     }
 }
 
-/// Methods are chosen by callers too.
+/// Maps a method to a fixed set, because callers can send arbitrary methods.
 fn known(method: &str) -> &'static str {
     const KNOWN: [&str; 8] = ["GET", "HEAD", "WATCH", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")

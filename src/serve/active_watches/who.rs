@@ -6,14 +6,14 @@ use http::HeaderValue;
 
 use kubeapi::FlowDistinguisher;
 
-/// Who has sent a request, as far as it is known.
+/// The sender of a request: its user, if authenticated, and its user agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Who {
     pub(super) user: Option<FlowDistinguisher>,
     pub(super) agent: Option<Arc<str>>,
 }
 
-/// Texts that callers choose are cut to so many bytes.
+/// The limit in bytes for text that callers choose.
 const TEXT_BYTES_MAX: usize = 160;
 
 impl Who {
@@ -22,7 +22,7 @@ impl Who {
         Self { user, agent: text.map(|text| known(&text[..cut(text)])) }
     }
 
-    /// The user and the program.
+    /// Returns the user name and the user agent.
     pub(super) fn names(&self) -> (Option<&str>, Option<&str>) {
         (self.user.as_ref().map(FlowDistinguisher::name), self.agent.as_deref())
     }
@@ -32,25 +32,26 @@ impl Who {
     }
 }
 
-/// The beginning of a text that somebody else has chosen.
+/// Returns the text, truncated to [`TEXT_BYTES_MAX`].
 pub(super) fn shortened(text: &str) -> Arc<str> {
     text[..cut(text)].into()
 }
 
-/// Where a text is cut that somebody else has chosen.
+/// Returns the last character boundary within [`TEXT_BYTES_MAX`].
 fn cut(text: &str) -> usize {
     (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default()
 }
 
-/// How many programs a thread knows by name.
+/// The number of user agents that each thread caches.
 const KNOWN: usize = 64;
 
 thread_local! {
-    /// Names of programs. There are a few, and each is sent with every request: ten thousand watches of one share it.
+    /// A cache of user agents. Only a few exist, and each is sent with every request, so ten thousand watches share one
+    /// string.
     static NAMES: RefCell<[Option<Arc<str>>; KNOWN]> = const { RefCell::new([const { None }; KNOWN]) };
 }
 
-/// The text, shared with others who have the same.
+/// Returns a string that is shared with other users of the same text, if it is still in the thread's cache.
 fn known(text: &str) -> Arc<str> {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -70,7 +71,7 @@ mod tests {
         let who = |agent: &'static str| Who::new(None, Some(&HeaderValue::from_static(agent))).agent.expect("text");
         let (first, second) = (who("kubelet/v1"), who("kubelet/v1"));
         assert!(Arc::ptr_eq(&first, &second));
-        // However many there are, each has its own.
+        // The strings stay correct if there are more than the cache holds.
         for number in 0..10 * KNOWN {
             assert_eq!(*known(&number.to_string()), *number.to_string());
         }

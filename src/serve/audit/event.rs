@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use kubeapi::{RequestInfo, Status, StatusDetails, User};
 
-/// An `audit.k8s.io/v1` event. Members are in the order in which the apiserver writes them, and left out as it does.
+/// An `audit.k8s.io/v1` event. Members have the apiserver's order and are omitted under the same conditions.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AuditEvent<'a> {
@@ -35,15 +35,15 @@ pub(super) struct AuditEvent<'a> {
     pub(super) annotations: BTreeMap<&'static str, &'a str>,
 }
 
-/// The moment in a request's life that an event is about.
+/// The stage of the request that an event describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) enum Stage {
-    /// A watch begins.
+    /// The response of a watch has started.
     ResponseStarted,
     ResponseComplete,
 }
 
-/// Who asks.
+/// The authenticated user.
 #[derive(Debug, Serialize)]
 pub(super) struct AuditUser<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -56,7 +56,7 @@ pub(super) struct AuditUser<'a> {
     extra: Option<&'a BTreeMap<String, Vec<String>>>,
 }
 
-/// What is asked for.
+/// The requested object or collection.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Reference<'a> {
@@ -74,7 +74,7 @@ pub(super) struct Reference<'a> {
     subresource: &'a str,
 }
 
-/// How it was answered: the parts of a Status that say nothing of an object.
+/// The outcome of the request: the parts of a Status that reveal nothing about an object.
 #[derive(Debug, Serialize)]
 pub(super) struct AuditOutcome<'a> {
     metadata: Nothing,
@@ -94,7 +94,7 @@ pub(super) struct AuditOutcome<'a> {
 struct Nothing {}
 
 impl<'a> AuditUser<'a> {
-    /// The user of a record; `None` for an unknown user, or the proxy itself.
+    /// Returns the user as recorded. Fields are empty for an unknown user and for the proxy itself.
     pub(super) fn of(user: Option<&'a User>) -> Self {
         let Some(User { name, uid, groups, extra }) = user else {
             return Self { username: "", uid: "", groups: &[], extra: None };
@@ -104,7 +104,7 @@ impl<'a> AuditUser<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// The resource of a record; `None` if the request is about none.
+    /// Returns the resource as recorded, or `None` for a request that is not for a resource.
     pub(super) fn of(info: &'a RequestInfo) -> Option<Self> {
         info.is_resource.then_some(Self {
             resource: &info.resource,
@@ -118,7 +118,7 @@ impl<'a> Reference<'a> {
 }
 
 impl<'a> AuditOutcome<'a> {
-    /// The outcome; `status` is given for an error.
+    /// Returns the outcome. `status` is set for an error.
     pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
         let metadata = Nothing {};
         let Some(Status { status, message, reason, details, .. }) = status else {
@@ -129,7 +129,7 @@ impl<'a> AuditOutcome<'a> {
 }
 
 impl AuditEvent<'_> {
-    /// The event as a line.
+    /// Serializes the event as one line.
     pub(super) fn to_line(&self) -> Vec<u8> {
         let mut line = serde_json::to_vec(self).expect("texts, numbers and lists always serialize");
         line.push(b'\n');
@@ -137,7 +137,7 @@ impl AuditEvent<'_> {
     }
 }
 
-/// Writes `2026-07-23T10:11:12.000013Z`, always with six digits.
+/// Formats a timestamp like `2026-07-23T10:11:12.000013Z`, always with six fractional digits.
 fn micros<S: Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{at:.6}"))
 }

@@ -1,6 +1,6 @@
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A record on its way to the writer. It gives its room back when it is written.
+/// A queued record. Dropping it releases its bytes in the queue.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) text: Vec<u8>,

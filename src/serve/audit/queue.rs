@@ -7,36 +7,36 @@ use super::line::Line;
 use super::writer::{AuditWriter, Destination};
 use crate::serve::metrics;
 
-/// Takes records, if the log is on. Cloning shares it.
+/// The audit log, which may be off. Clones share the same queue.
 #[derive(Debug, Clone, Default)]
 pub struct Audit {
     queue: Option<Queue>,
 }
 
-/// The way to the [`AuditWriter`]: bounded in records and in bytes, and never waited for.
+/// The queue to the [`AuditWriter`], bounded in records and in bytes. Senders never wait.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     lines: mpsc::Sender<Line>,
     room: Arc<Semaphore>,
 }
 
-/// The writer is too far behind.
+/// The error of a full queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the audit log does not keep up")]
 pub(super) struct Full;
 
-/// How many records may wait to be written: a second of many reads.
+/// The maximum number of queued records: about one second of heavy read traffic.
 pub(super) const RECORDS_MAX: usize = 16_384;
-/// How many bytes they may take. A request's target alone may have 64 KiB.
+/// The maximum size of the queued records. A request target alone can have 64 KiB.
 const BYTES_MAX: usize = 32 << 20;
 
 impl Audit {
-    /// A log that records nothing.
+    /// Creates a log that records nothing.
     pub fn off() -> Self {
         Self::default()
     }
 
-    /// Opens the log. Records wait until the [`AuditWriter`] runs.
+    /// Opens the log. Records stay queued until the [`AuditWriter`] runs.
     ///
     /// # Errors
     /// The file cannot be opened for appending.
@@ -51,7 +51,7 @@ impl Audit {
         Self { queue: Some(queue) }
     }
 
-    /// Whether anything is recorded.
+    /// Whether requests are recorded.
     pub(in crate::serve) fn is_on(&self) -> bool {
         self.queue.is_some()
     }

@@ -13,7 +13,7 @@ use crate::net::{Peer, PeerAddress};
 use crate::serve::coverage::Sensitive;
 use kubeapi::{RequestInfo, Status, User};
 
-/// The record of one request. It records the end of a watch when its last clone is dropped.
+/// The audit record of one request. Dropping the last clone records the end of a watch.
 pub(in crate::serve) struct AuditRecord {
     queue: Queue,
     audit_id: HeaderValue,
@@ -27,25 +27,26 @@ pub(in crate::serve) struct AuditRecord {
     begun: OnceLock<Answered>,
 }
 
-/// An extension of our own responses. Upstream's log has those that upstream has answered.
+/// A response extension that marks responses of the proxy itself. Responses without it are recorded by upstream's audit
+/// log.
 #[derive(Debug, Clone, Default)]
 pub(in crate::serve) struct ServedLocally {
-    /// The Status of an error.
+    /// The Status, if the response is an error.
     pub(in crate::serve) status: Option<Status>,
-    /// Whether the response goes on after it has begun.
+    /// Whether the response is a stream that continues after it has started.
     pub(in crate::serve) is_watch: bool,
-    /// Whether it shows something of what the cache holds.
+    /// Whether the response shows cached data.
     pub(in crate::serve) is_served: bool,
 }
 
-/// An extension of a response: the decision about the caller's rights, and its reason.
+/// A response extension with the authorization decision and its reason.
 #[derive(Debug, Clone)]
 pub(in crate::serve) enum Decision {
     Allowed(Arc<str>),
     Denied(Arc<str>),
 }
 
-/// What was answered.
+/// The recorded properties of the response.
 #[derive(Debug, Clone)]
 struct Answered {
     code: u16,
@@ -53,16 +54,17 @@ struct Answered {
     decision: Option<Decision>,
 }
 
-/// How much of a client's name the apiserver records, and how it marks that there was more.
+/// The apiserver's limit for the user agent, and the suffix of a truncated one.
 const TEXT_BYTES_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
-/// The largest record of a request from an unknown caller. Beyond it, values that the caller sent are truncated.
+/// The maximum size of a record for an unauthenticated request. In larger records, values that the caller sent are
+/// truncated.
 pub(super) const STRANGER_RECORD_BYTES_MAX: usize = 8 << 10;
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
 impl AuditRecord {
-    /// Makes the record of a request; `None` if nothing is recorded.
+    /// Creates the record of a request, or returns `None` if the log is off.
     pub(in crate::serve) fn new(
         audit: &Audit,
         peer: &Peer,
@@ -96,8 +98,8 @@ impl AuditRecord {
         self.is_ourselves = matches!(caller, Caller::Ourselves);
     }
 
-    /// Records the answer, if it is ours. Returns false if the answer must be recorded and cannot be: then it may not
-    /// be given.
+    /// Records the response, unless upstream generated it. Returns false if the response requires a record and the
+    /// queue is full. In that case the caller must not send the response.
     pub(in crate::serve) fn answered<B>(&self, response: &Response<B>) -> bool {
         let Some(ServedLocally { status, is_watch, is_served }) = response.extensions().get::<ServedLocally>() else {
             return true;
@@ -137,7 +139,7 @@ impl AuditRecord {
         self.queue.put(event.to_line())
     }
 
-    /// Whether the caller is not authenticated, or not yet.
+    /// Whether the caller is anonymous or not authenticated yet.
     fn is_of_stranger(&self) -> bool {
         !self.is_ourselves && self.user.as_ref().is_none_or(User::is_anonymous)
     }
@@ -176,7 +178,7 @@ impl AuditRecord {
 impl Drop for AuditRecord {
     fn drop(&mut self) {
         if let Some(answered) = self.begun.take() {
-            // It is over whether or not there is room; its beginning has been recorded.
+            // The watch ends even if the queue is full; its start has been recorded.
             let _ = self.put(Stage::ResponseComplete, &answered);
         }
     }
@@ -187,7 +189,7 @@ fn anonymous() -> User {
     User { name: "system:anonymous".to_owned(), groups, ..User::default() }
 }
 
-/// The wall clock's time, as records have it. Nothing is measured or ordered with it.
+/// Returns the wall-clock time for records. It is never used to measure or order anything.
 #[allow(clippy::disallowed_methods, reason = "records are compared with those of other servers")]
 fn now() -> Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -195,7 +197,7 @@ fn now() -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// The target without the values of parameters that are named like tokens.
+/// Returns the request target with the values of all parameters redacted whose names contain `token`.
 pub fn without_tokens(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let hidden = |pair: &str| {
@@ -210,8 +212,8 @@ pub fn without_tokens(target: &str) -> String {
     format!("{path}?{}", pairs.join("&"))
 }
 
-/// Where the request has come from, in the apiserver's order: the addresses that proxies name, which any client may
-/// claim too, and the one that is seen.
+/// Returns the source addresses in the apiserver's order: those in forwarding headers, which any client can forge, then
+/// the peer's address.
 pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     let mut ips: Vec<IpAddr> =
@@ -228,7 +230,7 @@ pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
     ips
 }
 
-/// How many addresses are kept.
+/// The maximum number of addresses from `X-Forwarded-For`.
 const SOURCES_MAX: usize = 64;
 
 pub(super) fn shortened(text: &str) -> String {

@@ -137,7 +137,7 @@ fn what_upstream_has_answered_is_in_its_own_log() {
     assert!(next(&mut lines).is_none());
 }
 
-/// Beyond the queue nothing waits: records are dropped, but Secrets are not read unseen.
+/// If the queue is full, records are dropped, but Secrets are not served without a record.
 #[test]
 fn secrets_are_not_served_without_a_record() {
     let (queue, _lines) = Queue::new(1, 1 << 16);
@@ -202,7 +202,7 @@ fn long_names_of_clients_are_cut() {
     assert_eq!(shortened(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
 }
 
-/// An unknown caller gets one record for each connection.
+/// Each connection of an unauthenticated caller can cause one record.
 #[test]
 fn record_of_an_unknown_caller_is_bounded_whatever_it_sends() {
     let (queue, mut lines) = Queue::new(8, 1 << 20);

@@ -9,16 +9,16 @@ use tokio::sync::mpsc;
 use super::line::Line;
 use crate::serve::metrics;
 
-/// Where records go.
+/// The destination of audit records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     Stdout,
-    /// A file that is appended to. It is made anew with mode 0600 when it is not there any more, as after a rotation by
-    /// renaming.
+    /// A file opened for appending. If it no longer exists, for example after a rotation by renaming, it is created
+    /// again with mode 0600.
     File(PathBuf),
 }
 
-/// Writes records in order. It is one task, which nobody waits for.
+/// The task that writes records in order. No request waits for it.
 #[derive(Debug)]
 pub struct AuditWriter {
     lines: mpsc::Receiver<Line>,
@@ -31,9 +31,9 @@ enum Output {
     File { path: PathBuf, file: File },
 }
 
-/// How many records are written at a time.
+/// The maximum number of records per write.
 const BATCH_MAX: usize = 1024;
-/// The time between two attempts at an output that takes nothing.
+/// The time between two attempts when writing fails.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl AuditWriter {
@@ -45,7 +45,7 @@ impl AuditWriter {
         Ok(Self { lines, output })
     }
 
-    /// Writes until nobody records any more. While the output fails, the queue fills.
+    /// Writes records until all senders are dropped. While writing fails, the queue fills up.
     pub async fn run(self) {
         let Self { mut lines, mut output } = self;
         metrics::audit_failing(false);
@@ -80,7 +80,7 @@ impl AuditWriter {
 }
 
 impl Output {
-    /// Writes `lines`, and removes what has been written.
+    /// Writes `lines`, and removes from it whatever was written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stdout(stdout) => {
@@ -113,7 +113,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Whether the file is still the one that has this name.
+/// Whether the open file is still the one at `path`.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     match std::fs::metadata(path) {

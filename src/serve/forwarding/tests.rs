@@ -1,4 +1,4 @@
-//! What a client is told when upstream gave no answer: every failure has its row.
+//! The responses to clients when upstream gave no response, with one row per failure.
 
 use super::*;
 use crate::serve::concurrency::ConcurrencyConfig;
@@ -6,12 +6,12 @@ use crate::upstream::Unsendable;
 use crate::wire::WireError;
 use kubeapi::EventType;
 
-/// Code, reason, when to try again, and the words.
+/// Returns the code, reason, retry delay and message.
 fn told(status: &Status) -> (i32, &str, Option<u32>, &str) {
     (status.code, &status.reason, status.retry_after_seconds(), &status.message)
 }
 
-/// Each with its code and words; only of a 503 is it said when to try again.
+/// Checks the code and message of each failure, and that only a 503 has a retry delay.
 fn assert_told(failures: Vec<(Error, i32, &str)>) {
     for (error, code, message) in failures {
         let reason = match code {
@@ -21,7 +21,7 @@ fn assert_told(failures: Vec<(Error, i32, &str)>) {
             _ => "Unknown",
         };
         assert_eq!(told(&unreachable(&error)), (code, reason, (code == 503).then_some(1), message));
-        // Of a write that may have happened nobody is told to try again.
+        // A write that may have been applied has no retry delay.
         assert_eq!(told(&unknown(&error)), (502, "Unknown", None, message));
     }
 }
@@ -34,7 +34,7 @@ async fn where_upstream_fails_its_side_is_named() {
         (Error::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
         (Error::Timeout(PATIENCE), 504, "upstream did not answer within 5s"),
         (broken, 502, &broken_off),
-        // Its reason is for the log.
+        // The reason is only logged.
         (Error::Credentials("/a/path".to_owned()), 503, "the proxy's own credentials for upstream cannot be used now"),
     ]);
 }

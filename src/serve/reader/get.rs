@@ -11,7 +11,7 @@ use crate::upstream::Resource;
 use kubeapi::Status;
 
 impl Reader {
-    /// One object.
+    /// Returns one object.
     pub(in super::super) async fn get(
         &self,
         request: &ReadRequest,
@@ -29,7 +29,7 @@ impl Reader {
         let feed = &source.feed;
         self.sources.fresh(feed, read.version, (request.received, false)).await?;
         self.sources.of_present(&source).await?;
-        // An object is told with its own version, and no other.
+        // An object carries only its own version, so the newest state can be used.
         let Some(current) = feed.reader.newest_objects() else {
             return Err(NotServable::Over);
         };
@@ -43,7 +43,7 @@ impl Reader {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
                 let shown = self.objects.show(request, envelope, (encoding, body), Sources::standing(feed)).await;
-                // A refusal is no answer of the cache.
+                // A refusal is not counted as served from the cache.
                 if shown.status().is_success() {
                     metrics::served("get", &feed.spec.key, read.representation);
                 }

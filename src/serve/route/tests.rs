@@ -1,5 +1,5 @@
-//! The route table, row by row. Sources are docs/dev/rules/requests.md and docs/dev/rules/reads.md; messages are the
-//! apiserver's.
+//! The route table, row by row. Its sources are docs/dev/rules/requests.md and docs/dev/rules/reads.md; the messages
+//! are the apiserver's.
 
 mod encodings;
 mod fixture;

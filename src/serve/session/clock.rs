@@ -5,21 +5,21 @@ use tokio::time::Instant;
 use base::{mutant, random};
 use kubeapi::WatchTimeout;
 
-/// The moments that a watch waits for besides events.
+/// The timers of a watch.
 pub(super) struct Clock {
     deadline: Instant,
     next_bookmark: Instant,
 }
 
-/// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
+/// A bookmark per minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
-/// Longer requests are cut to this, so that no arithmetic overflows: a year.
+/// The maximum timeout, one year, so that no arithmetic overflows.
 const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Clock {
-    /// Makes the clock of a watch that was asked for at `received`. A watch without a timeout of its own lasts `min` at
-    /// least.
+    /// Creates the clock of a watch that was requested at `received`. Without a client timeout, the watch lasts between
+    /// `min` and twice `min`.
     pub(super) fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
         let lasts = match WatchTimeout::of(timeout_seconds) {
             WatchTimeout::Unset => min.mul_f64(1.0 + random::f64()),
@@ -39,12 +39,12 @@ impl Clock {
         self.deadline
     }
 
-    /// The next of these moments.
+    /// Returns the next timer.
     pub(super) fn next(&self) -> Instant {
         self.next_bookmark.min(self.deadline)
     }
 
-    /// When the bookmark before the end is due. Watches that are shorter get none.
+    /// Returns when the bookmark before the end is due. Watches shorter than that have none.
     fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
         deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
     }

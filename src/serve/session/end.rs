@@ -16,19 +16,20 @@ use kubeapi::{ResourceVersion, Status};
 /// How long the end of a watch waits for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);
 
-/// A version that the end of the watch waits for until it is whole, or until that time is over.
+/// A version that the end of the watch waits for, until it is complete or a timeout expires.
 pub(super) struct AwaitedVersion {
     of: ResourceVersion,
     max: Pin<Box<Sleep>>,
 }
 
 impl WatchSession {
-    /// Whether the client has been told a part of a transaction, and the rest is still to be told or may still come. If
-    /// the watch ended here, its client would go on behind all of it. A client that is sent away with a bookmark waits
-    /// for the newest version to be whole as well.
+    /// Whether only a part of a transaction was sent, and the rest is pending or may still arrive. If the watch ended
+    /// here, its client would resume after the whole transaction and miss the rest. In a drain with bookmarks, the
+    /// watch also waits until the newest version is complete.
     pub(super) fn is_amid(&mut self, end: WatchEnd, cx: &mut Context<'_>) -> bool {
         if !self.cursor.skips(self.told) {
-            // A partial view waits for verdicts, which may not come. Its events are sifted, and come again with rights.
+            // A partial view waits for authorization decisions, which may not arrive. Its events are filtered, and are
+            // sent again when a permission is granted.
             if self.partial.is_none() && self.cursor.is_next_at(self.told) {
                 return true;
             }
@@ -41,7 +42,7 @@ impl WatchSession {
             }
         }
         if end == WatchEnd::Drained && self.bookmarks {
-            // The newest of the first look: on a busy feed there is always a newer one.
+            // Keeps the newest version of the first call, because on a busy feed there is always a newer one.
             let newest = self.rest.as_ref().map_or_else(|| self.feed.reader.newest(), |rest| rest.of);
             if self.feed.reader.waits_for_whole(newest) == Settling::Soon {
                 return self.rests(newest, cx);
@@ -51,19 +52,19 @@ impl WatchSession {
         false
     }
 
-    /// Whether that version is still waited for.
+    /// Whether the end still waits for that version.
     fn rests(&mut self, of: ResourceVersion, cx: &mut Context<'_>) -> bool {
         let rest = self.rest.get_or_insert_with(|| AwaitedVersion { of, max: Box::pin(sleep(REST_MAX)) });
         rest.of = of;
         rest.max.as_mut().poll(cx).is_pending()
     }
 
-    /// Whether the end of the watch waits for a version that is not whole yet.
+    /// Whether the end of the watch waits for an incomplete version.
     pub(super) fn is_resting(&self) -> bool {
         self.rest.as_ref().is_some_and(|rest| self.feed.reader.is_open(rest.of))
     }
 
-    /// Ends the watch with an ERROR event. The version that was asked for plays no part any more.
+    /// Ends the watch with an ERROR event, regardless of the version that the end was waiting for.
     pub(in super::super) fn end_with(&mut self, status: &Status, end: WatchEnd) {
         if matches!(self.phase, Phase::Ended) {
             return;
@@ -71,11 +72,11 @@ impl WatchSession {
         let envelope = self.cursor.renderer().envelope();
         let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
         self.phase = Phase::Last(Box::new((frame, end)));
-        // The client takes the frame soon, or not at all.
+        // From here on, the client has a limited time to read the frame.
         self.watchdog.end();
     }
 
-    /// Ends the watch without a frame. If the permission is over, it is looked at next and says why.
+    /// Ends the watch without a frame. After a revocation, the next poll ends it with an error instead.
     pub(super) fn end_without_a_word(&mut self, end: WatchEnd) {
         if end == WatchEnd::Revoked {
             self.fired = None;
@@ -85,27 +86,28 @@ impl WatchSession {
         self.metrics.ended(end);
     }
 
-    /// Notes that a proxy follows the feed. Returns how many times another build had come to write its bodies.
+    /// Registers a downstream proxy as a follower of the feed. Returns how often the build that writes its bodies has
+    /// changed.
     pub(super) fn begins_for_a_proxy(feed: &FeedHandle, start: ResourceVersion) -> u32 {
         feed.proxy_begins();
         feed.vintage.written_from(start).changes
     }
 
-    /// What a proxy is told of the watch when it begins.
+    /// Returns the state of the feed that a downstream proxy receives at the start of the watch.
     pub(in super::super) fn standing(&self, feed: &FeedHandle) -> FeedStatus {
         let written = feed.vintage.written_from(self.told);
         let written_by = written.by.filter(|_| self.changes == Some(written.changes));
         FeedStatus { stale_seconds: Sources::stale_seconds(feed), written_by }
     }
 
-    /// Whether another build has come to write the feed's bodies, and the watch is of a proxy, which says so to nobody
-    /// until it asks again.
+    /// Whether the watch belongs to a downstream proxy and another build has begun to write the feed's bodies. The
+    /// proxy learns about it only when it opens a new watch.
     pub(super) fn has_another_writer(&self) -> bool {
         self.changes.is_some_and(|changes| changes != self.feed.vintage.changes())
     }
 
-    /// Ends a watch that has told everything up to this version, if it is of a proxy and another build has come. Where
-    /// the proxy goes on everything is by that build.
+    /// Ends a downstream proxy's watch that has sent everything up to this version, if another build has taken over.
+    /// All bodies after that version are written by that build.
     pub(super) fn ends_for_another_writer(&mut self, reached: ResourceVersion) -> bool {
         let is_whole = || matches!(self.feed.reader.waits_for_whole(self.told), Settling::Already);
         if !self.has_another_writer() || !self.is_settled() || !is_whole() {
@@ -120,7 +122,7 @@ impl WatchSession {
         true
     }
 
-    /// The bookmark for a client that is sent away, with which it resumes here or at another replica without a list.
+    /// Returns the bookmark for a drained client, which lets it resume here or at another replica without a list.
     pub(super) fn last_bookmark(&mut self, end: WatchEnd) -> Option<Bytes> {
         if end != WatchEnd::Drained || !self.bookmarks {
             return None;

@@ -13,7 +13,7 @@ use crate::listing::cost;
 use crate::wire::Refused;
 use kubeapi::EventType;
 
-/// The state that a watch begins with, as ADDED events.
+/// The initial state of a watch, as ADDED events.
 #[derive(Debug)]
 pub(super) struct InitialEvents {
     pub(super) snapshot: Snapshot,
@@ -35,7 +35,7 @@ struct SharedFrames {
     writer: ChunkWriter,
     chunks: PageChunks,
     index: usize,
-    /// The bytes of the current chunk, once it is written.
+    /// The bytes of the current chunk, once it is encoded.
     plain: Option<PlainChunk>,
     piece: usize,
     rest: Rest,
@@ -49,7 +49,7 @@ impl InitialEvents {
         Self { snapshot, pin, end_bookmark, how: How::Frames { next: String::new() } }
     }
 
-    /// Sends the state in chunks, if what the watch sees is made of them.
+    /// Sends the state in shared chunks, if the watch's view consists of whole chunks.
     pub(super) fn in_chunks(
         self,
         shared: Arc<[Chunk]>,
@@ -74,8 +74,8 @@ impl InitialEvents {
         Self { how, ..self }
     }
 
-    /// Appends about `room` bytes of frames, and at least one frame or one chunk's piece, unless the looks are used up
-    /// first. `looks` is what may be spent on objects that are not told, and then what is left of it.
+    /// Appends about `room` bytes of frames. It puts at least one frame or one piece of a chunk, unless the scan budget
+    /// is used up first. `looks` is the scan budget for objects that are not sent; it is reduced by what was used.
     pub(super) fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
@@ -125,7 +125,7 @@ impl SharedFrames {
             batch.push(piece.clone());
             self.piece += 1;
         }
-        // A bookmark follows the last frame; it gets a batch of its own if this one must not be copied.
+        // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
         Poll::Ready(Ok((frames, if bytes > room { Portion::More } else { Portion::Last(()) })))
     }
 }

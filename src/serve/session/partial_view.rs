@@ -1,8 +1,8 @@
-//! The view of a watch that shows only some namespaces of a collection, and more or fewer as rights change.
+//! The view of a watch that shows only some namespaces of a collection. The set changes with the caller's permissions.
 //!
-//! **Invariant.** Between two frames, the client knows each namespace that it is shown as it is at the watch's place.
-//! So a namespace comes or goes at one place: the watch is read up to a mark, which is a state and the place behind it.
-//! There the objects of a namespace that comes are told as ADDED, and those of one that goes as DELETED.
+//! **Invariant.** Between two frames, the client knows each shown namespace as it is at the watch's position. So a
+//! namespace appears or disappears at one position: the watch is read up to a mark, which is a snapshot and the
+//! position after it. There, the objects of a new namespace are sent as ADDED, and those of a removed one as DELETED.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::pin::Pin;
@@ -18,17 +18,18 @@ use crate::listing::cost;
 use crate::wire::{Object, Refused};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// The namespaces that a watch shows, and those that come or go.
+/// The namespaces that a watch shows, and those that are being added or removed.
 pub(super) struct PartialView {
     readable: Readable,
     places: BTreeMap<Arc<str>, Place>,
     turn: Option<Turn>,
-    /// Whether verdicts have changed since namespaces were last looked at.
+    /// Whether decisions have changed since the namespaces were last checked.
     stale: bool,
     changed: Pin<Box<dyn Future<Output = VerdictChanges> + Send>>,
 }
 
-/// Where a namespace stands with the client. A namespace without a place has not come up: it had nothing to tell.
+/// The visibility of a namespace for the client. A namespace without an entry has not occurred yet, because it had no
+/// matching objects.
 #[derive(Debug)]
 enum Place {
     Shown,
@@ -36,61 +37,61 @@ enum Place {
     Leaving(Leaving),
 }
 
-/// A namespace that is not shown any more, of which the client still knows objects.
+/// A namespace that is no longer shown, and of which the client still knows objects.
 #[derive(Debug, Default)]
 struct Leaving {
-    /// Objects that have changed since: the client was told that they are gone, or never knew them.
+    /// Objects that have changed since. The client has received their deletion, or never knew them.
     touched: HashSet<ObjectKey>,
-    /// If it was still being told: the client knows only keys before this one.
+    /// Set if the namespace was still being added: the client knows only keys before this one.
     before: Option<String>,
 }
 
-/// A place at which namespaces come and go.
+/// The addition and removal of namespaces at one mark.
 struct Turn {
     mark: Mark,
     pin: Option<Pinned>,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
-    /// The first key of the next object to be told, in the first namespace that comes or goes.
+    /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
-    /// Set if the mark is the state that the watch begins with.
+    /// Set if the mark is the initial state.
     begins: Option<Begins>,
-    /// Frames were put that are older than the mark, or that no other watch is told.
+    /// Whether frames were put that are older than the mark, or that only this watch receives.
     told_older: bool,
 }
 
-/// How a watch begins.
+/// The terms of the initial state.
 #[derive(Debug, Clone, Copy)]
 struct Begins {
     end_bookmark: bool,
 }
 
-/// What happens to an event.
+/// The handling of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Told,
-    /// Its namespace is shown from here on.
+    /// The namespace is shown from here on.
     Enters,
     Hidden,
-    /// Its namespace is hidden from here on, and the client must forget what it knows of it.
+    /// The namespace is hidden from here on, and the client must receive deletions for its objects.
     Leaves,
-    /// The client must forget what it knows of the object.
+    /// The client must receive a deletion for the object.
     TakenBack,
-    /// Nobody knows yet; it is asked.
+    /// The permission is not decided yet and is being requested.
     Undecided,
 }
 
-/// Where a turn leaves the watch.
+/// The result of a completed turn.
 pub(super) struct TurnEnd {
-    /// Version of the mark.
+    /// The version of the mark.
     pub(super) at: ResourceVersion,
-    /// Whether frames of the turn were older than the mark, so that the client must be told where the watch is.
+    /// Whether the turn's frames were older than the mark, so that the client needs the watch's current version.
     pub(super) told_older: bool,
 }
 
 impl PartialView {
-    /// Makes the view of a watch. Its first turn tells the state that it begins with, which `pin` keeps. `namespaces`
-    /// are those with something that the watch would see.
+    /// Creates the view of a watch. Its first turn sends the initial state, which `pin` keeps alive. `namespaces` are
+    /// those with matching objects.
     pub(super) fn new(
         readable: Readable,
         opened: &OpenedWatch,
@@ -108,7 +109,7 @@ impl PartialView {
                 }
                 Some(Verdict::Allowed) => places.insert(namespace, Place::Shown),
                 Some(Verdict::Denied | Verdict::Unclear) => places.insert(namespace, Place::Hidden),
-                // It came up after the watch's place.
+                // The namespace appeared after the watch's position.
                 None => None,
             };
         }
@@ -125,7 +126,7 @@ impl PartialView {
         Self { readable, places, turn, stale: true, changed }
     }
 
-    /// Notices verdicts that have changed. Whoever polls is woken by later changes.
+    /// Records changed decisions. Later changes wake the task that polls.
     pub(super) fn notice(&mut self, cx: &mut Context<'_>) {
         while let Poll::Ready(verdicts) = self.changed.as_mut().poll(cx) {
             self.changed = Box::pin(verdicts.changed());
@@ -133,7 +134,8 @@ impl PartialView {
         }
     }
 
-    /// Whether namespaces come or go: then the watch must be read up to a mark, where they are told.
+    /// Whether namespaces are being added or removed. If so, the watch must be read up to the mark, where their frames
+    /// are sent.
     pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> Pinned) -> bool {
         if !std::mem::take(&mut self.stale) {
             return self.turn.is_some();
@@ -161,17 +163,17 @@ impl PartialView {
         self.turn.is_some()
     }
 
-    /// Notes that the watch waits for a verdict, so that its client is not blamed for not reading.
+    /// Records that the watch waits for a decision, so that its client does not count as a slow reader.
     pub(super) fn wait(&self) {
         self.turn.iter().flat_map(|turn| &turn.pin).for_each(Pinned::rests);
     }
 
-    /// Whether nothing comes or goes, as far as is known.
+    /// Whether no namespaces are known to be added or removed.
     pub(super) fn is_settled(&self) -> bool {
         self.turn.is_none() && !self.stale
     }
 
-    /// Reads on, up to the mark of a turn if there is one.
+    /// Reads events, up to the mark of the current turn if there is one.
     pub(super) fn pull(
         &mut self,
         cursor: &mut Cursor,
@@ -186,7 +188,7 @@ impl PartialView {
         })
     }
 
-    /// Tells what comes and goes at the mark, which the watch has been read up to.
+    /// Sends the frames of the current turn at the mark. The watch must have been read up to the mark.
     pub(super) fn tell(
         &mut self,
         cursor: &Cursor,
@@ -211,13 +213,13 @@ impl PartialView {
         }
         let end = TurnEnd { at, told_older: turn.told_older };
         self.turn = None;
-        // What changed meanwhile gets a turn of its own.
+        // Decisions that have changed during this turn need another one.
         *stale = true;
         Ok(Portion::Last(end))
     }
 }
 
-/// The batch that a turn's frames go to.
+/// The batch that receives a turn's frames, and its limits.
 struct Page<'a> {
     cursor: &'a Cursor,
     reader: &'a CacheReader,
@@ -227,8 +229,8 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Puts the objects of a namespace that the watch would see, as frames. If there is no more room, or no more may be
-    /// looked at, it returns the key to go on from.
+    /// Puts the matching objects of a namespace as frames. If the room or the scan budget is used up, it returns the
+    /// key to resume from.
     fn put(
         &mut self,
         snapshot: &Snapshot,
@@ -262,7 +264,7 @@ impl Page<'_> {
 }
 
 impl Turn {
-    /// Tells what comes.
+    /// Sends the objects of added namespaces.
     fn come(
         &mut self,
         readable: &Readable,
@@ -297,7 +299,7 @@ impl Turn {
         Ok(Portion::Last(()))
     }
 
-    /// Takes back what goes.
+    /// Sends the deletions for removed namespaces.
     fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, page: &mut Page<'_>) -> Result<Portion, Refused> {
         let leaving = |places: &BTreeMap<Arc<str>, Place>| {
             let leaving = places.iter().filter(|(_, place)| matches!(place, Place::Leaving(_)));
@@ -377,8 +379,8 @@ fn sift(
     }
 }
 
-/// What a client is told of an object's first change after its right has ended: that the object is gone, if the client
-/// knew it.
+/// Returns what the client receives for an object's first change after its permission was revoked: a deletion, if the
+/// client knew the object.
 fn taken_back(seen: EventType) -> FilteredEvent {
     if seen == EventType::Added { FilteredEvent::Skip } else { FilteredEvent::TellGone }
 }
@@ -413,10 +415,10 @@ mod tests {
             (Some(&Place::Shown), DENIED, Fate::Leaves),
             (Some(&Place::Shown), UNCLEAR, Fate::Leaves),
             (Some(&Place::Shown), None, Fate::Leaves),
-            // What it has missed is told at a mark, and not in pieces.
+            // Missed events are sent at a mark, not one by one.
             (Some(&Place::Hidden), ALLOWED, Fate::Hidden),
             (Some(&Place::Hidden), DENIED, Fate::Hidden),
-            // It has to be gone before it can come again.
+            // The namespace must be removed completely before it can be added again.
             (Some(&leaving), ALLOWED, Fate::TakenBack),
             (Some(&leaving), DENIED, Fate::TakenBack),
         ] {

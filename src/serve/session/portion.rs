@@ -1,7 +1,7 @@
-/// How far something has come that is told in portions, each as large as the client has room for.
+/// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Portion<T = ()> {
-    /// More follows.
+    /// More portions follow.
     More,
     /// This was the last portion.
     Last(T),

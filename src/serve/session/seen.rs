@@ -5,7 +5,8 @@ use bytes::Bytes;
 use super::WatchSession;
 
 impl WatchSession {
-    /// The next frames, about `room` bytes of them; `None` when the watch is over. Onlookers are told how far it is.
+    /// Polls the next frames, about `room` bytes; `None` when the watch has ended. Updates the watch's entry on the
+    /// debug pages.
     pub(in super::super) fn poll_frames(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,5 @@
-//! One watch, polled by hand: what it says, when, and how it ends. Time stands still but for what a test lets pass.
+//! Tests of a single watch that is polled manually: its frames, their timing and its end. Time advances only when a
+//! test advances it.
 
 mod amid;
 mod bookmarks;

@@ -11,14 +11,14 @@ fn grant() -> GrantStatus {
     Permit::Whole(grant.expect("whoever asks is us")).grant_status()
 }
 
-/// There is one for each watch.
+/// Each open watch has one watchdog.
 #[test]
 fn a_watchdog_is_small() {
     assert!(size_of::<Watchdog>() <= 112, "{} bytes", size_of::<Watchdog>());
 }
 
-/// Each watch hears when a drain starts, and once more at its own moment: the look that the first has called for
-/// may come right behind the second.
+/// Each watch is woken when a drain starts, and again at its own time. The check scheduled by the first wake-up may
+/// happen right after the second one.
 #[tokio::test(start_paused = true)]
 async fn a_watch_has_its_whole_grace_behind_each_alarm() {
     let grace = Duration::from_secs(5);
@@ -49,8 +49,8 @@ fn long_watch(overdue: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
     watchdog
 }
 
-/// Each watch that was there leaves at a moment of its own, before everything closes; one that came later has found
-/// no other server, and stays until then.
+/// Each watch from before the drain leaves at its own time, before the listener closes. A later watch has found no
+/// other server, and stays until then.
 #[tokio::test(start_paused = true)]
 async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
     let grace = Duration::from_secs(20);
@@ -63,7 +63,7 @@ async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
     let draining = tokio::spawn(trigger.drain(grace));
     tokio::time::sleep(Duration::from_millis(1)).await;
     let late = [watch(true), watch(true)];
-    // It had begun when the drain did.
+    // Its request arrived before the drain started.
     let between = watch(false);
     let leaving =
         |watches: &[Arc<Watchdog>]| watches.iter().filter(|watchdog| watchdog.due() == Some(Fired::Drained)).count();
@@ -80,7 +80,7 @@ async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
     assert!(draining.await.expect("no panic"));
 }
 
-/// A watch that was made as the drain began is waited for by nobody.
+/// A watch that was created as the drain started does not delay its end.
 #[tokio::test(start_paused = true)]
 async fn once_everything_closes_no_watch_keeps_a_later_moment() {
     let (trigger, drain) = DrainTrigger::new();

@@ -11,7 +11,7 @@ use kubeapi::{Gvr, PageStore, Query, RequestInfo};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// Everything that a request may wait for of a feed, and that does not come.
+/// Waits for one of the events that a request may wait for, none of which occurs.
 async fn waits(feed: &FeedHandle, wait: usize) -> InVain {
     let (reader, deadline, received) = (&feed.reader, Instant::now() + DEADLINE, Instant::now());
     let in_vain = match wait {
@@ -62,7 +62,7 @@ async fn what_is_there_is_taken_also_of_a_feed_that_is_over() {
     assert_eq!(there, Ok(7));
 }
 
-/// The catalog may know of a new definition before the feed of the old one is retired.
+/// The catalog may have a new definition before the feed of the old one is retired.
 #[test]
 fn one_object_is_read_under_the_definition_that_is_known() {
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());

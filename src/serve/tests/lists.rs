@@ -1,4 +1,4 @@
-//! Whatever a LIST is made of, its bytes are those of its objects, one after the other.
+//! The bytes of a LIST are those of its objects in order, however the LIST is assembled.
 
 mod compressed;
 
@@ -55,7 +55,7 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
     }
 }
 
-/// A feed of pods with these objects.
+/// Creates a feed of pods with these objects.
 fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
     let gvr = Gvr::new("", "v1", "pods");
     let (fields, origin, encoding) =
@@ -85,7 +85,7 @@ fn pace() -> ScanPace {
     ScanPace::new(None, (ScanQueue::at_a_time(1), CpuSlices::new(1)), None)
 }
 
-/// As it comes to the client, and again compressed.
+/// Returns the bytes that the client receives, after checking that the compressed form is equal.
 async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let written = async || {
         let page = page(&permit(), feed, &feed.reader.snapshot(), read, &mut pace()).await;
@@ -111,7 +111,7 @@ async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<
     plain
 }
 
-/// The same, object by object.
+/// Returns the expected bytes, assembled object by object.
 fn expected(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let snapshot = feed.reader.snapshot();
     let start = read.plan.start.as_ref().map(|start| match read.view.namespace() {
@@ -167,7 +167,7 @@ fn reads(random: &mut fastrand::Rng) -> ListRead {
 async fn a_list_is_its_objects_one_after_the_other() {
     let mut random = fastrand::Rng::with_seed(31);
     for round in 0..12 {
-        // Some that are shared rather than copied, some rounds without.
+        // Some objects are large enough to be shared rather than copied; some rounds have none of these.
         let longest = [200, 5_000, 60_000][round % 3];
         let of = |namespace: &&'static str, random: &mut fastrand::Rng| {
             let count = random.usize(..60);
@@ -187,7 +187,7 @@ async fn a_list_is_its_objects_one_after_the_other() {
     }
 }
 
-/// Ten lists at once, and ten compressed ones, have each chunk from the same memory.
+/// Ten lists share the memory of each chunk, and so do ten compressed ones.
 #[tokio::test]
 async fn lists_share_what_they_are_made_of() {
     let objects: Vec<_> = (0..200).map(|name| padded("a", name, 7, 5_000)).collect();
@@ -238,13 +238,13 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     assert!(matches!(body.frame().await, Some(Ok(_))));
     assert_eq!((cut.why(), pins.len()), (None, 1));
     tokio::time::sleep(Duration::from_secs(3)).await;
-    // Whoever runs it drops it, wherever it stands.
+    // The connection driver drops the body after the cut.
     assert_eq!(cut.why(), Some("too_slow"));
     drop(body);
     assert!(pins.is_empty());
 }
 
-/// The attack: a selection of nothing, over and over. Whatever waits meanwhile has its turn every few thousand objects.
+/// The attack: a selector that matches nothing, again and again. Waiting tasks run every few thousand objects.
 #[tokio::test(start_paused = true)]
 async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
@@ -267,7 +267,7 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
     }
 }
 
-/// It was not to cost a turn, by what was there when it began.
+/// When the scan started, it was estimated to need no turn.
 #[tokio::test(start_paused = true)]
 async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());

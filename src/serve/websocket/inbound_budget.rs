@@ -5,9 +5,9 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// The byte stream of a watch over WebSocket, with a budget for what the client sends: a watch ignores all of it, and
-/// each frame costs the server as much as the client. It counts bytes, because a fragment or an empty frame makes no
-/// message that could be counted.
+/// The byte stream of a watch over WebSocket, with a budget for what the client sends. A watch ignores all of it, and
+/// each frame costs the server as much as the client. The budget counts bytes, because a fragment or an empty frame is
+/// not a message that could be counted.
 #[derive(Debug)]
 pub(super) struct InboundBudget<I> {
     io: I,
@@ -16,16 +16,16 @@ pub(super) struct InboundBudget<I> {
     since: Instant,
 }
 
-/// The client has sent more than its budget.
+/// The error of a client that exceeded its budget.
 #[derive(Debug, thiserror::Error)]
 #[error("the client sends more than a watch takes")]
 pub(super) struct TooMuch;
 
-/// What a client may send at once: some 10,000 empty frames.
+/// The burst that a client may send: about 10,000 empty frames.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
-/// What it may send besides in each second.
+/// The additional budget per second.
 const BYTES_PER_SECOND: usize = 8 << 10;
-/// What it may send besides for each event, as a client that acknowledges events.
+/// The additional budget per event, for clients that acknowledge events.
 const BYTES_PER_EVENT: usize = 1 << 10;
 
 impl<I> InboundBudget<I> {
@@ -33,12 +33,12 @@ impl<I> InboundBudget<I> {
         Self { io, left: AT_ONCE_BYTES_MAX, since: Instant::now() }
     }
 
-    /// The stream itself, without a budget.
+    /// Returns the stream without the budget.
     pub(super) fn io(&mut self) -> &mut I {
         &mut self.io
     }
 
-    /// Notes that events are sent.
+    /// Adds the budget for sent events.
     pub(super) fn note_sent(&mut self, events: usize) {
         self.add(events.saturating_mul(BYTES_PER_EVENT));
     }

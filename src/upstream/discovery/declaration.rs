@@ -1,27 +1,27 @@
-//! What single definitions and APIServices say, for whoever follows them by a watch.
+//! The contents of single definitions and APIServices, for code that follows them by a watch.
 
 use super::definitions::{CustomResourceDefinition, Definition};
 use super::documents::{ApiService, ServedApi};
 use kubeapi::Gvr;
 
-/// The resources whose objects say what upstream serves besides its own.
+/// The resources whose objects declare what upstream serves besides its own resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaringResource {
     /// `CustomResourceDefinitions`.
     Definitions,
-    /// `APIServices`, which say what is behind the aggregation layer.
+    /// `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
 
-/// What one of their objects says.
+/// The contents of one object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Declaration(pub(super) Declared);
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Declared {
-    /// These are served; none as long as a definition is not established.
+    /// The served versions; none while the definition is not established.
     Customs(Vec<(Gvr, Definition)>),
-    /// What another server answers for, if there is one.
+    /// The API that another server serves, if there is one.
     Remote(Option<ServedApi>),
 }
 
@@ -35,7 +35,7 @@ impl DeclaringResource {
         }
     }
 
-    /// Reads an object in JSON; `None` if it is none of these.
+    /// Parses an object in JSON; returns `None` if it is not such an object.
     pub fn read(self, json: &[u8]) -> Option<Declaration> {
         let said = match self {
             Self::Definitions => {

@@ -1,4 +1,4 @@
-//! Definitions of custom resources, as far as we read them.
+//! The parts of CustomResourceDefinitions that the proxy reads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use kubeapi::Gvr;
 /// What upstream serves under one version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {
-    /// Changes with everything that changes how objects are read: the schema, its defaults, the conversion.
+    /// Changes whenever the decoding of objects may change: with the schema, its defaults or the conversion.
     pub(super) edition: Arc<str>,
     pub(super) kind: Arc<str>,
     pub(super) list_kind: Arc<str>,
@@ -73,7 +73,7 @@ struct Status {
     conditions: Option<Vec<Condition>>,
 }
 
-/// The names that upstream has accepted: those of the specification may be taken.
+/// The names that upstream has accepted; the requested ones may be taken by another definition.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Names {
@@ -100,7 +100,7 @@ impl CustomResourceDefinitions {
 }
 
 impl CustomResourceDefinition {
-    /// The versions that are served: none before it is established.
+    /// The versions that are served: none before the definition is established.
     pub(super) fn served(self) -> impl Iterator<Item = (Gvr, Definition)> {
         let is_established = self.status.is_established();
         let Self { metadata: Metadata { uid, generation }, spec, status } = self;

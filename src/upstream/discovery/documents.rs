@@ -1,4 +1,4 @@
-//! The discovery documents, as far as we read them.
+//! The parts of discovery documents that the proxy reads.
 
 use serde::Deserialize;
 
@@ -13,13 +13,13 @@ pub(super) struct VersionList {
     pub(super) resources: Vec<ResourceEntry>,
 }
 
-/// What discovery says of one resource.
+/// The discovery entry of one resource.
 #[derive(Debug)]
 pub(super) struct ResourceEntry {
     pub(super) plural: String,
     pub(super) kind: String,
     pub(super) namespaced: bool,
-    /// It has both `list` and `watch`.
+    /// Whether it supports both `list` and `watch`.
     pub(super) watchable: bool,
 }
 
@@ -184,14 +184,14 @@ struct ApiServiceSpec {
 }
 
 impl ApiServices {
-    /// Everything that another server answers for.
+    /// All APIs that other servers serve.
     pub(super) fn remote(self) -> Vec<ServedApi> {
         self.items.into_iter().filter_map(ApiService::remote).collect()
     }
 }
 
 impl ApiService {
-    /// What another server answers for, if there is one.
+    /// The API that another server serves, if there is one.
     pub(super) fn remote(self) -> Option<ServedApi> {
         let ApiServiceSpec { group, version, service } = self.spec;
         service.map(|_| (group, version))

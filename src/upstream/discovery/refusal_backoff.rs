@@ -4,31 +4,32 @@ use tokio::time::Instant;
 
 use base::Waits;
 
-/// How often a document is asked for that our identity may not read.
+/// The retry policy for a document that the proxy's identity may not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusalBackoff {
-    /// From one refusal to the next question.
+    /// The waits from a refusal to the next request.
     pub waits: Waits,
-    /// Refused so many times in a row it is not asked for again before our rights may have changed.
+    /// After this many refusals in a row, the document is not requested again until the proxy's permissions may have
+    /// changed.
     pub times_max: u32,
 }
 
-/// How a document was refused, as far as that goes on.
+/// The current row of refusals of a document.
 #[derive(Debug, Default)]
 pub(super) struct RefusedDocument {
-    /// In a row.
+    /// The number of refusals in a row.
     times: u32,
     last: Option<(Instant, Duration)>,
 }
 
 impl RefusalBackoff {
-    /// For a proxy that is one of as many as there are nodes. Twice, for an apiserver that has just started denies what
-    /// its caches do not know.
+    /// The policy for a proxy on every node. It tries twice, because an apiserver that has just started denies requests
+    /// until its caches are filled.
     pub fn on_node(waits: Waits) -> Self {
         Self { waits, times_max: 2 }
     }
 
-    /// For a proxy of which there are few.
+    /// The policy for one of a few proxies.
     pub fn central(waits: Waits) -> Self {
         Self { waits, times_max: u32::MAX }
     }
@@ -44,18 +45,19 @@ impl RefusedDocument {
         self.last = Some((now, insistence.waits.after(self.times)));
     }
 
-    /// It is asked for as if it had been refused once: no sooner than the first wait after the last time.
+    /// Resets the backoff to that of one refusal: the next request comes no sooner than the first wait after the last
+    /// refusal.
     pub(super) fn rights_changed(&mut self, insistence: RefusalBackoff) {
         self.times = 0;
         self.last = self.last.map(|(at, _)| (at, insistence.waits.first));
     }
 
-    /// Whether it is not asked for now.
+    /// Whether the document must not be requested now.
     pub(super) fn stands(&self, now: Instant, insistence: RefusalBackoff) -> bool {
         self.last.is_some() && self.again(insistence).is_none_or(|again| now < again)
     }
 
-    /// When it is asked for again, if it was refused and ever is.
+    /// The time of the next request; `None` if the document was not refused, or is not requested again.
     pub(super) fn again(&self, insistence: RefusalBackoff) -> Option<Instant> {
         self.last.map(|(at, wait)| at + wait).filter(|_| self.times < insistence.times_max)
     }
@@ -67,7 +69,7 @@ mod tests {
 
     const WAITS: Waits = Waits { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
 
-    /// Refuses whenever it is asked; the questions' times in seconds, for a day.
+    /// The times of the requests within a day, in seconds, if each one is refused.
     fn asked(insistence: RefusalBackoff, changed: &[u64]) -> Vec<u64> {
         let (start, mut refused, mut asked) = (Instant::now(), RefusedDocument::default(), Vec::new());
         let mut changed = changed.iter().copied().peekable();

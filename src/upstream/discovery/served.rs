@@ -1,4 +1,4 @@
-//! What upstream serves, put together from what was read of it.
+//! The resources that upstream serves, combined from all documents that were read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,38 +37,38 @@ const BUILT_IN_GROUPS: [&str; 21] = [
 ];
 const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.k8s.io"];
 
-/// What is known of who serves what.
+/// The known facts about the resources and their servers.
 #[derive(Debug, Default)]
 pub(super) struct DiscoveryState {
-    /// What is below `/api` and below `/apis`.
+    /// The contents of `/api` and `/apis`.
     pub(super) roots: [Root; 2],
-    /// Upstream writes its own types in protobuf.
+    /// Whether upstream supports protobuf for its own types.
     pub(super) protobuf: bool,
-    /// The minor of its release, as it was told last.
+    /// The minor version of its release, as last reported.
     pub(super) minor: Option<u32>,
-    /// The custom resources that are defined; `None` where our identity may not read that.
+    /// The defined custom resources; `None` if the proxy's identity may not read them.
     pub(super) customs: Option<HashMap<Gvr, Definition>>,
-    /// What is behind the aggregation layer; `None` likewise.
+    /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
     pub(super) remote: Option<Vec<ServedApi>>,
-    /// What our own feeds tell, so that upstream is not asked for it.
+    /// The documents that the proxy's own feeds provide, so that upstream is not asked for them.
     pub(super) told: Documents<bool>,
 }
 
-/// The answer of one discovery document.
+/// The contents of one discovery root.
 #[derive(Debug, Default)]
 pub(super) struct Root {
-    /// What upstream calls this answer, to say that it has not changed.
+    /// The ETag of the response, for conditional requests.
     pub(super) etag: Option<HeaderValue>,
     pub(super) versions: Vec<VersionList>,
 }
 
-/// What a question has found. Of discovery, `None` is what has not changed.
+/// The findings of one discovery. `None` in a discovery root means that it has not changed.
 #[derive(Debug, Default)]
 pub(super) struct DiscoveryFindings {
     pub(super) roots: [Option<Root>; 2],
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
-    /// Which of these were asked for. `None` of them may not be read.
+    /// The documents that were requested. If a requested one is `None`, it may not be read.
     pub(super) asked: Documents<bool>,
     pub(super) customs: Option<HashMap<Gvr, Definition>>,
     pub(super) remote: Option<Vec<ServedApi>>,
@@ -78,14 +78,14 @@ pub(super) struct DiscoveryFindings {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Served {
     pub(super) resources: HashMap<Gvr, Arc<Resource>>,
-    /// Which documents were read. If the definitions were, there are no other custom resources.
+    /// The documents that were read. If the definitions were, they list all custom resources.
     pub(super) read: Documents<bool>,
-    /// The minor of upstream's release.
+    /// The minor version of upstream's release.
     pub(super) minor: Option<u32>,
 }
 
 impl DiscoveryState {
-    /// Takes in what was found. What a feed of ours has told meanwhile is newer, and stays.
+    /// Applies the findings. Contents that a feed has provided in the meantime are newer and stay.
     pub(super) fn take(&mut self, found: DiscoveryFindings) {
         for (root, found) in self.roots.iter_mut().zip(found.roots) {
             if let Some(found) = found {
@@ -106,7 +106,7 @@ impl DiscoveryState {
         let entries = self.roots.iter().flat_map(|root| &root.versions).flat_map(|version| self.of_version(version));
         let mut resources: HashMap<_, _> = entries.map(|resource| (resource.gvr.clone(), Arc::new(resource))).collect();
         for resource in self.customs() {
-            // Discovery lags behind the definitions, which decide; but not in groups that the server itself serves.
+            // Discovery lags behind the definitions, which decide, except in groups that the server itself serves.
             if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
                 resources.insert(resource.gvr.clone(), Arc::new(resource));
             }
@@ -115,14 +115,14 @@ impl DiscoveryState {
         Served { resources, read, minor: self.minor }
     }
 
-    /// Who serves a resource. In doubt another server, which is not cached.
+    /// The kind of server behind a resource. In doubt it is another server, whose resources are not cached.
     fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
         let is_named = |(group, version): &ServedApi| *group == *gvr.group && *version == *gvr.version;
         let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
         let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
         match (remote, is_custom) {
             (Some(true), _) => ResourceOrigin::Aggregated,
-            // kube-apiserver answers all requests below a group version of its own before it looks at definitions.
+            // kube-apiserver handles all requests below a group version of its own before it considers definitions.
             (_, true) if is_built_in(&gvr.group) && is_of_kubernetes(&gvr.api_version()) => ResourceOrigin::BuiltIn,
             (_, true) => ResourceOrigin::Custom,
             _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
@@ -135,7 +135,7 @@ impl DiscoveryState {
         PageStore::of_release(self.minor, gvr.has_watch_cache())
     }
 
-    /// What the definitions say is served, whether discovery has it already or not.
+    /// The resources that the definitions declare, whether discovery lists them already or not.
     fn customs(&self) -> impl Iterator<Item = Resource> {
         let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
         defined.map(|(gvr, definition)| Resource {
@@ -202,7 +202,7 @@ mod tests {
         ResourceEntry { plural: plural.to_owned(), kind: kind.to_owned(), namespaced: false, watchable: true }
     }
 
-    /// As upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
+    /// As in upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
     #[test]
     fn builtin_wins_over_a_definition_of_its_group_version() {
         let requests = Gvr::new("certificates.k8s.io", "v1", "certificatesigningrequests");
@@ -224,7 +224,7 @@ mod tests {
             (ResourceOrigin::BuiltIn, Encoding::Protobuf, "CertificateSigningRequest",)
         );
         assert!(known.edition.is_none() && known.fields.position("spec.signerName").is_some());
-        // A version that Kubernetes does not have is the definition's.
+        // A version that Kubernetes does not have belongs to the definition.
         assert_eq!((served[&other].origin, &*served[&other].kind), (ResourceOrigin::Custom, "Mine"));
         assert!(!served.contains_key(&missing));
     }

@@ -1,4 +1,4 @@
-//! Decides which of several servers is used. A pure function of what was heard and when; it asks nobody itself.
+//! Decides which of several servers is used. A pure function of events and times, without I/O.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use tokio::time::Instant;
 
 use base::Waits;
 
-/// How soon servers are looked at, and how long one stays the one that is used.
+/// The intervals of readiness checks, and the minimum durations between switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointTimes {
-    /// A request without an answer for so long is a sign that its server may have failed.
+    /// A request without a response for this long is a sign that its server may have failed.
     pub slow: Duration,
-    /// A server that does not say within this time that it is ready is not.
+    /// A server that does not report readiness within this time is not ready.
     pub answer_max: Duration,
-    /// Between two looks at the server that is used, when it was found to be ready in spite of a sign.
+    /// The waits between readiness checks of the server in use, if it was found ready despite a sign.
     pub false_alarms: Waits,
-    /// Between two rounds while no server is ready.
+    /// The waits between two rounds while no server is ready.
     pub rounds: Waits,
-    /// How long a server that came in place of a failed one is used at least, before a sign counts against it.
+    /// The minimum time in use of a server that replaced a failed one, before a sign counts against it.
     pub stay: Waits,
-    /// Between two looks at a preferred server that was left.
+    /// The waits between readiness checks of a preferred server that was left.
     pub returns: Waits,
     /// How long a preferred server must have been ready before it is used again.
     pub good: Duration,
-    /// After a time as long as this without any of them, alarms, switches and returns are counted from the start.
+    /// After this time without any, the rows of signs, switches and returns start over.
     pub calm: Duration,
 }
 
@@ -44,41 +44,42 @@ impl Default for EndpointTimes {
     }
 }
 
-/// Which of several servers is used, what is known of the others, and what is to be found out.
+/// The state of the choice: the server in use, the facts about the others, and the next check.
 ///
-/// - A sign that the server in use has failed has it asked whether it is ready. If it is not, the others are asked in
-///   their order, and the first that is ready is used. If none is, all are asked again, ever more rarely.
-/// - A server in front of the one that is used is preferred. It is used again when it has been ready for a while.
-/// - Signs, switches and returns that follow each other make the next look come later: servers that come and go cost a
-///   bounded number of questions and switches.
-/// - While the first server is well, nobody is asked anything.
+/// - If a sign indicates that the server in use has failed, it is sent a readiness check. If it is not ready, the
+///   others are checked in order, and the first ready one is used. If none is ready, all are checked again at growing
+///   intervals.
+/// - A server before the one in use is preferred. It is used again when it has been ready for a while.
+/// - Consecutive signs, switches and returns delay the next check. This bounds the checks and switches that unstable
+///   servers cause.
+/// - While the first server is healthy, no checks are sent.
 #[derive(Debug)]
 pub(in crate::upstream) struct EndpointChoice {
     servers: usize,
     times: EndpointTimes,
-    /// From 0 to 1, and each process has its own: those that began together do not go on together.
+    /// From 0 to 1, different in each process, so that processes that started together do not stay in step.
     spread: f64,
     current: usize,
     came: Came,
     doing: Doing,
-    /// When the server in use, and then the others, are to be asked.
+    /// The time of the next check of the server in use, and then of the others.
     look_due: Option<Instant>,
-    /// A look is not due before this.
+    /// The earliest time of the next check.
     rest_until: Instant,
-    /// When the preferred servers are to be asked.
+    /// The time of the next check of the preferred servers.
     return_due: Option<Instant>,
     /// A preferred server that is ready, and since when.
     good: Option<(usize, Instant)>,
     false_alarms: Row,
     switches: Row,
-    /// Rounds in which no server was ready.
+    /// The number of rounds in which no server was ready.
     rounds: u32,
-    /// Looks at preferred servers that were in vain, and returns that did not last.
+    /// The number of unsuccessful checks of preferred servers, and of returns that did not last.
     vain_looks: u32,
     vain_returns: u32,
 }
 
-/// How the server in use came to be it.
+/// When and why the server in use was selected.
 #[derive(Debug, Clone, Copy)]
 struct Came {
     at: Instant,
@@ -87,11 +88,11 @@ struct Came {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
-    /// Nobody is asked.
+    /// No check is in progress.
     Nothing,
-    /// This server is asked because the one in use may have failed, or is that one.
+    /// This server is being checked because the one in use may have failed; it may be that one.
     Looking { asked: usize },
-    /// This server is asked because it is preferred to the one in use.
+    /// This server is being checked because it is preferred to the one in use.
     Returning { asked: usize },
 }
 
@@ -102,36 +103,36 @@ struct Row {
     last: Option<Instant>,
 }
 
-/// What was heard.
+/// An input of the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointEvent {
     /// A request to this server failed, or is slow.
     Alarm { at: usize },
-    /// The server that was to be asked has answered, or has not.
+    /// The requested readiness check has finished.
     Answer { is_ready: bool },
-    /// The time that was to be waited for has come.
+    /// The requested wait is over.
     Due,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum NextStep {
-    /// Ask this server whether it is ready.
+    /// Send a readiness check to this server.
     Ask(usize),
-    /// Wait for an alarm, or for this moment.
+    /// Wait for a sign, or until this time.
     Wait(Option<Instant>),
 }
 
 /// Why another server is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum SwitchCause {
-    /// The one before has failed.
+    /// The previous one has failed.
     Failed,
-    /// A preferred one has been well for a while.
+    /// A preferred one has been ready for a while.
     Preferred,
 }
 
-/// Another server is used from now on.
+/// A switch to another server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) struct EndpointSwitch {
     pub(in crate::upstream) from: usize,
@@ -139,18 +140,18 @@ pub(in crate::upstream) struct EndpointSwitch {
     pub(in crate::upstream) cause: SwitchCause,
 }
 
-/// What follows from what was heard.
+/// The result of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) struct EndpointDecision {
     pub(in crate::upstream) switch: Option<EndpointSwitch>,
     pub(in crate::upstream) next: NextStep,
 }
 
-/// Looks that a preferred server must be ready at, besides the first.
+/// The number of checks that a preferred server must pass, besides the first.
 const GOOD_LOOKS: u32 = 3;
 
 impl EndpointChoice {
-    /// The first of so many servers is used, and nothing was heard of any.
+    /// The initial state with `servers` servers: the first one is used, and nothing is known about any.
     pub(in crate::upstream) fn new(servers: usize, times: EndpointTimes, spread: f64, now: Instant) -> Self {
         Self {
             servers,
@@ -171,7 +172,7 @@ impl EndpointChoice {
         }
     }
 
-    /// The server that is used.
+    /// The index of the server in use.
     pub(in crate::upstream) fn current(&self) -> usize {
         self.current
     }
@@ -186,7 +187,8 @@ impl EndpointChoice {
         EndpointDecision { switch, next: self.ask_or_wait(now) }
     }
 
-    /// Who is not used may fail, and where nobody is ready or somebody is asked there is a look anyway.
+    /// Handles a sign. It is ignored if the server is not in use or a check is in progress. It is also ignored if no
+    /// server is ready, because all are checked then anyway.
     fn alarm(&mut self, at: usize, now: Instant) {
         let is_looked_at = matches!(self.doing, Doing::Looking { .. }) || self.rounds > 0;
         if at == self.current && !is_looked_at {
@@ -249,7 +251,7 @@ impl EndpointChoice {
         }
     }
 
-    /// The server to ask behind this one: first the one in use, then the others in their order.
+    /// The server to check after this one: first the one in use, then the others in order.
     fn behind(&self, asked: usize) -> Option<usize> {
         let next = if asked == self.current { 0 } else { asked + 1 };
         let next = if next == self.current { next + 1 } else { next };
@@ -282,8 +284,8 @@ impl EndpointChoice {
         EndpointSwitch { from, to, cause }
     }
 
-    /// How long to wait the so-manieth time in a row: twice as long each time, and up to half as long again by the
-    /// process's own spread.
+    /// The wait after `times` occurrences in a row: doubled each time, and up to half longer by the process's own
+    /// spread.
     pub(super) fn after(&self, waits: Waits, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
@@ -291,7 +293,7 @@ impl EndpointChoice {
 }
 
 impl Row {
-    /// Notes that it has happened again. Returns how many times in a row.
+    /// Records another occurrence. Returns the number in a row.
     fn again(&mut self, now: Instant, calm: Duration) -> u32 {
         if self.last.is_some_and(|last| now.duration_since(last) >= calm) {
             self.times = 0;
@@ -303,7 +305,7 @@ impl Row {
 }
 
 impl SwitchCause {
-    /// The label of the metric.
+    /// The label value in metrics.
     pub(in crate::upstream) fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",

@@ -8,12 +8,12 @@ use base::Waits;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A choice, a clock, and which servers are ready.
+/// A choice, a clock, and the readiness of the servers.
 struct World {
     choice: EndpointChoice,
     now: Instant,
     ready: Vec<bool>,
-    /// Every server that was asked, and when.
+    /// Every readiness check, with its server and time.
     asked: Vec<(usize, Duration)>,
     switches: Vec<(usize, usize, SwitchCause)>,
     began: Instant,
@@ -28,7 +28,7 @@ impl World {
         Self { choice, now, ready: ready.to_vec(), asked, switches, began: now, waits_until: None }
     }
 
-    /// Tells an event, and answers whatever is asked until there is something to wait for.
+    /// Passes in an event, and completes readiness checks until the choice waits.
     fn hear(&mut self, mut event: EndpointEvent) {
         loop {
             let EndpointDecision { switch, next } = self.choice.next(event, self.now);
@@ -50,7 +50,7 @@ impl World {
         self.hear(EndpointEvent::Alarm { at: self.choice.current() });
     }
 
-    /// Lets time pass, with `every` step of it told to `happens`.
+    /// Advances the clock, and calls `happens` at every step.
     fn pass(&mut self, time: Duration, mut happens: impl FnMut(&mut Self)) {
         let end = self.now + time;
         while self.now < end {
@@ -169,7 +169,7 @@ fn a_return_that_does_not_last_makes_the_next_one_later() {
     let mut world = World::of(&[false, true]);
     world.alarm();
     world.pass(24 * 3600 * SECOND, |world| {
-        // It is well until it is used.
+        // The server is ready until it is used.
         world.ready[0] = world.choice.current() == 1;
         if world.choice.current() == 0 {
             world.alarm();
@@ -183,7 +183,7 @@ fn a_return_that_does_not_last_makes_the_next_one_later() {
 fn servers_that_come_and_go_in_turn_are_changed_twice_a_minute_at_most() {
     let mut world = World::of(&[false, true, true]);
     world.pass(3600 * SECOND, |world| {
-        // Whichever is used fails, and the others are ready.
+        // The server in use fails, and the others are ready.
         let current = world.choice.current();
         world.ready = (0..3).map(|at| at != current).collect();
         world.alarm();

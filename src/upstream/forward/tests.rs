@@ -22,7 +22,7 @@ fn what_connection_lists_does_not_cross() {
     assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-kept"]);
 }
 
-/// R-THREAT-1: should such a request come so far, what it names is gone before the identity is put in.
+/// R-THREAT-1: should such a request reach this code, the listed headers are removed before the identity is set.
 #[test]
 fn an_identity_is_put_in_behind_what_connection_lists() {
     let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
@@ -36,7 +36,7 @@ fn an_identity_is_put_in_behind_what_connection_lists() {
     assert_eq!(said("impersonate-group"), Some(b"g".as_slice()));
 }
 
-/// Who a request is from, as upstream reads it. Headers that some servers would take for these count too.
+/// The identity of a request as upstream reads it. Headers that some servers would misread as these count too.
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     authorization: Vec<String>,
@@ -118,7 +118,7 @@ fn any_user() -> impl Strategy<Value = User> {
     parts.prop_map(|(name, uid, groups, extra)| User { name, uid, groups, extra })
 }
 
-/// The headers that say nothing but who that is.
+/// The headers that represent this user and nothing else.
 fn spoken(user: &User) -> Vec<(String, String)> {
     let line = |name: &str, value: &str| (format!("impersonate-{name}"), value.to_owned());
     let uid = (!user.uid.is_empty()).then(|| line("uid", &user.uid));
@@ -135,7 +135,7 @@ fn spoken(user: &User) -> Vec<(String, String)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// R-THREAT-1, R-THREAT-2: whatever headers come, those that go on name its sender or nobody, and whole.
+    /// R-THREAT-1, R-THREAT-2: for any headers, the forwarded ones name exactly the sender or no user.
     #[test]
     fn no_headers_make_a_request_somebody_elses(headers in any_headers(), user in any_user(), tunnel: bool) {
         if inspect(&headers).is_err() {

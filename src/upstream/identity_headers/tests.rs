@@ -4,7 +4,7 @@ fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
 }
 
-/// R-THREAT-1: `Connection` may not name what decides about rights.
+/// R-THREAT-1: `Connection` must not name headers that determine permissions.
 #[test]
 fn what_can_be_read_in_two_ways_is_refused() {
     for lines in [
@@ -32,7 +32,7 @@ fn what_can_be_read_in_two_ways_is_refused() {
     }
 }
 
-/// R-THREAT-2: of the identity that a caller names nothing is left beside ours.
+/// R-THREAT-2: no identity header of the caller remains beside the proxy's.
 #[test]
 fn a_user_is_put_in_whole() {
     let mut dressed = headers(&[

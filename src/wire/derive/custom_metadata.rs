@@ -1,8 +1,8 @@
-//! `ObjectMeta` from JSON to protobuf, as Go's generated encoder writes it: what a metadata client of custom resources
-//! asks for first (R-DERIVE-9).
+//! `ObjectMeta` from JSON to protobuf, as Go's generated encoder writes it. A metadata client of custom resources
+//! prefers this encoding (R-DERIVE-9).
 //!
-//! Custom resources' metadata has been through the apiserver's own `ObjectMeta`, so its JSON holds nothing else;
-//! whatever does is refused.
+//! The metadata of custom resources has passed through the apiserver's own `ObjectMeta`, so its JSON contains no other
+//! fields. JSON with other fields is refused.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -57,19 +57,19 @@ struct ManagedFields<'a> {
     api_version: Text<'a>,
     time: Option<Text<'a>>,
     fields_type: Text<'a>,
-    /// As it is in the JSON: the server has it compact and HTML-safe there and in protobuf.
+    /// Raw JSON: the server's text is compact and HTML-safe in JSON and in protobuf.
     #[serde(rename = "fieldsV1")]
     fields_v1: Option<&'a RawValue>,
     subresource: Text<'a>,
 }
 
-/// Borrowed unless it has escapes, in collections too.
+/// A string that is borrowed unless it has escapes, also in collections.
 #[derive(Deserialize, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(transparent)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> ObjectMeta<'a> {
-    /// The metadata of a JSON body: a whole custom resource, or what follows the `TypeMeta` of a built-in.
+    /// Reads the metadata of a JSON body: a whole custom resource, or a built-in object without its `TypeMeta`.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, RefusalReason> {
         #[derive(Deserialize)]
         struct Custom<'a> {
@@ -92,7 +92,7 @@ impl<'a> ObjectMeta<'a> {
         }
     }
 
-    /// Appends the message. Go's encoder writes every field that is no pointer, list or map, even if it is empty.
+    /// Appends the message. Go's encoder writes every field that is not a pointer, list or map, even if it is empty.
     pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), RefusalReason> {
         let texts =
             [&self.name, &self.generate_name, &self.namespace, &self.self_link, &self.uid, &self.resource_version];
@@ -189,7 +189,7 @@ fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<Text<'_>, Text<
     }
 }
 
-/// `metav1.Time`: seconds, and nanoseconds that are always 0; the zero time is an empty message.
+/// Writes a `metav1.Time`: seconds, and nanoseconds that are always 0; the zero time is an empty message.
 fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(), RefusalReason> {
     let seconds = time.map(|time| unix_seconds(&time.0)).transpose()?;
     put_message(out, number, |out| {
@@ -201,7 +201,7 @@ fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(
     Ok(())
 }
 
-/// The seconds since 1970 of `2006-01-02T15:04:05Z`, the only form that the apiserver prints.
+/// Returns the seconds since 1970 of `2006-01-02T15:04:05Z`, the only format that the apiserver prints.
 fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
     let error = RefusalReason::Value("not a time as the apiserver prints it");
     let part = |at: usize, end: usize| {
@@ -222,7 +222,7 @@ fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
     if !as_printed || !in_calendar || hour > 23 || minute > 59 || second > 59 {
         return Err(error);
     }
-    // Years from March on, so that the leap day is the last.
+    // Years that begin in March, so that the leap day is the last.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - EPOCH;
     Ok(((days * 24 + hour) * 60 + minute) * 60 + second)

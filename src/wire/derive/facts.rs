@@ -1,7 +1,7 @@
-//! The table: how the API's types are laid out in both encodings, one [`Facts`] per minor of Kubernetes.
+//! The table of the API's types in both encodings, one [`Facts`] per minor of Kubernetes.
 //!
-//! `facts/facts.txt` is generated from the published Go modules by `make facts` (tests/facts), because no other source
-//! has all of it: the `.proto` files know neither omitempty nor the order of the JSON, and not always its names
+//! `make facts` (tests/facts) generates `facts/facts.txt` from the published Go modules, because no other source is
+//! complete. The `.proto` files contain neither omitempty nor the order of the JSON, and not always its names
 //! (R-DERIVE-5). Lines, after `minors: FIRST LAST`:
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //! JSON-NAME NUMBER TYPE[:MESSAGE] FLAGS [SINCE-UNTIL]
 //! ```
 //!
-//! Fields are in Go's order of declaration, which is that of the JSON. Flags: `e` omitempty, `z` omitzero, `p` pointer,
-//! `r` repeated, `m` map with text keys, `i` embedded; `-` none. Without a range, a line holds for every minor.
+//! Fields are in Go's declaration order, which is that of the JSON. Flags: `e` omitempty, `z` omitzero, `p` pointer,
+//! `r` repeated, `m` map with text keys, `i` embedded; `-` none. A line without a range applies to every minor.
 
 mod parse;
 
@@ -26,7 +26,7 @@ pub(super) struct Facts {
     object_meta: MessageId,
 }
 
-/// One line of the kinds.
+/// One `kind:` line.
 struct ObjectKind {
     api_version: &'static str,
     kind: &'static str,
@@ -37,7 +37,7 @@ struct ObjectKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MessageId(u16);
 
-/// One message, its fields in the order of its JSON.
+/// One message, with its fields in JSON order.
 #[derive(Default)]
 pub(super) struct Message {
     pub(super) fields: Vec<FieldFact>,
@@ -52,14 +52,14 @@ pub(super) struct FieldFact {
     pub(super) name: &'static str,
     pub(super) kind: ValueKind,
     pub(super) arity: Arity,
-    /// Left out although it is on the wire.
+    /// Whether the JSON omits it although it is on the wire.
     pub(super) omit: Omit,
     pub(super) absent: Absent,
-    /// Written at the beginning of each element: what only a hand-written conversion puts there.
+    /// Text at the beginning of each element, which only hand-written conversions produce.
     pub(super) element_head: &'static [u8],
 }
 
-/// The kind of one value.
+/// Type of one value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueKind {
     Bool,
@@ -68,7 +68,7 @@ pub(super) enum ValueKind {
     Double,
     Text,
     Bytes,
-    /// A message of strings, an array in JSON: `ExtraValue`.
+    /// A message of strings, which is an array in JSON: `ExtraValue`.
     Strings,
     Time,
     MicroTime,
@@ -84,22 +84,22 @@ pub(super) enum ValueKind {
     Message(MessageId),
 }
 
-/// How many values there are.
+/// Number of values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arity {
     One,
     Pointer,
     Many,
     Map,
-    /// One message, whose fields are the parent's in JSON.
+    /// One message whose fields are the parent's in JSON.
     Embedded,
 }
 
-/// When a singular field that is on the wire is left out of the JSON.
+/// Condition for omitting a singular field from the JSON although it is on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Omit {
     Never,
-    /// omitempty, which counts for scalars and not for structs.
+    /// omitempty, which applies to scalars and not to structs.
     ZeroScalar,
     /// omitzero, which `ObjectMeta.creationTimestamp` has since 1.34.
     ZeroTime,
@@ -108,23 +108,23 @@ pub(super) enum Omit {
 /// The JSON of a field that is not on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Absent {
-    /// omitempty; or a singular field, which the server's encoder always writes: the server has no such field.
+    /// omitempty; or a singular field, which the server's encoder always writes, so the server does not have the field.
     Nothing,
     Null,
-    /// The items of a list, which are made from an empty slice, not from none.
+    /// The items of a list, which are made from an empty slice instead of nil.
     EmptyList,
     /// `null` or `[]`: see [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
     Ambiguous,
 }
 
-/// Whether Kubernetes itself defines types of this group and version, in any minor of the table.
+/// Returns whether Kubernetes itself defines types of this group and version, in any minor of the table.
 pub fn is_of_kubernetes(api_version: &str) -> bool {
     let kinds = TEXT.lines().filter_map(|line| line.strip_prefix("kind: "));
     kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
 }
 
 impl Facts {
-    /// The facts of release `1.minor`, if the table has it.
+    /// Returns the facts of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {
         static TABLES: [OnceLock<Facts>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
@@ -132,24 +132,24 @@ impl Facts {
         minors.contains(&minor).then(|| table.get_or_init(|| parse::facts(TEXT, minor)))
     }
 
-    /// The facts of the newest release in the table.
+    /// Returns the facts of the newest release in the table.
     pub(super) fn newest() -> &'static Self {
         Self::of(*Self::minors().end()).expect("the table has its own minors")
     }
 
-    /// The releases in the table.
+    /// Returns the releases in the table.
     pub(super) fn minors() -> RangeInclusive<u32> {
         static MINORS: OnceLock<RangeInclusive<u32>> = OnceLock::new();
         MINORS.get_or_init(|| parse::minors(TEXT)).clone()
     }
 
-    /// The message that `kind` of `api_version` is, if it is one of the API's own and has a protobuf form.
+    /// Returns the message of `kind` in `api_version`, if it is a built-in kind with a protobuf encoding.
     pub(super) fn kind(&self, api_version: &str, kind: &str) -> Option<&Message> {
         let known = self.kinds.iter().find(|known| known.kind == kind && known.api_version == api_version)?;
         Some(self.message(known.message))
     }
 
-    /// The metadata of every object.
+    /// Returns the message of every object's metadata.
     pub(super) fn object_meta(&self) -> &Message {
         self.message(self.object_meta)
     }
@@ -160,7 +160,7 @@ impl Facts {
 }
 
 impl Message {
-    /// The place in `fields` of the field with this number.
+    /// Returns the index in `fields` of the field with this number.
     #[inline]
     pub(super) fn index_of(&self, number: u32) -> Option<u8> {
         let index = *self.by_number.get(usize::try_from(number).ok()?)?;
@@ -169,7 +169,7 @@ impl Message {
 }
 
 impl FieldFact {
-    /// `,"name":`, or without its comma.
+    /// Returns `,"name":`, with or without the comma.
     #[inline]
     pub(super) fn key(&self, comma: bool) -> &[u8] {
         &self.key[usize::from(!comma)..]
@@ -177,7 +177,7 @@ impl FieldFact {
 }
 
 const TEXT: &str = include_str!("facts/facts.txt");
-/// Room for the minors of the table; parsing it fails when it has more.
+/// Maximum number of minors in the table; parsing fails if it has more.
 const MINORS_MAX: usize = 8;
-/// In [`Message::by_number`]: no such field.
+/// Marks numbers without a field in [`Message::by_number`].
 const NONE: u8 = u8::MAX;

@@ -1,8 +1,8 @@
-//! How Go's `encoding/json` and `strconv` print: text, numbers and JSON inside JSON.
+//! The output formats of Go's `encoding/json` and `strconv`: text, numbers and JSON inside JSON.
 
 use super::RefusalReason;
 
-/// `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
+/// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (R-JSON-1).
 pub(super) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
@@ -18,17 +18,17 @@ pub(super) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
 }
 
-/// How much of the beginning of `text` goes into a JSON string as it is.
+/// Returns the length of the prefix of `text` that needs no escapes in a JSON string.
 #[inline]
 fn plain_len(text: &[u8]) -> usize {
-    // Without branches inside of a chunk, so that it is compiled to vector instructions.
+    // Without branches inside a chunk, so that it compiles to vector instructions.
     let any_special = |chunk: &[u8]| chunk.iter().fold(0, |found, byte| found | special(*byte)) != 0;
     let (chunks, _) = text.as_chunks::<CHUNK>();
     let start = CHUNK * chunks.iter().position(|chunk| any_special(chunk)).unwrap_or(chunks.len());
     text[start..].iter().position(|byte| special(*byte) != 0).map_or(text.len(), |at| start + at)
 }
 
-/// Not 0 of what does not go into a JSON string as it is.
+/// Returns a nonzero value for bytes that may need an escape in a JSON string.
 #[inline]
 fn special(byte: u8) -> u8 {
     u8::from(!(b' '..0x80).contains(&byte)) | u8::from(byte == b'"') | u8::from(byte == b'\\') | html(byte)
@@ -39,7 +39,7 @@ fn html(byte: u8) -> u8 {
     u8::from(byte == b'<') | u8::from(byte == b'>') | u8::from(byte == b'&')
 }
 
-/// Writes the character with which `text` begins and which is not plain; its length.
+/// Writes the first character of `text`, which may need an escape. Returns its length.
 fn put_special(out: &mut Vec<u8>, text: &[u8]) -> usize {
     let byte = text[0];
     if byte < 0x80 {
@@ -55,7 +55,7 @@ fn put_special(out: &mut Vec<u8>, text: &[u8]) -> usize {
     len.max(1)
 }
 
-/// `\b` and `\f` have had their short forms since Go 1.22: before any minor of the table.
+/// Go has short escapes for `\b` and `\f` since 1.22, which is older than every minor of the table.
 fn put_escaped(out: &mut Vec<u8>, byte: u8) {
     let short = match byte {
         b'"' | b'\\' => byte,
@@ -77,12 +77,12 @@ fn put_hex(out: &mut Vec<u8>, byte: u8) {
     out.extend_from_slice(&[b'\\', b'u', b'0', b'0', hex(byte >> 4), hex(byte & 15)]);
 }
 
-/// U+2028 or U+2029.
+/// Writes U+2028 or U+2029.
 fn put_line_end(out: &mut Vec<u8>, character: &[u8]) {
     out.extend_from_slice(if character[2] == 0xa8 { br"\u2028" } else { br"\u2029" });
 }
 
-/// The length of the character with which `text` begins, by its first byte ≥ 0x80; 0 if it is not UTF-8.
+/// Returns the length of the first character of `text`, whose first byte must be ≥ 0x80; 0 if it is not UTF-8.
 fn utf8_len(text: &[u8]) -> usize {
     let len = match text[0] {
         0xc2..=0xdf => 2,
@@ -93,8 +93,10 @@ fn utf8_len(text: &[u8]) -> usize {
     if text.get(..len).is_some_and(|character| std::str::from_utf8(character).is_ok()) { len } else { 0 }
 }
 
-/// JSON inside JSON, as Go's `compact` writes what a `MarshalJSON` gives: no white space, HTML-safe. Refused where Go
-/// fails, and where it is nested deeper than `serde_json` goes (127 levels; Go goes to 10,000).
+/// Writes JSON inside JSON, as Go's `compact` does with the output of a `MarshalJSON`: no white space, HTML-safe.
+///
+/// # Errors
+/// The text is not JSON, or is nested deeper than `serde_json` allows (127 levels; Go allows 10,000).
 pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), RefusalReason> {
     serde_json::from_slice::<serde::de::IgnoredAny>(json)
         .map_err(|_| RefusalReason::Value("not JSON, or nested too deeply"))?;
@@ -107,7 +109,7 @@ pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), RefusalR
     while let Some(&byte) = json.get(at) {
         match byte {
             b'<' | b'>' | b'&' => put_hex(out, byte),
-            // Only text has bytes of this size.
+            // This byte occurs in strings only.
             0xe2 if matches!(json.get(at + 1..at + 3), Some([0x80, 0xa8 | 0xa9])) => {
                 put_line_end(out, &json[at..]);
                 at += 2;
@@ -148,7 +150,7 @@ pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// `value`, which is less than 10^`width`, with zeros before it.
+/// Writes `value`, which must be less than 10^`width`, with leading zeros.
 pub(super) fn put_padded(out: &mut Vec<u8>, value: u64, width: u32) {
     for place in (0..width).rev() {
         out.push(digit(value / 10_u64.pow(place) % 10));
@@ -159,7 +161,7 @@ fn digit(value: u64) -> u8 {
     b'0' + u8::try_from(value).expect("less than 10")
 }
 
-/// The shortest digits that read back as `value`, with an exponent if it is small or large, as ECMAScript does.
+/// Writes the shortest digits that parse back to `value`, with an exponent if it is small or large, as ECMAScript does.
 pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), RefusalReason> {
     if !value.is_finite() {
         return Err(RefusalReason::Value("not a number that JSON has"));
@@ -170,14 +172,14 @@ pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), RefusalRea
         return Ok(());
     }
     let text = format!("{value:e}");
-    // Go has the sign of every exponent; Rust that of negative ones.
+    // Go writes the sign of every exponent; Rust only that of negative ones.
     let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
     let sign = if exponent.starts_with('-') { "" } else { "+" };
     out.extend_from_slice(format!("{mantissa}e{sign}{exponent}").as_bytes());
     Ok(())
 }
 
-/// `time.Duration.String`, in quotes: `"1h0m5.5s"`, `"1.5µs"`.
+/// Writes `time.Duration.String` in quotes: `"1h0m5.5s"`, `"1.5µs"`.
 pub(super) fn put_duration(out: &mut Vec<u8>, nanoseconds: i64) {
     let magnitude = nanoseconds.unsigned_abs();
     out.push(b'"');
@@ -207,7 +209,7 @@ pub(super) fn put_duration(out: &mut Vec<u8>, nanoseconds: i64) {
     out.push(b'"');
 }
 
-/// `.` and the digits of `value` / 10^`places` without zeros at the end; nothing of 0.
+/// Writes `.` and the digits of `value` / 10^`places` without trailing zeros; nothing for 0.
 fn put_fraction(out: &mut Vec<u8>, value: u64, places: u32) {
     if value == 0 {
         return;
@@ -221,6 +223,6 @@ fn put_fraction(out: &mut Vec<u8>, value: u64, places: u32) {
     put_padded(out, value, places);
 }
 
-/// Bytes that are looked at together.
+/// Bytes that are checked together.
 const CHUNK: usize = 32;
 const SECOND: u64 = 1_000_000_000;

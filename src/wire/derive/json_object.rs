@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-/// A struct that is read of an object. Serde's own way takes an array for one as well, member by member.
+/// A struct that is deserialized from a JSON object only. Serde's default also accepts an array of the members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JsonObject<T>(pub(super) T);
 

@@ -6,10 +6,10 @@ use super::writer::BodyWriter;
 use super::{RefusalReason, Refused};
 use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 
-/// Makes `PartialObjectMetadata` of one kind's bodies: their metadata, and nothing else.
+/// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
 ///
-/// Works for every kind, of the API's own or not. What it gives are bodies of kind `PartialObjectMetadata` in
-/// `meta.k8s.io/v1` or `v1beta1`, which do not differ.
+/// It works for every kind, built-in or custom. The output is a body of kind `PartialObjectMetadata` in
+/// `meta.k8s.io/v1` or `v1beta1`, which are identical.
 #[derive(Clone, Copy)]
 pub struct MetadataRenderer {
     facts: &'static Facts,
@@ -18,8 +18,8 @@ pub struct MetadataRenderer {
 }
 
 impl MetadataRenderer {
-    /// For bodies of `kind` in `api_version`, as a server of release `1.minor` makes it. `ObjectMeta` has had the same
-    /// fields for long: of releases outside the table, the nearest one's rules hold.
+    /// Creates a renderer for bodies of `kind` in `api_version`, for a server of release `1.minor`. Because
+    /// `ObjectMeta` has rarely changed, releases outside the table use the rules of the nearest one in it.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Self {
         let minors = Facts::minors();
         let nearest = minor.clamp(*minors.start(), *minors.end());
@@ -27,7 +27,7 @@ impl MetadataRenderer {
         Self { facts, hidden: hidden_annotations(api_version, kind) }
     }
 
-    /// In protobuf, from a protobuf body: its beginning, and no copy of it, unless an annotation is to be left out.
+    /// Returns protobuf from a protobuf body. It is a slice of the body, unless an annotation must be removed.
     pub fn protobuf(&self, body: &Bytes) -> Result<Bytes, Refused> {
         let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
         let metadata = &body[at..at + len];
@@ -37,7 +37,7 @@ impl MetadataRenderer {
         }
     }
 
-    /// Appends it in JSON, from a protobuf body. When it is refused, `out` is as it was.
+    /// Appends JSON from a protobuf body. If it is refused, `out` is unchanged.
     pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
         let metadata = &body[at..at + len];
@@ -47,19 +47,19 @@ impl MetadataRenderer {
         }
     }
 
-    /// In protobuf, from a JSON body of either [`JsonLayout`](crate::wire::JsonLayout).
+    /// Returns protobuf from a JSON body of either [`JsonLayout`](crate::wire::JsonLayout).
     pub fn protobuf_from_json(&self, body: &[u8]) -> Result<Bytes, Refused> {
         self.read_json(body).map(|metadata| as_body(&metadata))
     }
 
-    /// Appends it in JSON, from a JSON body of either shape: in the order of the Go struct, which custom resources'
-    /// keys are not in. When it is refused, `out` is as it was.
+    /// Appends JSON from a JSON body of either shape, in the order of the Go struct, which the keys of custom resources
+    /// do not have. If it is refused, `out` is unchanged.
     pub fn json_from_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         let metadata = self.read_json(body)?;
         self.put_json(&metadata, out)
     }
 
-    /// The `ObjectMeta` message of a JSON body, as that server's encoder writes it.
+    /// Returns the `ObjectMeta` message of a JSON body, as the server's encoder writes it.
     fn read_json(&self, body: &[u8]) -> Result<Vec<u8>, Refused> {
         let mut metadata = ObjectMeta::read(body).map_err(in_metadata)?;
         metadata.remove_annotations(self.hidden);
@@ -81,7 +81,7 @@ impl MetadataRenderer {
         Ok(())
     }
 
-    /// The `ObjectMeta` message without the hidden annotations; `None` if it has none of them.
+    /// Returns the `ObjectMeta` message without the hidden annotations; `None` if it has none of them.
     fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, RefusalReason> {
         if self.hidden.is_empty() {
             return Ok(None);
@@ -97,8 +97,8 @@ impl MetadataRenderer {
     }
 }
 
-/// The annotations that upstream's conversion adds to the objects of one version, after it has made metadata of them
-/// (R-DERIVE-8; pkg/apis/{apps,autoscaling}/v1/conversion.go).
+/// Returns the annotations that upstream's conversion adds to the objects of one version, after it has derived their
+/// metadata (R-DERIVE-8; pkg/apis/{apps,autoscaling}/v1/conversion.go).
 fn hidden_annotations(api_version: &str, kind: &str) -> &'static [&'static str] {
     match (api_version, kind) {
         ("apps/v1", "DaemonSet") => &["deprecated.daemonset.template.generation"],
@@ -113,7 +113,7 @@ fn hidden_annotations(api_version: &str, kind: &str) -> &'static [&'static str] 
     }
 }
 
-/// `metadata` as the one field of a message.
+/// Returns a message with `metadata` as its only field.
 fn as_body(metadata: &[u8]) -> Bytes {
     let mut body = BytesMut::with_capacity(metadata.len() + LENGTH_MAX);
     put_field(&mut body, 1, metadata);
@@ -129,7 +129,7 @@ fn in_metadata(why: RefusalReason) -> Refused {
 }
 
 const METADATA: &str = "metadata";
-/// Its number in `ObjectMeta`.
+/// Field number in `ObjectMeta`.
 const ANNOTATIONS: u32 = 12;
-/// A tag and the longest length.
+/// Size of a tag and the longest length.
 const LENGTH_MAX: usize = 11;

@@ -1,41 +1,40 @@
 use crate::wire::WireError;
 
-/// A body that cannot be written in another encoding, with the field that is in the way. Nothing of it has been
-/// written.
+/// A body that cannot be written in another encoding, with the field that prevents it. Nothing of the body was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {why}", if path.is_empty() { "the object" } else { "" }, path)]
 pub struct Refused {
-    /// JSON names from the object down, `spec.containers.ports`; empty for the object itself.
+    /// Path of JSON names from the object down, `spec.containers.ports`; empty for the object itself.
     pub path: String,
     pub why: RefusalReason,
 }
 
-/// Why one field is in the way.
+/// Reason why a field cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// A field that the server's release does not have: the server is a newer one, or a fork.
+    /// A field that the server's release does not have: the server is newer, or a fork.
     #[error("field number {0} is not in the table")]
     UnknownField(u32),
     /// Not a message, or not one that the apiserver's encoder writes.
     #[error("malformed: {0}")]
     Malformed(&'static str),
-    /// Well-formed, but of no value of the field's type.
+    /// Well-formed, but not a value of the field's type.
     #[error("{0}")]
     Value(&'static str),
-    /// The kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
+    /// Kinds that are stored as JSON distinguish `[]` from `null`, and protobuf does not.
     #[error("an empty list cannot be told from none")]
     NilOrEmpty,
-    /// Messages, or JSON values, nested deeper than any that is served.
+    /// Messages or JSON values nested deeper than any that an apiserver serves.
     #[error("nested too deeply")]
     TooDeep,
-    /// The JSON would be much larger than any body of this size makes.
+    /// The JSON would be much larger than that of any valid body of this size.
     #[error("its JSON is too large")]
     TooLarge,
 }
 
 impl Refused {
-    /// `path` is from the innermost field outwards.
+    /// Creates a refusal. `path` is ordered from the innermost field outwards.
     pub(in crate::wire) fn new(path: &[&'static str], why: RefusalReason) -> Self {
         let names: Vec<_> = path.iter().rev().copied().collect();
         Self { path: names.join("."), why }

@@ -1,11 +1,11 @@
-//! The API's types whose JSON is one value of its own form (R-DERIVE-7). Each function takes the message that
-//! the value is in protobuf and writes its JSON.
+//! API types whose JSON is one value with its own format (R-DERIVE-7). Each function takes the value's protobuf message
+//! and writes its JSON.
 
 use super::RefusalReason;
 use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
 use crate::wire::protobuf::{Fields, RawField, Value};
 
-/// `metav1.Time`: RFC 3339 in UTC without fractions; the zero time, which is an empty message, is `null`.
+/// Writes a `metav1.Time`: RFC 3339 in UTC without fractions; the zero time, which is an empty message, is `null`.
 pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let Some(time) = Timestamp::read(message)? else {
         put_null(out);
@@ -19,7 +19,7 @@ pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalR
     Ok(())
 }
 
-/// `metav1.MicroTime`: always six decimals.
+/// Writes a `metav1.MicroTime`: always six decimals.
 pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let Some(time) = Timestamp::read(message)? else {
         put_null(out);
@@ -33,12 +33,12 @@ pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Re
     Ok(())
 }
 
-/// Whether a `metav1.Time` is zero: what omitzero asks.
+/// Returns whether a `metav1.Time` is zero, for omitzero.
 pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, RefusalReason> {
     Ok(Timestamp::read(message)?.is_none_or(|time| time.seconds == ZERO_TIME))
 }
 
-/// `metav1.Duration`: nanoseconds, printed as Go does.
+/// Writes a `metav1.Duration`: nanoseconds, in Go's format.
 pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let mut nanoseconds = None;
     for_each(message, |field| match (field.number, field.value) {
@@ -49,7 +49,7 @@ pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<
     Ok(())
 }
 
-/// `resource.Quantity`: in protobuf it is its canonical text already.
+/// Writes a `resource.Quantity`, which is canonical text in protobuf too.
 pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let text = sole_bytes(message)?.ok_or(INCOMPLETE)?;
     let canonical = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+');
@@ -62,7 +62,7 @@ pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Refu
     Ok(())
 }
 
-/// `intstr.IntOrString`: its type says which of the two is printed.
+/// Writes an `intstr.IntOrString`: its type selects the number or the string.
 pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let (mut which, mut number, mut text) = (None, None, None);
     for_each(message, |field| match (field.number, field.value) {
@@ -79,8 +79,8 @@ pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(),
     Ok(())
 }
 
-/// `RawExtension`, `FieldsV1` and apiextensions' `JSON`: JSON as it came, compacted; none is `null`. CBOR and protobuf
-/// are not JSON, and neither is the empty text.
+/// Writes a `RawExtension`, `FieldsV1` or `JSON` of apiextensions: the JSON compacted; none is `null`. CBOR, protobuf
+/// and empty text are not JSON, and are refused.
 pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     match sole_bytes(message)? {
         Some(json) => put_compact(out, json),
@@ -91,7 +91,7 @@ pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalRe
     }
 }
 
-/// A list of strings in a message of its own, such as `ExtraValue`.
+/// Writes a list of strings in a message of its own, such as `ExtraValue`.
 pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     out.push(b'[');
     let mut first = true;
@@ -113,13 +113,13 @@ pub(super) fn put_null(out: &mut Vec<u8>) {
     out.extend_from_slice(b"null");
 }
 
-/// An `int32` is sign-extended on the wire. One of more bits is not the encoder's.
+/// Converts the varint of an `int32`, which is sign-extended on the wire. The encoder never writes more bits.
 #[inline]
 pub(super) fn int32(varint: u64) -> Result<i32, RefusalReason> {
     i32::try_from(varint.cast_signed()).map_err(|_| RefusalReason::Value("not a 32-bit number"))
 }
 
-/// Every field of `message`, in turn.
+/// Calls `take` with every field of `message` in order.
 pub(super) fn for_each<'a>(
     message: &'a [u8],
     mut take: impl FnMut(RawField<'a>) -> Result<(), RefusalReason>,
@@ -131,17 +131,17 @@ pub(super) fn for_each<'a>(
     Ok(())
 }
 
-/// The encoder writes a singular field once.
+/// Stores the value of a singular field, which the encoder writes at most once.
 pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), RefusalReason> {
     if slot.replace(value).is_some() { Err(REPEATED) } else { Ok(()) }
 }
 
-/// The reason for a field that `message`'s type has not, or has with another wire type.
+/// Returns the reason for a field that the message's type does not have, or has with another wire type.
 pub(super) fn unknown(field: RawField<'_>) -> RefusalReason {
     RefusalReason::UnknownField(field.number)
 }
 
-/// The payload of field 1, of a message that has no other.
+/// Returns the payload of field 1 of a message that has no other field.
 fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, RefusalReason> {
     let mut bytes = None;
     for_each(message, |field| match (field.number, field.value) {
@@ -151,14 +151,14 @@ fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, RefusalReason> {
     Ok(bytes)
 }
 
-/// `metav1.Timestamp`, which both kinds of time are on the wire.
+/// `metav1.Timestamp`, the wire format of both time types.
 struct Timestamp {
     seconds: i64,
     nanoseconds: u64,
 }
 
 impl Timestamp {
-    /// `None` of the empty message.
+    /// Returns `None` for the empty message.
     fn read(message: &[u8]) -> Result<Option<Self>, RefusalReason> {
         let (mut seconds, mut nanoseconds) = (None, None);
         for_each(message, |field| match (field.number, field.value) {
@@ -182,7 +182,7 @@ impl Timestamp {
         if year < 0 {
             out.push(b'-');
         }
-        // Whoever writes an object chooses its times, and no parser of Go's refuses a fifth digit in protobuf.
+        // Clients choose the times of objects, and no Go parser rejects a five-digit year in protobuf.
         let year = year.unsigned_abs();
         put_padded(out, year, year.checked_ilog10().map_or(4, |last| 4.max(last + 1)));
         out.push(b'-');
@@ -200,8 +200,8 @@ impl Timestamp {
     }
 }
 
-/// Year, month and day of a number of days since the first of January of a year 1. Counted in years that begin in
-/// March, so that the day that comes and goes is the last one.
+/// Returns year, month and day of a number of days since January 1 of a year 1. It counts years that begin in March, so
+/// that the leap day is the last.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 306;
     let (era, day) = (days / ERA, days % ERA);
@@ -220,7 +220,7 @@ const DAY: u64 = 86_400;
 const ERA: u64 = 146_097;
 /// Go's zero time, 0001-01-01, in Unix time.
 const ZERO_TIME: i64 = -62_135_596_800;
-/// The first year that Go's calendar counts from: a year 1 of the cycle of 400 years.
+/// The first year of Go's calendar: a year 1 of the cycle of 400 years.
 const FIRST_YEAR: i64 = -292_277_022_399;
-/// The seconds from the beginning of that year to 1970. Go adds them modulo 2^64, too.
+/// Seconds from the beginning of that year to 1970. Go also adds them modulo 2^64.
 const UNIX_FROM_FIRST: u64 = 9_223_372_028_715_321_600;

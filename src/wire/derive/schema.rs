@@ -1,4 +1,4 @@
-//! The unions in apiextensions' `JSONSchemaProps`: each is whichever of its members is set
+//! The unions in apiextensions' `JSONSchemaProps`: each is written as the member that is set
 //! (apiextensions/v1/marshal.go).
 
 use super::RefusalReason;
@@ -35,7 +35,7 @@ impl<'b> BodyWriter<'_, 'b, '_> {
         })
     }
 
-    /// A list if it has elements, else the schema, else `null`.
+    /// Writes a list if it has elements, else the schema, else `null`.
     fn schema_or_list(
         &mut self,
         schema: MessageId,

@@ -1,4 +1,4 @@
-//! Against Go: random objects and the API's own fixtures. Against damage: whatever bytes.
+//! Comparison with Go on random objects and the API's own fixtures, and tests with arbitrary bytes.
 
 mod fixtures;
 mod hostile;
@@ -8,12 +8,12 @@ mod rules;
 
 use std::io::Write as _;
 
-/// Says something that is seen although tests' output is captured: a test that did not run, or what one counted.
+/// Prints a message even if the test's output is captured: a skipped test, or a count.
 fn report(text: &str) {
     writeln!(std::io::stderr(), "{text}").unwrap();
 }
 
-/// Where two texts part, with what is around: a message that can be read.
+/// Returns the first difference of two texts with its surroundings.
 fn difference(got: &[u8], want: &[u8]) -> String {
     let at = got.iter().zip(want).take_while(|(got, want)| got == want).count();
     let around = |text: &[u8]| {
@@ -23,7 +23,7 @@ fn difference(got: &[u8], want: &[u8]) -> String {
     format!("at {at}\n  got  …{}…\n  want …{}…", around(got), around(want))
 }
 
-/// How many bodies came out how. Silently different ones fail the test that counts them.
+/// Counts of results by kind. Differences fail the test.
 #[derive(Default, Debug)]
 struct Tally {
     exact: usize,

@@ -4,9 +4,9 @@ use super::Refused;
 use super::facts::{Facts, Message};
 use super::writer::BodyWriter;
 
-/// Writes the JSON of one kind's protobuf bodies, as a server of one release does.
+/// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
 ///
-/// Copying it is cheap. It costs nothing until its first use, when the table of that release is read.
+/// Copies are cheap. The table of a release is parsed at its first use.
 #[derive(Clone, Copy)]
 pub struct Transcoder {
     facts: &'static Facts,
@@ -14,22 +14,22 @@ pub struct Transcoder {
 }
 
 impl Transcoder {
-    /// For `kind` of `api_version` (`v1`, `apps/v1`) as the newest release in the table has it. `None` for what is not
-    /// one of the API's own kinds, such as custom resources.
+    /// Returns the transcoder of `kind` in `api_version` (`v1`, `apps/v1`) for the newest release in the table. `None`
+    /// for kinds that are not built-in, such as custom resources.
     ///
-    /// Only for servers of that release: see [`for_server`](Self::for_server).
+    /// Valid only for servers of that release: see [`for_server`](Self::for_server).
     pub fn for_kind(api_version: &str, kind: &str) -> Option<Self> {
         Self::with(Facts::newest(), api_version, kind)
     }
 
-    /// The same as a server of release `1.minor` has it; `None` outside of [`minors`](Self::minors) too. What a release
-    /// does not have, another may print: a nil list without omitempty is `null`, a zero `creationTimestamp` was until
-    /// 1.33.
+    /// Returns the transcoder for a server of release `1.minor`; also `None` outside of [`minors`](Self::minors).
+    /// Releases differ in absent fields: a nil list without omitempty is `null`, and so was a zero `creationTimestamp`
+    /// until 1.33.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Option<Self> {
         Self::with(Facts::of(minor)?, api_version, kind)
     }
 
-    /// The releases in the table.
+    /// Returns the releases in the table.
     pub fn minors() -> RangeInclusive<u32> {
         Facts::minors()
     }
@@ -38,19 +38,19 @@ impl Transcoder {
         facts.kind(api_version, kind).map(|message| Self { facts, message })
     }
 
-    /// Appends the JSON body of the object whose protobuf body this is. When it is refused, `out` is as it was.
+    /// Appends the JSON body of the object with this protobuf body. If it is refused, `out` is unchanged.
     pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         put_body(self.facts, self.message, body, false, out)
     }
 
-    /// Writes the JSON of a bookmark, which is the zero value of its type except for its metadata: where it has no list
-    /// there is none, also in kinds that keep an empty one apart.
+    /// Appends the JSON of a bookmark, which is the zero value of its type except for its metadata. An absent list is
+    /// nil, also in kinds that distinguish it from an empty one.
     pub fn bookmark_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         put_body(self.facts, self.message, body, true, out)
     }
 }
 
-/// The JSON body of one `message`, which is an object.
+/// Appends the JSON body of one `message`, which must be an object.
 fn put_body(
     facts: &Facts,
     message: &Message,

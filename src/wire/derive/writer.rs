@@ -1,4 +1,4 @@
-//! The walk: one message after the other, in the order of the JSON.
+//! Conversion of protobuf messages to JSON: one message after another, in JSON order.
 
 use std::ops::Range;
 
@@ -15,21 +15,21 @@ use crate::wire::protobuf::{Fields, Value};
 pub(super) struct BodyWriter<'f, 'b, 'o> {
     facts: &'f Facts,
     pub(super) out: &'o mut Vec<u8>,
-    /// Where in `out` this body begins, and how long `out` may become.
+    /// Start of this body in `out`, and the maximum length of `out`.
     start: usize,
     limit: usize,
     depth: u32,
-    /// The fields found in the messages that are open, innermost last: one buffer for all of them.
+    /// Fields of the messages that are being written, innermost last, in one shared buffer.
     found: Vec<Found<'b>>,
-    /// The path of a field that was refused, from the field outwards.
+    /// Path of a refused field, ordered from the field outwards.
     path: Vec<&'static str>,
-    /// The object is its type's zero value: what is not there was never made.
+    /// Whether the object is its type's zero value, so that absent fields were never set.
     pub(super) of_zero_value: bool,
 }
 
 /// One field on the wire.
 struct Found<'b> {
-    /// Its place in the message's JSON.
+    /// Its index in the message's JSON order.
     index: u8,
     item: Item<'b>,
 }
@@ -50,12 +50,12 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Self { facts, out, start, limit, depth: 0, found, path: Vec::new(), of_zero_value: false }
     }
 
-    /// The path of the field where it stopped, from the innermost field outwards.
+    /// Returns the path of the refused field, from the innermost field outwards.
     pub(super) fn path(&self) -> &[&'static str] {
         &self.path
     }
 
-    /// The fields of one message without its braces.
+    /// Writes the fields of one message without its braces.
     pub(super) fn fields(&mut self, message: &'f Message, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         let base = self.found.len();
         self.scan(message, bytes)?;
@@ -77,7 +77,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// One message as an object.
+    /// Writes one message as an object.
     pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         self.element(id, bytes, b"")
     }
@@ -95,7 +95,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// Finds the message's fields and puts them in the order of its JSON, which 80 messages' wire order is not.
+    /// Collects the message's fields and sorts them in JSON order, because the wire order of 80 messages differs.
     fn scan(&mut self, message: &Message, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         let base = self.found.len();
         let (mut last, mut sorted) = (0, true);
@@ -106,7 +106,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
                 Value::Varint(value) => Item::Varint(value),
                 Value::Bytes(bytes) => Item::Bytes(bytes),
                 Value::Fixed => {
-                    // The API has doubles and no other numbers of a fixed size.
+                    // Doubles are the API's only numbers of a fixed size.
                     let bits = bytes[field.start..field.end].last_chunk().ok_or(WIRE_TYPE)?;
                     Item::Double(f64::from_le_bytes(*bits))
                 }
@@ -121,7 +121,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// `found` is where in `self.found` the field's values are.
+    /// Writes a field. `found` is the range of its values in `self.found`.
     fn field(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
         if found.is_empty() {
             return self.absent(field);
@@ -144,7 +144,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
             Omit::ZeroTime => scalar::is_zero_time(item.bytes()?)?,
         };
         if left_out {
-            // Zero, but of the right type.
+            // It is zero, but must have the right wire type.
             return item.check(field.kind);
         }
         self.key(field)?;
@@ -164,7 +164,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// `,"name":`, without the comma at the beginning of an object.
+    /// Writes `,"name":`, without the comma at the beginning of an object.
     fn key(&mut self, field: &FieldFact) -> Result<(), RefusalReason> {
         if self.out.len() > self.limit {
             return Err(RefusalReason::TooLarge);
@@ -189,7 +189,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// Sorted by key, as the encoder has it already.
+    /// Writes a map, sorted by key. The encoder has already sorted it.
     fn map(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
         self.key(field)?;
         let mut separator = b'{';
@@ -206,7 +206,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
             self.out.push(b':');
             match value {
                 Some(item) => self.value(field.kind, item)?,
-                // The encoder leaves out bytes that are nil, and what was read from there is empty.
+                // The encoder omits nil bytes, and a decoder reads them as empty.
                 None if field.kind == ValueKind::Bytes => self.out.extend_from_slice(br#""""#),
                 None => return Err(RefusalReason::Malformed("a map entry without a value")),
             }
@@ -278,7 +278,7 @@ impl<'b> Item<'b> {
         }
     }
 
-    /// Whether its wire type is that of `kind`.
+    /// Checks that its wire type matches `kind`.
     fn check(self, kind: ValueKind) -> Result<(), RefusalReason> {
         match kind {
             ValueKind::Bool | ValueKind::Int32 | ValueKind::Int64 => self.varint().map(drop),
@@ -288,7 +288,7 @@ impl<'b> Item<'b> {
     }
 }
 
-/// One map entry's key and value.
+/// Returns the key and value of one map entry.
 fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
     let (mut key, mut item) = (None, None);
     scalar::for_each(entry, |field| match (field.number, field.value) {
@@ -301,10 +301,11 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
 }
 
 const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
-/// R-DERIVE-12. What is small may grow by more: two bytes of an empty message are its name and many defaults.
+/// Growth limit of R-DERIVE-12. Small bodies may grow by more: two bytes of an empty message expand to its name and
+/// many defaults.
 const GROWTH_MAX: usize = 8;
 const SLACK: usize = 8 << 10;
-/// Messages inside messages. Schemas recurse, and Go has no limit of its own below that of JSON.
+/// Nesting limit of messages. Schemas recurse, and Go's only limit is that of JSON.
 const DEPTH_MAX: u32 = 200;
-/// Room for the fields of all open messages of most objects.
+/// Initial capacity, sufficient for the fields of all open messages of most objects.
 const FOUND: usize = 128;

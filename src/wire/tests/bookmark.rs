@@ -52,7 +52,7 @@ fn what_older_servers_print_is_kept() {
     assert_siblings(Encoding::Json, JsonLayout::Custom, json("").as_bytes(), ended.as_bytes());
 }
 
-/// A `DaemonSet`'s conversion always sets one.
+/// The conversion of a `DaemonSet` always sets one.
 #[test]
 fn other_annotations_stay_in_order() {
     let json = |annotations: &str| {
@@ -117,7 +117,7 @@ fn a_template_of_another_form_is_refused() {
     }
 }
 
-/// Either of the two gives both.
+/// Checks that either of the two yields both.
 fn assert_siblings(encoding: Encoding, shape: JsonLayout, plain: &[u8], ended: &[u8]) {
     let (plain, ended) = (event(encoding, "BOOKMARK", plain), event(encoding, "BOOKMARK", ended));
     for seen in [&plain, &ended] {

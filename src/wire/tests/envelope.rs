@@ -156,7 +156,7 @@ fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
     out.to_vec()
 }
 
-/// A LIST answer, from R-JSON-3, R-JSON-4 and R-PROTO-2 rather than from the code under test.
+/// Builds a LIST response from R-JSON-3, R-JSON-4 and R-PROTO-2, without the code under test.
 pub(super) fn list_by_hand(encoding: Encoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
     let ListMeta { resource_version: rv, continue_token: token, remaining } = meta;
     let remaining = remaining.expect("set in these tests");

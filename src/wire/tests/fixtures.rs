@@ -1,4 +1,4 @@
-//! Objects written by hand in both encodings, as the apiserver would, without the code under test.
+//! Hand-written objects in both encodings, as the apiserver writes them, without the code under test.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) const FEEDS: [(Encoding, JsonLayout); 3] = [
     (Encoding::Protobuf, JsonLayout::BuiltIn),
 ];
 
-/// A pod, or something shaped like one.
+/// A pod, or a custom resource of the same structure.
 #[derive(Clone)]
 pub(super) struct Pod {
     pub(super) namespace: &'static str,
@@ -24,7 +24,7 @@ pub(super) struct Pod {
     pub(super) node: &'static str,
     pub(super) host_network: bool,
     pub(super) ips: Vec<&'static str>,
-    /// The length of an annotation that makes the object large.
+    /// Length of an annotation that makes the object large.
     pub(super) padding: usize,
 }
 
@@ -56,7 +56,7 @@ impl Pod {
         }
     }
 
-    /// What GET answers, but for JSON's final newline.
+    /// Returns a GET response, without JSON's final newline.
     pub(super) fn document(&self, encoding: Encoding, shape: JsonLayout) -> Vec<u8> {
         let body = self.body(encoding, shape);
         match (encoding, shape) {
@@ -110,7 +110,7 @@ impl Pod {
     }
 }
 
-/// `namespace/name` and version of everything in a stream or page; bookmarks and errors as words.
+/// Formats `namespace/name` and version of an event; bookmarks and errors as words.
 pub(super) fn told(item: &WatchItem) -> String {
     match item {
         WatchItem::Change { event_type, object, .. } => format!("{event_type} {} {}", object.key, object.rv),
@@ -170,7 +170,7 @@ pub(super) fn unknown(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
     [b"k8s\0".to_vec(), bytes(1, &type_meta), bytes(2, raw), text(3, ""), text(4, "")].concat()
 }
 
-// The wire format, from its definition: a tag is number << 3 | type; varints carry 7 bits a byte, lowest first.
+// The wire format by its definition: a tag is number << 3 | type; varints carry 7 bits per byte, lowest first.
 
 pub(super) fn text(number: u32, value: &str) -> Vec<u8> {
     bytes(number, value.as_bytes())

@@ -1,4 +1,4 @@
-//! What a broken or malicious upstream could send. Everything is an error, nothing is a panic.
+//! Input of a broken or malicious upstream. All of it causes errors, and none a panic.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -113,7 +113,7 @@ fn list_items_with_type_meta_are_refused_for_built_in_kinds() {
 fn invalid_utf8_is_refused_wherever_it_is() {
     let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     let good = Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED");
-    // Also in values that are skipped: the annotation and the phase.
+    // Also in skipped values: the annotation and the phase.
     for place in [b"web-1".as_slice(), b"ppp", b"Running", b"containers"] {
         let at = good.windows(place.len()).position(|window| window == place).expect("in the fixture");
         let mut bad = good.to_vec();
@@ -142,7 +142,7 @@ fn nesting_is_limited_to_what_go_decodes() {
         read(9_999).expect("Go's limit, with the object around it");
         assert!(matches!(read(10_000), Err(WireError::TooDeep)));
         assert!(matches!(read(1_000_000), Err(WireError::TooDeep)));
-        // Where it is walked rather than skipped it is refused early.
+        // On a path that is read instead of skipped, it is refused early.
         let path = format!(
             r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"a","resourceVersion":"1","labels":{}}}}}"#,
             open.repeat(1_000_000)
@@ -179,7 +179,7 @@ fn protobuf_that_cannot_be_trusted_is_refused() {
         (metadata(&[text(1, "a"), text(6, "007")]), version),
         (metadata(&[text(1, "a"), text(6, "x")]), version),
         (metadata(&[text(1, "a"), text(6, "1"), text(6, "2")]), version),
-        // A tag or a length in more bytes than it needs: legal, but not Go's, and not re-stampable in place.
+        // A tag or a length in more bytes than needed: legal, but not Go's, and not re-stampable in place.
         (metadata(&[text(1, "a"), vec![0x32, 0x81, 0x00, b'1']]), version),
         (metadata(&[text(1, "a"), vec![0xb2, 0x00, 0x01, b'1']]), version),
         (metadata(&[vec![0x0a, 1, 0xff], text(6, "1")]), malformed),
@@ -249,7 +249,7 @@ fn protobuf_envelopes_that_we_would_write_otherwise_are_refused() {
     let backwards = bytes(1, &[kind, api_version.clone()].concat());
     let twice = bytes(1, &[text(1, ""), api_version, text(2, "Pod")].concat());
     let tail = [text(3, ""), text(4, "")].concat();
-    // One byte more than its length takes.
+    // One byte more than its length needs.
     let long = [vec![0x1a, 0x80, 0], text(4, "")].concat();
     for parts in [
         [&type_meta, &raw, &[text(4, ""), text(4, "")].concat()],
@@ -292,7 +292,7 @@ fn a_list_or_frame_cut_anywhere_is_refused() {
         let whole = page.len() - usize::from(encoding == Encoding::Json);
         for end in 0..whole {
             let cut = reader.list(&page.slice(..end));
-            // Unknown's trailing empty fields say nothing: without them it is a whole document.
+            // Unknown's trailing empty fields are redundant: without them it is a whole document.
             let tail = encoding == Encoding::Protobuf && (end == whole - 2 || end == whole - 4);
             assert!(cut.is_err() || tail, "{encoding} {shape:?} cut at {end} of {whole}");
         }
@@ -341,7 +341,7 @@ fn pod_list(item: &str) -> Bytes {
     format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{metadata},"items":[{item}]}}"#).into()
 }
 
-/// Reads `bytes` as everything they could be, and uses whatever is accepted.
+/// Decodes `bytes` in every possible way, and uses the accepted results.
 fn read_everything(encoding: Encoding, shape: JsonLayout, bytes: &[u8]) {
     let bytes = Bytes::copy_from_slice(bytes);
     let reader = reader(encoding, shape);

@@ -4,7 +4,7 @@ use kubeapi::ResourceVersion;
 
 #[test]
 fn restamping_equals_writing_the_object_with_that_version() {
-    // Equal, fewer and more digits; and metadata whose length crosses a varint boundary by it.
+    // Equal, fewer and more digits; and metadata whose length crosses a varint boundary as a result.
     let versions = [1, 9, 10, 4710, 9999, 10_000, 123_456_789, u64::MAX];
     for (encoding, shape) in FEEDS {
         for padding in (0..260).chain([16_200, 16_250, 16_384]) {

@@ -143,7 +143,7 @@ fn an_error_event_keeps_its_status() {
     let protobuf = unknown("v1", "Status", &fields.concat());
     for (encoding, shape) in FEEDS {
         let status = if encoding == Encoding::Json { json.as_bytes() } else { &protobuf };
-        // A reader that expects pods still takes a Status here.
+        // A reader that expects pods still accepts a Status here.
         let reader = reader(encoding, shape).expecting("v1", "Pod");
         let Ok(WatchItem::Error { event }) = reader.watch_event(event(encoding, "ERROR", status)) else {
             panic!("{encoding}: not an error")

@@ -113,7 +113,7 @@ fn an_endless_line_is_refused_before_it_ends() {
     assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: 1_000 })));
 }
 
-/// Frames of growing size, with a bookmark now and then.
+/// Frames of growing size, with occasional bookmarks.
 pub(super) fn stream_of(events: usize, encoding: Encoding, shape: JsonLayout) -> Vec<Bytes> {
     let frame = |at: usize| {
         let pod = Pod { rv: 90 + at as u64, padding: at % 50, ..Pod::default() };

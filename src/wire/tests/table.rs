@@ -1,4 +1,4 @@
-//! Tables: what 1.37.1 sends, read and written again. Columns are shortened, for they may be anything.
+//! Tables: the output of 1.37.1, decoded and encoded again. Columns are shortened, because their content is arbitrary.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use kubeapi::{EventType, FieldTable, ResourceVersion};
 
 const COLUMNS: &str = r#"[{"name":"Name","type":"string","format":"name","description":"a \"b\"","priority":0}]"#;
 
-/// A resource as the apiserver prints it.
+/// A resource as printed by the apiserver.
 struct Printed {
     shape: JsonLayout,
     api_version: &'static str,
     kind: &'static str,
     cells: &'static str,
-    /// At version 223.
+    /// The object at version 223.
     object: &'static str,
     metadata: &'static str,
     zero_cells: &'static str,
-    /// The object of a bookmark at 223, without and with the mark.
+    /// The object of a bookmark at 223, without and with the initial-events-end annotation.
     zeros: [&'static str; 2],
 }
 
@@ -47,7 +47,7 @@ const MAP: Printed = Printed {
     ],
 };
 
-/// With a cell that looks like what follows the cells.
+/// A resource with a cell that looks like the text after the cells.
 const WIDGET: Printed = Printed {
     shape: JsonLayout::Custom,
     api_version: "e.io/v1",
@@ -67,7 +67,7 @@ const WIDGET: Printed = Printed {
     ],
 };
 
-/// Lines are broken above for people.
+/// Removes the line breaks that make the literals above readable.
 fn line(text: &str) -> String {
     text.replace('\n', "")
 }

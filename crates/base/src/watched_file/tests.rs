@@ -2,7 +2,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// A directory of its own, gone with this value.
+/// A temporary directory that is removed on drop.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -25,7 +25,7 @@ impl Drop for Dir {
     }
 }
 
-/// The sum of what is in the files; a number ends with a full stop, so that half of it is none.
+/// The sum of the numbers in the files; each number ends with a full stop, so that half of a file is invalid.
 fn sum(contents: &[Vec<u8>]) -> Result<u32, String> {
     let number = |bytes: &Vec<u8>| {
         let text = String::from_utf8_lossy(bytes).into_owned();
@@ -90,7 +90,7 @@ async fn a_file_that_comes_back_as_it_was_is_no_change() {
 
 #[tokio::test]
 async fn a_link_that_is_turned_elsewhere_is_followed() {
-    // As mounted Secrets are updated: the files stay links through a link that is replaced.
+    // As when mounted Secrets are updated: the files are links through a link that is replaced.
     let dir = Dir::new();
     for (version, text) in [("v1", "1."), ("v2", "2.")] {
         std::fs::create_dir(dir.0.join(version)).unwrap();

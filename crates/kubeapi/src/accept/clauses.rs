@@ -1,11 +1,12 @@
-//! The Accept header's clauses in the order in which the apiserver tries them.
+//! The clauses of an Accept header in the order in which the apiserver tries them.
 //!
-//! Its parser, munnerz/goautoneg, is not RFC 9110: it splits at every comma, trims only spaces, drops what it does not
-//! understand, and sorts with a comparison that is no order. All of it decides which bytes a client gets.
+//! Its parser, munnerz/goautoneg, deviates from RFC 9110. It splits at every comma, trims only spaces, drops clauses
+//! that it cannot parse, and sorts with a comparison that is not a strict order. All of this affects the bytes that a
+//! client gets.
 
-/// The longest Accept header that is read. Clients send up to some 300 bytes, browsers too.
+/// The longest Accept header that is parsed, in bytes. Clients, including browsers, send up to some 300.
 pub(super) const ACCEPT_BYTES_MAX: usize = 4 << 10;
-/// The most clauses of one. The sort compares each with each in the worst case.
+/// The maximum number of clauses. The sort compares each with each in the worst case.
 pub(super) const CLAUSES_MAX: usize = 64;
 
 /// One media range with its parameters.
@@ -18,7 +19,7 @@ pub(super) struct Clause<'a> {
 }
 
 impl Clause<'_> {
-    /// `type/subtype`, `type/*` or `*/*`.
+    /// Whether the media range, `type/subtype`, `type/*` or `*/*`, includes `media_type`.
     pub(super) fn covers(&self, media_type: &str) -> bool {
         let (main, sub) = media_type.split_once('/').unwrap_or((media_type, ""));
         match (self.main, self.sub) {
@@ -28,12 +29,12 @@ impl Clause<'_> {
         }
     }
 
-    /// Whether its media range is this one, and not a wildcard that covers it.
+    /// Whether its media range is exactly `range`, rather than a wildcard that covers it.
     pub(super) fn names(&self, range: &str) -> bool {
         range.split_once('/') == Some((self.main, self.sub))
     }
 
-    /// Whether it has parameters besides these. The quality is none of them.
+    /// Whether it has parameters other than these. The quality is not a parameter.
     pub(super) fn has_others(&self, known: &[&str]) -> bool {
         self.parameters.iter().any(|(name, _)| !known.contains(name))
     }
@@ -43,8 +44,8 @@ impl Clause<'_> {
         self.parameters.iter().rev().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
     }
 
-    /// Whether the apiserver sorts `self` before `other`: better quality, or concrete where the other is a wildcard.
-    /// The latter whatever the qualities, so `application/json;q=0.1` comes before `*/*`.
+    /// Whether the apiserver sorts `self` before `other`: by higher quality, or because it is concrete where the other
+    /// is a wildcard. The latter ignores the qualities, so `application/json;q=0.1` precedes `*/*`.
     fn before(&self, other: &Self) -> bool {
         self.quality > other.quality || (self.main != "*" && other.main == "*") || (self.sub != "*" && other.sub == "*")
     }
@@ -57,8 +58,8 @@ pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
         return Vec::new();
     }
     let mut clauses: Vec<Clause<'_>> = accept.split(',').filter_map(clause).collect();
-    // Go's sort is this insertion sort up to twelve elements. Beyond, its order under such a comparison is an accident
-    // of its implementation; no client sends that many.
+    // Up to twelve elements, Go's sort is this insertion sort. Beyond that, its order under such a comparison depends
+    // on its implementation; no client sends that many.
     for end in 1..clauses.len() {
         for at in (1..=end).rev() {
             if !clauses[at].before(&clauses[at - 1]) {
@@ -70,7 +71,7 @@ pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// Whether reading the header could cost more than [`ACCEPT_BYTES_MAX`] and [`CLAUSES_MAX`] allow.
+/// Whether the header exceeds [`ACCEPT_BYTES_MAX`] or [`CLAUSES_MAX`].
 pub(super) fn is_too_long(accept: &str) -> bool {
     accept.len() > ACCEPT_BYTES_MAX || accept.bytes().filter(|byte| *byte == b',').count() >= CLAUSES_MAX
 }
@@ -85,7 +86,7 @@ fn clause(text: &str) -> Option<Clause<'_>> {
     let sub = match (main, sub) {
         ("*", "") => "*",
         (_, "") => return None,
-        // A second slash is an error only with something behind it.
+        // A second slash is an error only if text follows it.
         (_, sub) => match sub.split_once('/') {
             None => sub,
             Some((sub, "")) => sub,
@@ -95,7 +96,7 @@ fn clause(text: &str) -> Option<Clause<'_>> {
     let mut clause = Clause { main, sub: sub.trim_matches(' '), quality: 1.0, parameters: Vec::new() };
     for parameter in rest.split(';') {
         let Some((name, value)) = parameter.split_once('=') else { continue };
-        // Here too, a second `=` is an error only with something behind it.
+        // Likewise, a second `=` is an error only if text follows it.
         let value = match value.split_once('=') {
             None if value.is_empty() => continue,
             None => value,

@@ -1,14 +1,14 @@
 use super::MediaType;
 use super::clauses::clauses;
 
-/// The most different clauses of an Accept header for discovery; client-go sends three.
+/// The maximum number of different clauses in an Accept header for discovery; client-go sends three.
 const CLAUSES_MAX: usize = 3;
-/// The version of `apidiscovery.k8s.io` that a clause may ask for.
+/// The versions of `apidiscovery.k8s.io` that a clause may request.
 const VERSIONS: [&str; 2] = ["v2", "v2beta1"];
 
-/// The Accept header of a request for a discovery document in its one spelling: the clauses in the order in which the
-/// apiserver tries them, each once. `None` for a header that asks for anything that clients of discovery do not ask
-/// for. There are so few spellings that a cache whose keys contain one is bounded.
+/// Normalizes the Accept header of a discovery request: the clauses in the order in which the apiserver tries them,
+/// each once. `None` if the header requests anything that discovery clients do not request. The number of normalized
+/// forms is small, so a cache whose keys contain one is bounded.
 pub fn discovery_accept(accept: Option<&str>) -> Option<String> {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or(MediaType::Json.as_str());
     let mut known: Vec<String> = Vec::new();

@@ -85,7 +85,7 @@ fn json_that_is_broken_is_not_legible() {
         ("null", true),
         ("{}", true),
         (r#"{"v":5}"#, true),
-        // Its first character says what is wrong with it, or its end.
+        // The first character or the end determines the error.
         ("x", true),
         ("{", true),
         ("nonsense", false),

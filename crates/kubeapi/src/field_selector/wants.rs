@@ -5,12 +5,12 @@ use super::super::cost::steps;
 use super::super::{Attributes, ObjectKey};
 use super::{Condition, Subject};
 
-/// What conditions ask for, each subject once: what an object costs follows the resource's fields, and not how often or
-/// in how many words they are asked for.
+/// The merged conditions, one per subject. The cost per object depends on the number of fields, not on how often or how
+/// verbosely a selector names them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FieldWants {
     all: Arc<[(Subject, Want)]>,
-    /// They contradict each other.
+    /// Whether the conditions contradict each other.
     impossible: bool,
 }
 
@@ -31,7 +31,7 @@ impl FieldWants {
         let wants = subjects.into_iter().filter_map(|(subject, (is, not))| {
             let want = Want::of(&is, &not);
             match (subject, want) {
-                // It is the same for every object.
+                // The value is the same for every object, so the result is known.
                 (Subject::Absent, Some(want)) => (!want.holds("")).then_some(None),
                 (_, want) => Some(want.map(|want| (subject, want))),
             }
@@ -68,7 +68,7 @@ impl FieldWants {
 }
 
 impl Want {
-    /// Joins conditions on one field; `None` if they contradict each other.
+    /// Merges the conditions on one field; `None` if they contradict each other.
     fn of(is: &BTreeSet<&str>, not: &BTreeSet<&str>) -> Option<Self> {
         let mut is = is.iter();
         match (is.next(), is.next()) {

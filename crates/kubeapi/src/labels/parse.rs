@@ -1,5 +1,5 @@
-//! The grammar: a lexer and a recursive descent over its tokens, as in apimachinery's `pkg/labels/selector.go`, whose
-//! error texts depend on which token is looked at when.
+//! The grammar: a lexer and a recursive descent over its tokens, as in apimachinery's `pkg/labels/selector.go`. The
+//! error texts depend on the order in which tokens are read.
 
 use super::super::go_text::{aggregate, quote};
 use super::validate::{key_problems, value_problems};
@@ -41,7 +41,7 @@ enum Token<'a> {
     NotEquals,
     Greater,
     Less,
-    /// A word: key, value, or one of the keywords `in` and `notin`, which only the operator position treats as such.
+    /// A word: a key, a value, or one of the keywords `in` and `notin`, which are recognized only as operators.
     Identifier(&'a str),
 }
 
@@ -65,8 +65,8 @@ impl<'a> Token<'a> {
 
 /// Splits `text` into tokens; the last one is always [`Token::End`].
 ///
-/// Go's lexer takes a NUL byte for the end of the input, except that one directly behind a token is read, and lost,
-/// while that token is.
+/// Go's lexer treats a NUL byte as the end of the input, except directly after a token: there it is consumed with the
+/// token and lost.
 fn tokens(text: &str) -> Vec<Token<'_>> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
@@ -112,7 +112,7 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The current token; [`Token::End`] for ever once the input is used up.
+    /// The current token; always [`Token::End`] once the input is used up.
     fn peek(&self) -> Token<'a> {
         self.tokens.get(self.position).copied().unwrap_or(Token::End)
     }
@@ -136,7 +136,7 @@ impl<'a> Parser<'a> {
         checked(key, operator, values)
     }
 
-    /// The key, and the operator where none is written: `k` and `!k`.
+    /// The key, and the operator if none is written: `k` and `!k`.
     fn key(&mut self) -> Result<(&'a str, Option<Operator>), String> {
         let mut token = self.next();
         let negated = token == Token::Not;
@@ -182,7 +182,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `(a,b)`. An empty place stands for the empty value: `()`, `(,a)`, `(a,)`, `(a,,b)`.
+    /// Parses `(a,b)`. An empty position is the empty value: `()`, `(,a)`, `(a,)`, `(a,,b)`.
     fn set(&mut self) -> Result<Vec<&'a str>, String> {
         match self.next() {
             Token::Open => {}
@@ -202,7 +202,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The inside of a set, up to but without its `)`.
+    /// Parses the inside of a set, up to but without its `)`.
     fn set_values(&mut self) -> Result<Vec<&'a str>, String> {
         let mut values = Vec::new();
         loop {
@@ -236,8 +236,8 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// A requirement whose values are valid label values, and numbers where the operator compares numbers. The key was
-/// checked when it was read.
+/// Builds a requirement after checking its values: they must be valid label values, and numbers if the operator
+/// compares numbers. The key was checked when it was parsed.
 fn checked(key: &str, operator: Operator, mut values: Vec<&str>) -> Result<Requirement, String> {
     values.sort_unstable();
     values.dedup();

@@ -225,7 +225,7 @@ fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
     }
 }
 
-/// The attack: as many requirements as fit, one of them over and over, or each another one.
+/// The attack: as many requirements as fit, all the same or all different.
 #[test]
 fn what_an_object_costs_follows_its_labels_and_not_how_much_is_asked_for() {
     let again = "!aa,".repeat(SELECTOR_BYTES_MAX / 4 - 1) + "!aa";
@@ -266,7 +266,7 @@ proptest! {
         let (object, text) = (attributes(&labels), requirements.join(","));
         if let Ok(selector) = LabelSelector::parse(&text) {
             prop_assert_eq!(selector.matches(&object), one_by_one(&selector, &object), "{} {:?}", text, labels);
-            // Whatever it matches is not nothing.
+            // A selector that matches an object cannot be impossible.
             prop_assert!(!(selector.is_impossible() && one_by_one(&selector, &object)), "{}", text);
         }
     }

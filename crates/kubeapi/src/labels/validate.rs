@@ -1,4 +1,4 @@
-//! What a label's key and value may look like, with the words of apimachinery's `pkg/api/validate/content`.
+//! The rules for label keys and values, with the error texts of apimachinery's `pkg/api/validate/content`.
 
 const NAME_BYTES_MAX: usize = 63;
 const VALUE_BYTES_MAX: usize = 63;
@@ -14,7 +14,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
     or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 
-/// All that is wrong with a label key: an optional DNS subdomain and `/`, then a name. Empty when nothing is.
+/// Returns all problems of a label key: an optional DNS subdomain and `/`, then a name. Empty if it is valid.
 pub(super) fn key_problems(key: &str) -> Vec<String> {
     let (prefix, name) = match key.split_once('/') {
         None => (None, key),
@@ -48,7 +48,7 @@ pub(super) fn key_problems(key: &str) -> Vec<String> {
     problems
 }
 
-/// All that is wrong with a label value. Empty when nothing is.
+/// Returns all problems of a label value. Empty if it is valid.
 pub(super) fn value_problems(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
     if value.len() > VALUE_BYTES_MAX {

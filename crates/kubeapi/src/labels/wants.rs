@@ -6,22 +6,22 @@ use super::super::Attributes;
 use super::super::cost::steps;
 use super::{ALLOCATION_BYTES, Operator, Requirement, Values, has, held_bytes};
 
-/// What requirements ask for, each key once and in the keys' order: what an object costs follows its labels, or the
-/// keys that are asked for, whichever are fewer, and not how often or in how many words they are asked for.
+/// The merged requirements, one per key, in the order of keys. The cost per object depends on the smaller of its labels
+/// and these keys, not on how often or how verbosely a selector names them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LabelWants {
     all: Arc<[(Box<str>, Want)]>,
-    /// How many of them a label has to be there for.
+    /// The number of requirements that need the label to be present.
     needed: usize,
-    /// They contradict each other.
+    /// Whether the requirements contradict each other.
     impossible: bool,
-    /// The number of values of the largest set.
+    /// The number of values in the largest set.
     values: usize,
-    /// Bytes of the longest text.
+    /// The length of the longest text, in bytes.
     text: usize,
 }
 
-/// The requirement on one label.
+/// The merged requirement on one label.
 #[derive(Debug, Clone)]
 enum Want {
     Absent,
@@ -29,16 +29,16 @@ enum Want {
     Other {
         present: bool,
         not: Values,
-        /// First and last number that it may be.
+        /// The lowest and the highest allowed number.
         range: Option<(i64, i64)>,
     },
 }
 
-/// Texts up to here cost what short ones do.
+/// The length up to which a comparison counts as one, in bytes.
 const TEXT_BYTES: usize = 64;
 
 impl LabelWants {
-    /// `requirements` must be sorted by key.
+    /// Merges requirements, which must be sorted by key.
     pub(super) fn of(requirements: &[Requirement]) -> Self {
         let groups = requirements.chunk_by(|a, b| a.key == b.key);
         let wants = groups.map(|group| Some((group[0].key.clone(), Want::of(group)?))).collect::<Option<Arc<[_]>>>();
@@ -58,7 +58,7 @@ impl LabelWants {
         if self.all.len() <= labels.len() {
             return self.all.iter().all(|(key, want)| want.holds(attributes.label(key)));
         }
-        // A label that is not there can only be missed by those that need it.
+        // An absent label violates only requirements that need it, which are counted.
         let (mut rest, mut found) = (&*self.all, 0);
         for (key, value) in labels {
             let at = rest.binary_search_by(|(wanted, _)| (**wanted).cmp(key));
@@ -96,7 +96,7 @@ impl LabelWants {
 }
 
 impl Want {
-    /// Joins requirements on one label; `None` if they contradict each other.
+    /// Merges the requirements on one label; `None` if they contradict each other.
     fn of(requirements: &[Requirement]) -> Option<Self> {
         let (mut absent, mut present) = (false, false);
         let (mut one_of, mut not) = (None::<Values>, BTreeSet::new());
@@ -143,8 +143,8 @@ impl Want {
         (!values.is_empty()).then_some(Self::OneOf(values))
     }
 
-    /// `value` is the object's value for the key, `None` when it has no such label. The negative operators match its
-    /// absence, all others but `!k` need its presence.
+    /// Whether the requirement holds. `value` is the object's value for the key, `None` if it has no such label. The
+    /// negative operators match an absent label; all others except `!k` need it.
     fn holds(&self, value: Option<&str>) -> bool {
         match (self, value) {
             (Self::Absent, value) => value.is_none(),

@@ -1,10 +1,10 @@
-//! The table of R-OPTIONS-1, after apimachinery's `pkg/apis/meta/internalversion/validation`.
+//! The table of R-OPTIONS-1, from apimachinery's `pkg/apis/meta/internalversion/validation`.
 
 use super::super::StatusCause;
 use super::super::go_text::json_string;
 use super::{EXACT, ListOptions, NOT_OLDER_THAN};
 
-/// All that is wrong, in the apiserver's order.
+/// Returns all problems, in the apiserver's order.
 pub(super) fn problems(options: &ListOptions, as_watch: bool, watch_list_gate: bool) -> Vec<StatusCause> {
     if as_watch { watch_problems(options, watch_list_gate) } else { list_problems(options) }
 }
@@ -70,7 +70,7 @@ fn forbidden(field: &str, why: &str) -> StatusCause {
     StatusCause { reason, message: format!("Forbidden: {why}"), field: field.to_owned() }
 }
 
-/// The value is printed as JSON, not as Go quotes strings: its Go type is not plain `string`.
+/// The value is formatted as JSON rather than with Go's quoting, because its Go type is not plain `string`.
 fn match_unsupported(value: &str, supported: &str) -> StatusCause {
     let message = format!("Unsupported value: {}: supported values: {supported}", json_string(value));
     StatusCause { reason: "FieldValueNotSupported".to_owned(), message, field: "resourceVersionMatch".to_owned() }

@@ -1,13 +1,13 @@
-//! The matrices of R-GET-1, R-LIST-1 and R-WATCH-2 as functions: what a request's version parameters mean.
+//! The matrices of R-GET-1, R-LIST-1 and R-WATCH-2 as functions: the meaning of a request's version parameters.
 
 use super::super::go_text::parse_uint;
 use super::super::{ContinueAt, ContinueToken, ResourceVersion, Status};
 use super::{EXACT, ListOptions};
 
-/// How fresh an answer must be.
+/// How fresh a response must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VersionMatch {
-    /// Nothing was asked: the most recent state, consistent with every earlier write.
+    /// Not specified: the most recent state, consistent with every earlier write.
     Unset,
     /// `0`: any state, however old.
     Any,
@@ -17,27 +17,27 @@ pub enum VersionMatch {
     Exact(ResourceVersion),
 }
 
-/// What a LIST asks for: one row of the matrix in R-LIST-1.
+/// The parameters of a LIST: one row of the matrix in R-LIST-1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListPlan {
     pub version: VersionMatch,
-    /// The most items a page may have; `None` is all of them. A list at version `0` has no limit: the apiserver's cache
-    /// ignores it.
+    /// The maximum number of items in a page; `None` means all. A list at version `0` has no limit, because the
+    /// apiserver's cache ignores it.
     pub limit: Option<u64>,
     /// The first key of this page; `None` is the beginning.
     pub start: Option<String>,
 }
 
-/// Where a WATCH starts: one row of the matrix in R-WATCH-2.
+/// The start of a WATCH: one row of the matrix in R-WATCH-2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WatchStart {
-    /// With the first event above this version; no state first. A version from the future is no error.
+    /// With the first event after this version, without a state. A future version is not an error.
     After(ResourceVersion),
     /// At the cache's current version, without its state.
     FromCached,
-    /// At the most recent version of all, without state.
+    /// At the most recent version, without a state.
     FromCurrent,
-    /// With the whole state as `ADDED` events, then the events behind it.
+    /// With the whole state as `ADDED` events, then the events after it.
     State {
         /// How fresh the state must be; never [`VersionMatch::Exact`].
         at: VersionMatch,
@@ -47,12 +47,12 @@ pub enum WatchStart {
 }
 
 impl WatchStart {
-    /// Synthetic `ADDED` events come first.
+    /// Whether synthetic `ADDED` events come first.
     pub fn sends_initial_events(self) -> bool {
         matches!(self, Self::State { .. })
     }
 
-    /// The bookmark with the annotation `k8s.io/initial-events-end` is due after them.
+    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows them.
     pub fn ends_with_bookmark(self) -> bool {
         matches!(self, Self::State { end_bookmark: true, .. })
     }
@@ -84,7 +84,7 @@ pub(super) fn list_plan(options: &ListOptions) -> Result<ListPlan, Status> {
         (_, None) => VersionMatch::Unset,
         (_, Some(ResourceVersion(0))) => VersionMatch::Any,
         (EXACT, Some(version)) => VersionMatch::Exact(version),
-        // Before there was a match parameter, a page had to be one of an exact version.
+        // A page without a match parameter is of an exact version, as before that parameter existed.
         ("", Some(version)) if limit.is_some() => VersionMatch::Exact(version),
         (_, Some(version)) => VersionMatch::NotOlderThan(version),
     };
@@ -96,7 +96,7 @@ pub(super) fn watch_start(options: &ListOptions) -> Result<WatchStart, Status> {
     let version = get_version(&options.resource_version)?;
     Ok(match (options.send_initial_events, version) {
         (Some(true), at) => WatchStart::State { at, end_bookmark },
-        // Without a word about initial events, no version means any: the oldest form of watch.
+        // Without sendInitialEvents, a missing version means any: the oldest form of watch.
         (None, VersionMatch::Unset | VersionMatch::Any) => WatchStart::State { at: VersionMatch::Any, end_bookmark },
         (Some(false), VersionMatch::Unset) => WatchStart::FromCurrent,
         (Some(false), VersionMatch::Any) => WatchStart::FromCached,
@@ -104,7 +104,7 @@ pub(super) fn watch_start(options: &ListOptions) -> Result<WatchStart, Status> {
     })
 }
 
-/// Empty is none. Leading zeros are allowed, as the apiserver allows them.
+/// Parses a version; an empty text is `None`. Leading zeros are allowed, as in the apiserver.
 fn parse(text: &str) -> Result<Option<ResourceVersion>, String> {
     if text.is_empty() { Ok(None) } else { parse_uint(text).map(|number| Some(ResourceVersion(number))) }
 }

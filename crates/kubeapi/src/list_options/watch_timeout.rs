@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// The requested length of a watch (R-TIMEOUT-1).
+/// The requested duration of a watch (R-TIMEOUT-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchTimeout {
     /// The server chooses.
@@ -13,8 +13,8 @@ pub enum WatchTimeout {
 const NANOSECONDS: i64 = 1_000_000_000;
 
 impl WatchTimeout {
-    /// Interprets `timeoutSeconds` as the apiserver does, which counts nanoseconds in 64 bits. A large number overflows
-    /// and may mean any length.
+    /// Interprets `timeoutSeconds` like the apiserver, which counts nanoseconds in 64 bits. A large number overflows
+    /// and may mean any duration.
     pub fn of(timeout_seconds: Option<i64>) -> Self {
         match u64::try_from(timeout_seconds.unwrap_or(0).wrapping_mul(NANOSECONDS)) {
             Ok(0) => Self::Unset,
@@ -23,7 +23,7 @@ impl WatchTimeout {
         }
     }
 
-    /// The requested length, at most `max`; `max` if none was requested.
+    /// The requested duration, at most `max`; `max` if none was requested.
     pub fn within(self, max: Duration) -> Duration {
         match self {
             Self::Lasts(length) => length.min(max),

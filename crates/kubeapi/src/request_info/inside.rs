@@ -1,27 +1,26 @@
-//! Requests that go on to what objects stand for, instead of being about the objects.
+//! Detects requests that reach into a workload or node rather than its API object.
 
 use super::path::Path;
 use super::{RequestInfo, Verb};
 
-/// What leads to a process, a port or a kubelet: of pods, services and nodes, and of whatever an aggregated API has
-/// (the machines of a virtualization, other clusters). The verb that a role would have to allow for them is `get` for
-/// most, and says nothing of what can be done there.
-/// `console`, `usbredir`, `vnc` and `vsock` are the ways of `KubeVirt` into a virtual machine.
+/// Subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
+/// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which says nothing about their
+/// effect. `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
 const WAYS_IN: [&str; 8] = ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
-/// How often a path may be unescaped between here and what acts on it.
+/// The maximum number of times that servers on the way may unescape a path.
 const UNESCAPES_MAX: usize = 4;
 
-/// Whether a request reaches into pods, services or nodes, whatever its method. `info` is what is known of it, and
-/// `path` what stands in the request line.
+/// Whether a request reaches into pods, services or nodes, whatever its method. `info` is its parsed form, if
+/// available, and `path` the raw path of the request line.
 ///
-/// Of a path in its common spelling that is what the apiserver says. Any other path is taken at its worst: there may be
-/// servers in front of the apiserver that merge slashes, resolve dots, unescape once more or do not mind the case.
+/// For a path in canonical spelling, the apiserver's rules apply. For any other path the worst case is assumed: servers
+/// in front of the apiserver may merge slashes, resolve dots, unescape again or ignore the case.
 pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     match info {
         Some(info) if info.is_canonical => {
             return info.verb == Verb::Proxy || WAYS_IN.contains(&info.subresource.as_str());
         }
-        // Of a verb, and nothing behind it.
+        // A path prefix such as `watch` without a resource.
         None if Path::parse(path).is_some_and(|path| path.is_canonical()) => return false,
         _ => {}
     }
@@ -36,12 +35,12 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
         }
         text = next;
     }
-    // Nobody who means well escapes as often.
+    // No legitimate client escapes this often.
     true
 }
 
-/// Whether a segment could be taken for one of them. What follows some characters is cut off by some servers, or is a
-/// query once they are unescaped.
+/// Whether a server could interpret a segment as one of them. Some servers cut the segment off at certain characters,
+/// or treat the rest as a query after unescaping.
 fn is_way_in(segment: &[u8]) -> bool {
     let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
     let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);
@@ -50,7 +49,7 @@ fn is_way_in(segment: &[u8]) -> bool {
     WAYS_IN.iter().any(|way| segment[start..=last].eq_ignore_ascii_case(way.as_bytes()))
 }
 
-/// With every escape undone that is one. What is none stays, as some servers have it.
+/// Resolves all valid escapes. Invalid ones are kept, as some servers do.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
     let mut undone = Vec::with_capacity(text.len());

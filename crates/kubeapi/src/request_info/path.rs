@@ -1,4 +1,4 @@
-//! The path of a request as Go's `net/url` and the apiserver's `splitPath` read it.
+//! The path of a request as Go's `net/url` and the apiserver's `splitPath` parse it.
 
 use super::super::query::unescape;
 
@@ -8,7 +8,8 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// `None` for an escape that is none. Escapes are undone before the path is split: `%2F` separates segments.
+    /// Parses a path; `None` for an invalid escape. Escapes are resolved before the path is split, so `%2F` separates
+    /// segments.
     pub(super) fn parse(raw: &str) -> Option<Self> {
         Some(Self { raw: raw.to_owned(), decoded: unescape(raw, false)?.into_text() })
     }
@@ -21,7 +22,7 @@ impl Path {
         &self.decoded
     }
 
-    /// Slashes at both ends do not count, however many; empty segments inside do.
+    /// The segments. Slashes at both ends are ignored, however many; empty segments inside are kept.
     pub(super) fn segments(&self) -> Vec<&str> {
         match self.decoded.trim_matches('/') {
             "" => Vec::new(),
@@ -29,8 +30,8 @@ impl Path {
         }
     }
 
-    /// See [`RequestInfo::is_canonical`](super::RequestInfo::is_canonical). A colon is allowed: names of RBAC objects
-    /// have it.
+    /// See [`RequestInfo::is_canonical`](super::RequestInfo::is_canonical). A colon is allowed, because names of RBAC
+    /// objects contain it.
     pub(super) fn is_canonical(&self) -> bool {
         let Some(path) = self.raw.strip_prefix('/') else { return false };
         let path = path.strip_suffix('/').unwrap_or(path);

@@ -4,7 +4,7 @@ use super::super::go_text::{aggregate, escape_html, parse_uint, quote};
 use super::super::{Access, AccessTarget, Gvr, RequestInfo, SelectorError};
 use super::{Status, StatusCause, StatusDetails};
 
-/// Where a "too large resource version" tells the client to try again. The watch cache says one second.
+/// The retry delay for "too large resource version", as in the watch cache.
 const TOO_LARGE_RETRY_AFTER_SECONDS: i32 = 1;
 const SERVER_TIMEOUT_RETRY_AFTER_SECONDS: i32 = 2;
 const STARTING_RETRY_AFTER_SECONDS: i32 = 5;
@@ -23,8 +23,8 @@ impl Status {
         }
     }
 
-    /// What an answer says that carries only a code and some text. The reason is the one that belongs to the code
-    /// (apimachinery's `NewGenericServerResponse`), so that callers need only look at Statuses.
+    /// The Status of a response with only a code and some text. The reason is the one for the code (apimachinery's
+    /// `NewGenericServerResponse`), so that callers handle only Statuses.
     pub fn from_code(code: u16, text: &str) -> Self {
         let reason = match code {
             400 => "BadRequest",
@@ -45,7 +45,7 @@ impl Status {
         Self::failure(i32::from(code), reason, text)
     }
 
-    /// Tells when to try again.
+    /// Sets the retry delay.
     pub fn set_retry_after(&mut self, seconds: u32) {
         let details = self.details.get_or_insert_with(StatusDetails::default);
         details.retry_after_seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
@@ -68,13 +68,13 @@ impl Status {
             .with_details(StatusDetails::default())
     }
 
-    /// 400: `message` is all the client gets.
+    /// 400 with only a message.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::failure(400, "BadRequest", message)
     }
 
-    /// 422: list options that exclude each other, all of them at once (R-OPTIONS-1). `causes` carry the messages
-    /// without the field.
+    /// 422: list options that exclude each other (R-OPTIONS-1). `causes` lists all problems, with messages that do not
+    /// include the field.
     pub fn invalid_list_options(causes: Vec<StatusCause>) -> Self {
         let errors: Vec<_> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
         let why = aggregate(&errors).map(|errors| format!(": {errors}")).unwrap_or_default();
@@ -84,7 +84,7 @@ impl Status {
         Self::failure(422, "Invalid", message).with_details(details)
     }
 
-    /// 410 in any words.
+    /// 410 with any message.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::failure(410, "Expired", message)
     }
@@ -99,13 +99,13 @@ impl Status {
         Self::expired("The resourceVersion for the provided watch is too old.")
     }
 
-    /// 410 for a list at an exact version that is gone (R-GONE-3).
+    /// 410 for a list at an exact version that is no longer available (R-GONE-3).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
     }
 
-    /// 410 for a continue token whose version is gone; `new_token` goes on from the same key at the current version
-    /// (R-CONTINUE-4).
+    /// 410 for a continue token whose version is no longer available; `new_token` continues from the same key at the
+    /// current version (R-CONTINUE-4).
     pub fn continue_expired(new_token: impl Into<String>) -> Self {
         let mut status = Self::expired(
             "The provided continue parameter is too old to display a consistent list result. You can start a new list \
@@ -118,7 +118,7 @@ impl Status {
         status
     }
 
-    /// 504: a version from the future that did not arrive in time (R-VERSION-4).
+    /// 504: a future version that was not reached in time (R-VERSION-4).
     pub fn too_large(requested: u64, current: u64) -> Self {
         let cause = StatusCause {
             reason: "ResourceVersionTooLarge".to_owned(),
@@ -131,7 +131,7 @@ impl Status {
         Self::failure(504, "Timeout", message).with_details(details)
     }
 
-    /// A 504 for a list at an exact version, which storage answers at once and without advice (R-LIST-5).
+    /// 504 for a list at an exact version, which storage returns at once and without a retry delay (R-LIST-5).
     pub fn too_large_exact(requested: u64, current: u64) -> Self {
         let mut status = Self::too_large(requested, current);
         if let Some(details) = &mut status.details {
@@ -140,7 +140,7 @@ impl Status {
         status
     }
 
-    /// 429 as a Status: the request may be repeated after `retry_after_seconds`.
+    /// 429: the request may be retried after `retry_after_seconds`.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let retry_after_seconds = i32::try_from(retry_after_seconds).unwrap_or(i32::MAX);
         let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
@@ -152,7 +152,7 @@ impl Status {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
     }
 
-    /// 500 `ServerTimeout`: the storage behind did not answer (R-LIST-5). `operation` is the verb.
+    /// 500 `ServerTimeout`: the storage did not respond (R-LIST-5). `operation` is the verb.
     pub fn server_timeout(gvr: &Gvr, operation: &str) -> Self {
         let resource = gvr.group_resource();
         let message = format!(
@@ -163,19 +163,19 @@ impl Status {
         Self::failure(500, "ServerTimeout", message).with_details(details)
     }
 
-    /// 405 for a method that no route has (R-METHOD-1).
+    /// 405 for a method without a route (R-METHOD-1).
     pub fn method_not_allowed() -> Self {
         Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
             .with_details(StatusDetails::default())
     }
 
-    /// 405 for a watch of a resource that can only be read (R-METHOD-3).
+    /// 405 for a watch of a resource that does not support it (R-METHOD-3).
     pub fn watch_not_supported(gvr: &Gvr) -> Self {
         let message = format!("watch is not supported on resources of kind {}", quote(&gvr.group_resource()));
         Self::failure(405, "MethodNotAllowed", message).with_details(about(gvr, ""))
     }
 
-    /// 406 of the router (R-ACCEPT-4). Only collection routes also produce watches.
+    /// 406 of the router (R-ACCEPT-4). Only collection routes also support watches.
     pub fn not_acceptable_router(collection: bool) -> Self {
         let streams = if collection {
             ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
@@ -187,7 +187,7 @@ impl Status {
         Self::failure(406, "NotAcceptable", message).with_details(StatusDetails::default())
     }
 
-    /// 406 of the handler (R-ACCEPT-4): no clause of the Accept header survived.
+    /// 406 of the handler (R-ACCEPT-4): no clause of the Accept header fits.
     pub fn not_acceptable() -> Self {
         let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
         Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
@@ -199,7 +199,7 @@ impl Status {
         Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
     }
 
-    /// 500 with the error's text, twice.
+    /// 500 with the error's text in the message and in a cause.
     pub fn internal(message: impl Into<String>) -> Self {
         let message = message.into();
         let text = format!("Internal error occurred: {message}");
@@ -208,17 +208,17 @@ impl Status {
         Self::failure(500, "InternalError", text).with_details(details)
     }
 
-    /// 500 for stored data that cannot be read back.
+    /// 500 for stored data that cannot be decoded.
     pub fn storage_read_error(message: impl Into<String>) -> Self {
         Self::failure(500, "StorageReadError", message)
     }
 
-    /// 500 without a reason: what GET and WATCH answer to a resourceVersion that is no number (R-QUERY-4).
+    /// 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number (R-QUERY-4).
     pub fn bad_resource_version(raw: &str) -> Self {
         Self::failure(500, "", invalid_version(raw))
     }
 
-    /// 400: what LIST answers to it.
+    /// 400: the response of LIST to a resourceVersion that is not a number.
     pub fn bad_list_resource_version(raw: &str) -> Self {
         Self::bad_request(format!("invalid resource version: {}", invalid_version(raw)))
     }
@@ -230,12 +230,13 @@ impl Status {
 
     /// 403 in the apiserver's words (R-AUTHZ-3). `reason` is the authorizer's, which may be empty.
     ///
-    /// Text that the caller controls is HTML-escaped, as there; the authorizer's reason and the object's name are not.
+    /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
+    /// name are not.
     pub fn forbidden(user: &str, request: &RequestInfo, reason: &str) -> Self {
         Self::forbidden_access(user, &Access::of(request), reason)
     }
 
-    /// A 403 for an access that is part of a request.
+    /// 403 for an access that is part of a request.
     pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
@@ -256,8 +257,7 @@ impl Status {
         Self::failure(503, "ServiceUnavailable", message)
     }
 
-    /// 503 while the process goes away (R-STATUS-3). The header `Retry-After: 1` is the caller's: it is not in the
-    /// body.
+    /// 503 during shutdown (R-STATUS-3). The caller adds the header `Retry-After: 1`, which is not in the body.
     pub fn shutting_down() -> Self {
         Self::service_unavailable("apiserver is shutting down")
     }
@@ -270,21 +270,21 @@ impl Status {
         Self::service_unavailable(message).with_details(details)
     }
 
-    /// 504 when a LIST or GET did not finish in time. The apiserver writes it without kind and apiVersion, and with a
-    /// `text/plain` content type (R-TIMEOUT-3).
+    /// 504 for a LIST or GET that did not finish in time. The apiserver sends it without kind and apiVersion, and with
+    /// a `text/plain` content type (R-TIMEOUT-3).
     pub fn deadline_exceeded() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         let status = Self::failure(504, "Timeout", message).with_details(StatusDetails::default());
         Self { kind: String::new(), api_version: String::new(), ..status }
     }
 
-    /// 504 in other words: a server behind did not answer.
+    /// 504 with another message: an upstream server did not respond.
     pub fn gateway_timeout(message: impl AsRef<str>) -> Self {
         Self::failure(504, "Timeout", format!("Timeout: {}", message.as_ref())).with_details(StatusDetails::default())
     }
 }
 
-/// 400 with the parser's text.
+/// Converts to a 400 with the parser's text.
 impl From<SelectorError> for Status {
     fn from(error: SelectorError) -> Self {
         Self::bad_request(error.to_string())
@@ -300,7 +300,7 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
     }
 }
 
-/// The sentence that says who may not do what, where.
+/// The sentence that states the denied user, access and scope.
 fn denied(user: &str, access: &Access) -> String {
     let (user, verb) = (quote(user), &access.verb);
     let of = match &access.target {

@@ -1,7 +1,7 @@
 //! A [`Status`] in protobuf: the `k8s\0` magic, a `runtime.Unknown` around it, and `meta/v1.Status` inside.
 //!
 //! Field numbers: apimachinery `pkg/runtime/generated.proto` and `pkg/apis/meta/v1/generated.proto`. Like the
-//! apiserver's generated code, the encoder writes every scalar field, empty ones too.
+//! apiserver's generated code, the encoder writes every scalar field, including empty ones.
 
 use super::{Status, StatusCause, StatusDetails, StatusMetadata};
 
@@ -36,7 +36,7 @@ fn status_message(status: &Status) -> Vec<u8> {
 fn metadata_message(metadata: &StatusMetadata) -> Vec<u8> {
     let StatusMetadata { resource_version, continue_token, remaining_item_count } = metadata;
     let mut bytes = Vec::new();
-    put_bytes(&mut bytes, 1, b""); // selfLink, gone since 1.20
+    put_bytes(&mut bytes, 1, b""); // selfLink, removed in 1.20
     put_bytes(&mut bytes, 2, resource_version.as_bytes());
     put_bytes(&mut bytes, 3, continue_token.as_bytes());
     if let Some(count) = remaining_item_count {
@@ -69,7 +69,7 @@ fn put_bytes(into: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     into.extend_from_slice(bytes);
 }
 
-/// Negative numbers take ten bytes, as protobuf's `int32` and `int64` do.
+/// Writes a number. Negative ones take ten bytes, as in protobuf's `int32` and `int64`.
 fn put_integer(into: &mut Vec<u8>, field: u8, number: i64) {
     into.push(field << 3);
     put_varint(into, number.cast_unsigned());
@@ -176,7 +176,7 @@ struct Message<'a>(&'a [u8]);
 enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// Fixed-width numbers, of which none is ours.
+    /// A fixed-width number, which no known field uses.
     Fixed,
 }
 

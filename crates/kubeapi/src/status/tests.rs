@@ -2,14 +2,14 @@ use super::*;
 use crate::{Gvr, Query, RequestInfo, SelectorError};
 use proptest::prelude::*;
 
-/// One line for each constructor: its case and the body, as the apiserver writes it.
+/// One line for each constructor: its case and the body, as the apiserver sends it.
 const BODIES: &str = include_str!("bodies.txt");
 
 fn wire(status: &Status) -> String {
     String::from_utf8(status.to_event_json()).expect("text")
 }
 
-/// The bytes between the members that every failure shares.
+/// A Status with the members that every failure shares.
 fn failure(tail: &str) -> String {
     format!(r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure",{tail}}}"#)
 }
@@ -113,7 +113,7 @@ fn the_three_json_forms_differ_in_white_space_only() {
 
 #[test]
 fn the_protobuf_form_is_the_apiservers() {
-    // The 410 of a watch that is too old, field by field as the generated Go code lays it out.
+    // The 410 of a watch that is too old, field by field in the layout of the generated Go code.
     let expected = [
         b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x40".as_slice(),
         b"\x0a\x06\x0a\x00\x12\x00\x1a\x00",

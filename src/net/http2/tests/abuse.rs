@@ -1,10 +1,10 @@
-//! Clients that break rules, ask for more than there is room for, or send what brings nothing.
+//! Clients that break rules, exceed limits, or send useless frames.
 
 use super::*;
 use crate::net::http2::output::GATHERED_BYTES_MAX;
 use crate::net::http2::windows::UPLOAD_BYTES_MAX;
 
-/// More of what brings nothing than a client may send at once.
+/// More useless frames than a client may send at once.
 const TOO_MANY: usize = 1_100;
 
 fn bytes(kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -20,7 +20,7 @@ impl Client {
         self.io.write_all(&frames.concat()).await.expect("open");
     }
 
-    /// Reads up to the end of the connection. Returns the reason that the server gives.
+    /// Reads up to the end of the connection. Returns the error code that the server gives.
     async fn reason(&mut self) -> u32 {
         loop {
             let (head, payload) = self.next().await;
@@ -31,7 +31,7 @@ impl Client {
     }
 }
 
-/// As Go's client does for what it has read: long after the answer has ended, and thousands of times.
+/// Go's client returns window like this for data it has read: thousands of times, long after the response has ended.
 #[tokio::test(start_paused = true)]
 async fn room_for_an_answer_that_has_ended_costs_no_patience() {
     let mut client = Client::new(1 << 20).await;
@@ -48,7 +48,7 @@ async fn room_for_an_answer_that_has_ended_costs_no_patience() {
     assert_eq!(client.next().await.0.kind, FrameKind::Ping);
 }
 
-/// A client that asks and asks, and never reads.
+/// A client that sends requests in a loop and never reads.
 #[tokio::test(start_paused = true)]
 async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
     let mut client = Client::new(1 << 10).await;
@@ -56,7 +56,8 @@ async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
     while timeout(Duration::from_millis(200), client.put(FrameKind::Ping, 0, 0, &[0; 8])).await.is_ok() {
         taken += 1;
     }
-    // A ping and its answer are 17 bytes. Patience would have ended at a thousand, and it is not asked about more.
+    // A ping and its reply are 17 bytes each. The abuse budget ends the connection after a thousand pings, long before
+    // the output limit.
     assert!(taken <= 1_100, "{taken}");
 }
 
@@ -102,7 +103,7 @@ async fn data_of_a_reset_stream_is_free_up_to_its_window_and_gives_the_connectio
         client.next().await;
         client.server.0.lock()[stream as usize / 2].2.cut("test");
         assert_eq!(client.numbers().await, reset(stream, Reason::Cancel));
-        // More frames than a client may send of what brings nothing.
+        // More frames than the abuse budget allows.
         let sent = bytes(FrameKind::Data, 0, stream, &[0; 128]);
         client.write(&vec![sent; UPLOAD_BYTES_MAX / 128]).await;
     }
@@ -116,7 +117,7 @@ async fn data_of_a_reset_stream_is_free_up_to_its_window_and_gives_the_connectio
     assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
 }
 
-/// A stream that is answered for long, and whose body nobody reads.
+/// A stream with a long response, whose request body nothing reads.
 #[tokio::test(start_paused = true)]
 async fn body_that_nobody_takes_is_limited_to_the_window_it_had() {
     let mut client = Client::new(1 << 20).await;
@@ -140,7 +141,7 @@ async fn unfinished_header_block_ends_the_connection_after_its_time() {
     ];
     for begun in begun {
         let mut client = Client::new(1 << 16).await;
-        // One that is finished in time does not count.
+        // A block finished in time does not count.
         client.put(FrameKind::Headers, END_STREAM, 1, GET).await;
         tokio::time::sleep(LIMITS.header_max.mul_f64(0.9)).await;
         client.put(FrameKind::Continuation, END_HEADERS, 1, &[]).await;
@@ -148,7 +149,7 @@ async fn unfinished_header_block_ends_the_connection_after_its_time() {
         tokio::time::sleep(Duration::from_secs(15)).await;
         let start = Instant::now();
         client.io.write_all(&begun).await.expect("open");
-        // The first stream is asked for already.
+        // The first stream has begun already.
         assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
         assert_eq!(start.elapsed().as_secs(), LIMITS.header_max.as_secs());
         assert!(client.ended.await.expect("no panic").is_err());
@@ -174,7 +175,7 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
     let mut client = Client::on(Connection::default(), 1 << 16).await;
     client.write(&[get(1), get(3), get(5), bytes(FrameKind::Ping, 0, 0, &[1; 8])]).await;
     assert_eq!(client.next().await.0.stream, 1);
-    // What is sent meanwhile waits as well.
+    // Other frames wait as well.
     client.put(FrameKind::Ping, 0, 0, &[2; 8]).await;
     client.server.send(0, &b"event"[..]);
     assert_eq!((client.next().await.0.kind, client.server.asked()), (FrameKind::Data, 1));
@@ -182,7 +183,7 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
     client.server.0.lock().clear();
     assert_eq!(client.next().await.0.flags, END_STREAM);
     assert_eq!((client.next().await.0.stream, client.server.asked()), (3, 1));
-    // And all of them once the caller is known.
+    // All of them begin once the caller is known.
     client.connection.found_known(None);
     client.server.send(0, &b"event"[..]);
     let kinds = [client.next().await.0, client.next().await.0, client.next().await.0, client.next().await.0];
@@ -194,7 +195,7 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
 async fn heads_beyond_the_budget_are_refused_and_may_come_again() {
     let mut client = Client::new(1 << 16).await;
     let _all = client.budget.connection().charge(64 << 20).expect("the budget is empty");
-    // Both come before the first is answered.
+    // Both arrive before the first response.
     client.write(&[get(1), get(3)]).await;
     assert_eq!(client.numbers().await, reset(3, Reason::Refused));
     assert_eq!(client.next().await.0.stream, 1);
@@ -219,7 +220,7 @@ async fn indexed_value_is_shared_by_requests() {
 #[tokio::test(start_paused = true)]
 async fn heads_of_answers_wait_for_room_and_beyond_their_limit_streams_are_reset() {
     let mut client = Client::new(1 << 10).await;
-    // The first one fills the output, and two fit into what may wait.
+    // The first response fills the output, and two more fit into the limit for waiting heads.
     client.server.1.store(GATHERED_BYTES_MAX + (336 << 10), Ordering::Relaxed);
     client.write(&[get(1), get(3), get(5), get(7)]).await;
     let (mut heads, mut resets) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Polls that have had their slice of a core.
+//! Tests of polls whose slice of a core has ended.
 
 use std::task::{Context, Waker};
 
@@ -8,7 +8,7 @@ use crate::net::http2::connection::BEGUN_MAX;
 
 const STREAMS: u32 = 4;
 
-/// Settings, and a GET on each of so many streams.
+/// SETTINGS, and a GET on each of so many streams.
 fn asked(streams: u32) -> Vec<u8> {
     let frame = |kind, flags, stream, payload: &[u8]| {
         [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
@@ -24,7 +24,7 @@ async fn requests_begin_a_few_at_a_time() {
     let connection = Connection::default();
     connection.found_known(None);
     let known = (connection, Arc::<HeadBudget>::default().connection());
-    // How many have begun, the most that had begun and were not polled, and how many were polled.
+    // The number of requests begun, the most that had begun and were not polled, and the number polled.
     let counts = Arc::new(Mutex::new((0, 0, 0)));
     let counted = counts.clone();
     let limits = Http2Limits { streams_max: MANY as usize, ..LIMITS };
@@ -45,8 +45,8 @@ async fn requests_begin_a_few_at_a_time() {
     assert_eq!(*counts.lock(), (MANY, u32::try_from(BEGUN_MAX).expect("few"), MANY));
 }
 
-/// What has been asked and sent after each poll until nothing is left to do. `is_over` says whether each poll has had
-/// its slice when it begins.
+/// The requests taken and the responses sent after each poll, until nothing is left to do. `is_over` makes the slice of
+/// each poll end at its start.
 async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let (mut from, mut to) = tokio::io::split(near);
@@ -84,6 +84,6 @@ async fn poll_that_has_had_its_slice_leaves_streams_and_requests_to_the_next() {
     let seen = polls(true).await;
     let steps = seen.iter().zip(&seen[1..]).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
     assert_eq!((seen[0].0, seen.last()), (1, Some(&(all, all))));
-    // One in any case, and one more before it looks at the clock again.
+    // One in any case, and one more before the poll checks the clock again.
     assert!(steps.clone().all(|(asked, sent)| asked <= 1 && sent <= 2), "{seen:?}");
 }

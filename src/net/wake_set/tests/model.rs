@@ -1,29 +1,30 @@
-//! The set as a model: a task, a stream and a codec, and others that wake them, whose single steps may mix in any way.
+//! A model of the set: a task, a stream, a codec and the threads that wake them, whose single steps interleave in any
+//! order.
 //!
-//! Each step is one operation on a shared word, as the code has it, in the one order that `SeqCst` gives. What the code
-//! does for a reason is a [`Rule`]: without any of them the model finds a wake that is lost.
+//! Each step is one operation on a shared word, as in the code, in the single order that `SeqCst` gives. Each reason
+//! for an order of steps is a [`Rule`]: without any one of them, the model finds a lost wake-up.
 
 use std::collections::HashSet;
 
-/// Why the steps are in this order.
+/// The reasons for the order of the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
-    /// The task looks once more when it no longer says that it is looking.
+    /// After the task has cleared its polling flag, it looks once more.
     LookAgain,
-    /// A stream is taken off the set before it is polled, and not after it.
+    /// A stream is removed from the set before it is polled.
     AnswerFirst,
-    /// Whoever wakes comes on the set first, and then looks whether the task does.
+    /// A waker adds its part to the set before it reads the task's polling flag.
     ComeFirst,
-    /// The codec's flag is taken before it is polled.
+    /// The codec's flag is cleared before the codec is polled.
     TakeFirst,
 }
 
 const RULES: [Rule; 4] = [Rule::LookAgain, Rule::AnswerFirst, Rule::ComeFirst, Rule::TakeFirst];
-/// The part that each of the others wakes.
+/// The part that each waker wakes.
 const WAKERS: [Part; 3] = [Part::Stream, Part::Stream, Part::Codec];
-/// Turns that the task takes in one look. The code takes more, and this is enough for the last one to matter.
+/// The rounds that the task takes in one poll. The code takes more; this many suffice for the last one to matter.
 const TURNS: u8 = 2;
-/// A waker that has nothing left to do.
+/// The number of steps of a waker that has finished.
 const DONE: u8 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,26 +33,26 @@ enum Part {
     Codec,
 }
 
-/// All that is shared, and where everybody is.
+/// The shared state, and the position of each thread.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the code's")]
 struct State {
     /// The executor will run the task.
     is_woken: bool,
     is_polling: bool,
-    /// The stream is said to be on the set.
+    /// Whether the stream is marked as in the set.
     is_marked: bool,
-    /// It is.
+    /// Whether the stream is in the set.
     is_listed: bool,
     codec: bool,
-    /// What has happened for stream and codec, and what they have seen.
+    /// The number of occurrences for stream and codec, and how many each has seen.
     happened: [u8; 2],
     seen: [u8; 2],
     task: Task,
     turn: u8,
-    /// Steps that each has taken.
+    /// The number of steps of each waker.
     wakers: [u8; WAKERS.len()],
-    /// What a waker saw that looked at the task too early.
+    /// The polling flag as read by a waker that reads it too early.
     saw: [bool; WAKERS.len()],
 }
 
@@ -60,7 +61,7 @@ struct State {
 enum Task {
     Sleep,
     TakeStreams,
-    /// Two for a stream that was on the set: taken off, and polled.
+    /// The two steps for a stream from the set: unmark it and poll it.
     First,
     Second,
     TakeCodec,
@@ -86,7 +87,7 @@ const BEGUN: State = State {
 };
 
 impl State {
-    /// The task's next step, unless it sleeps.
+    /// Takes the task's next step, unless it sleeps.
     fn task(&mut self, broken: Option<Rule>) -> bool {
         let keeps = |rule| broken != Some(rule);
         self.task = match self.task {
@@ -124,7 +125,7 @@ impl State {
             Task::IsQuiet => Task::TakeStreams,
             Task::EndLook => {
                 self.is_polling = false;
-                // Without the rule it goes by what it has seen before.
+                // Without the rule, the task relies on what it has seen before.
                 if !keeps(Rule::LookAgain) {
                     self.is_woken |= self.turn == TURNS;
                 }
@@ -150,7 +151,7 @@ impl State {
         !self.codec && !self.is_listed
     }
 
-    /// The next step of one who wakes, if there is one.
+    /// Takes the next step of a waker, if there is one.
     fn waker(&mut self, number: usize, broken: Option<Rule>) -> bool {
         let (part, comes_first) = (WAKERS[number], broken != Some(Rule::ComeFirst));
         if self.wakers[number] == DONE {
@@ -161,7 +162,7 @@ impl State {
             (1, _) => self.happened[part as usize] += 1,
             (2, _) => self.saw[number] = !comes_first && self.is_polling,
             (3, Part::Codec) => self.codec = true,
-            // Somebody else comes on the set for it, and wakes.
+            // Another waker adds the stream and wakes the task.
             (3, Part::Stream) if self.is_marked => self.wakers[number] = DONE,
             (3, Part::Stream) => self.is_marked = true,
             (4, Part::Codec) => {}
@@ -172,8 +173,7 @@ impl State {
     }
 }
 
-/// Goes through every state that can be reached: their number, and one in which nothing more happens although somebody
-/// has not seen what has.
+/// Visits every reachable state. Returns their number, and a final state in which a part has not seen an occurrence.
 fn explore(broken: Option<Rule>) -> (usize, Option<State>) {
     let (mut known, mut next, mut lost) = (HashSet::from([BEGUN]), vec![BEGUN], None);
     while let Some(state) = next.pop() {
@@ -203,7 +203,7 @@ fn no_order_of_steps_loses_a_wake() {
     assert!(states > 5_000, "{states} states are not all of them");
 }
 
-/// What shows that it would be found.
+/// The model finds a lost wake-up if any rule is missing.
 #[test]
 fn each_rule_is_there_for_a_wake_that_would_be_lost() {
     for rule in RULES {

@@ -1,4 +1,5 @@
-//! Which encoding answers, and which representations are upstream's to make (R-ACCEPT-1, R-ACCEPT-4, R-CLIENT-5).
+//! The encoding of responses, and the representations that only upstream can write (R-ACCEPT-1, R-ACCEPT-4,
+//! R-CLIENT-5).
 
 use super::fixture::get;
 use crate::serve::route::{ForwardReason, Route};
@@ -13,7 +14,7 @@ const WIDGET_WATCH: &str = "/apis/example.com/v1/widgets?watch=1&resourceVersion
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
-/// What `kubectl get` accepts.
+/// The Accept header of `kubectl get`.
 const KUBECTL: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
                        application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
@@ -48,7 +49,8 @@ fn clients_get_the_form_that_the_apiserver_would_choose() {
     );
 }
 
-/// There is no protobuf of a custom resource: who prefers it gets JSON, who accepts nothing else a 406 from upstream.
+/// Custom resources have no protobuf. A client that prefers it receives JSON, and one that accepts nothing else
+/// receives a 406 from upstream.
 #[test]
 fn custom_resources_are_json() {
     for uri in [WIDGETS, WIDGET_WATCH] {
@@ -59,7 +61,8 @@ fn custom_resources_are_json() {
     }
 }
 
-/// As the metadata client asks: for a list as a list, for an object or a watch as objects.
+/// The metadata client requests a PartialObjectMetadataList for a list, and PartialObjectMetadata for an object or a
+/// watch.
 #[test]
 fn metadata_is_derived_from_what_is_cached() {
     for (one, list, metadata) in [
@@ -106,18 +109,18 @@ fn tables_are_printed_upstream_but_those_of_a_watch_are_shared() {
             let ask = get(format!("{uri}{include}")).accept(KUBECTL);
             assert_eq!(ask.representation(), Representation::Table(expected), "{ask:?}");
         }
-        // What else there may be, upstream says.
+        // Upstream handles unknown values.
         assert_eq!(get(format!("{uri}&includeObject=All")).accept(KUBECTL).reason(), ForwardReason::Table, "{uri}");
         let older = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
         assert_eq!(get(uri).accept(older).reason(), ForwardReason::Table, "{uri}");
     }
 }
 
-/// Cells are as of when they were printed: right for what happens from now on, and not for a state.
+/// Cells are as of when they were printed. That is correct for later events, but not for an initial state.
 #[test]
 fn a_table_watch_that_begins_with_a_state_is_upstreams_but_for_one_object() {
     for (uri, ours) in [
-        // kubectl get pod p --watch
+        // `kubectl get pod p --watch`
         ("/api/v1/namespaces/a/pods?watch=1&fieldSelector=metadata.name%3Dp&resourceVersion=0", true),
         ("/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dn", true),
         ("/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dn&allowWatchBookmarks=1", false),
@@ -163,7 +166,7 @@ fn indented_json_is_made_upstream() {
         (get("/api/v1/pods?resourceVersion=0&pretty=yes").agent("curl/8.5.0"), false),
         (get(PODS).agent("kubectl/v1.36.2"), false),
         (get(PODS).agent("Go-http-client/2.0"), false),
-        // Only JSON is, and never a watch.
+        // Only JSON is indented, and never in a watch.
         (get("/api/v1/pods?resourceVersion=0&pretty=1").accept(PROTOBUF), false),
         (get("/api/v1/pods?watch=1&resourceVersion=5&pretty=1"), false),
         (get(POD_WATCH).agent("curl/8.5.0"), false),
@@ -195,7 +198,7 @@ fn what_nobody_can_write_is_refused_upstream_in_its_words() {
     }
 }
 
-/// The router of built-in resources knows `*/*` for a wildcard, and `application/*` for no type that it has.
+/// The router of built-in resources accepts `*/*` as a wildcard, but matches `application/*` with none of its types.
 #[test]
 fn half_a_wildcard_is_none_for_built_in_resources() {
     for uri in [POD, PODS, POD_WATCH] {
@@ -204,7 +207,7 @@ fn half_a_wildcard_is_none_for_built_in_resources() {
     }
 }
 
-/// Negotiation comes before the parameters (R-ORDER-2): what is wrong with those, upstream says.
+/// Negotiation comes before the parameters (R-ORDER-2), so upstream reports errors in the parameters.
 #[test]
 fn what_is_passed_through_for_its_form_may_have_any_parameters() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";

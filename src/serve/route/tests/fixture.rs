@@ -1,4 +1,4 @@
-//! Requests as clients write them, the resources of a small cluster, and routes in words.
+//! Requests as clients write them, the resources of a small cluster, and routes as text.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -55,17 +55,17 @@ impl Ask {
         Self { impersonates: true, ..self }
     }
 
-    /// Asks for what may be read of the collection.
+    /// Requests the readable part of the collection.
     pub(super) fn readable(self) -> Self {
         Self { readable: true, ..self }
     }
 
-    /// Asks a proxy that holds only what `coverage` says.
+    /// Sends the request to a proxy with this coverage.
     pub(super) fn covered_by(self, coverage: &Coverage) -> Self {
         Self { coverage: coverage.clone(), ..self }
     }
 
-    /// The route in the small cluster.
+    /// Returns the route in the small cluster.
     pub(super) fn route(&self) -> Result<Route, ForwardReason> {
         let (path, query) = self.uri.split_once('?').unwrap_or((&self.uri, ""));
         let query = Query::parse(query);
@@ -85,12 +85,12 @@ impl Ask {
         route(&asked, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }
 
-    /// The route as a line of text.
+    /// Returns the route as a line of text.
     pub(super) fn said(&self) -> String {
         said(&self.route())
     }
 
-    /// The reason why it is passed through.
+    /// Returns the reason why the request is forwarded.
     pub(super) fn reason(&self) -> ForwardReason {
         match self.route() {
             Err(reason) => reason,
@@ -98,7 +98,7 @@ impl Ask {
         }
     }
 
-    /// What it is answered with, which is the object itself.
+    /// Returns the encoding of the response, which must be the object itself.
     pub(super) fn encoding(&self) -> Encoding {
         match self.representation() {
             Representation::Object(encoding) => encoding,
@@ -108,7 +108,7 @@ impl Ask {
         }
     }
 
-    /// What it is answered with.
+    /// Returns the representation of the response.
     pub(super) fn representation(&self) -> Representation {
         match self.route() {
             Ok(Route::Get(read)) => read.representation,
@@ -118,7 +118,7 @@ impl Ask {
         }
     }
 
-    /// What a LIST or WATCH sees.
+    /// Returns the view of a LIST or WATCH.
     pub(super) fn view(&self) -> View {
         match self.route() {
             Ok(Route::List(read)) => read.view,
@@ -128,15 +128,15 @@ impl Ask {
     }
 }
 
-/// Each row is a URI and what becomes of it.
+/// Checks the route of each URI.
 pub(super) fn assert_said(rows: &[(&str, &str)]) {
     for (uri, expected) in rows {
         assert_eq!(get(*uri).said(), *expected, "{uri}");
     }
 }
 
-/// What discovery knows: built-in, custom and aggregated resources, one that cannot be watched, and one whose
-/// definition we may not read.
+/// Returns what discovery knows: built-in, custom and aggregated resources, one that cannot be watched, and one whose
+/// definition the proxy may not read.
 fn resource(info: &RequestInfo) -> Option<Resource> {
     let gvr = Gvr::new(&info.group, &info.version, &info.resource);
     let (kind, namespaced, origin) = match (info.group.as_str(), info.version.as_str(), info.resource.as_str()) {
@@ -199,7 +199,7 @@ fn said(route: &Result<Route, ForwardReason>) -> String {
     }
 }
 
-/// `namespace[labels]/name`, with `*` for all namespaces.
+/// Formats a view as `namespace[labels]/name`, with `*` for all namespaces.
 fn scope(view: &View) -> String {
     let selector = view.selector();
     let mut text = view.namespace().unwrap_or("*").to_owned();
@@ -231,7 +231,7 @@ fn start(start: WatchStart) -> String {
     }
 }
 
-/// A view of pods; `""` is no namespace and no selector.
+/// Returns a view of pods. `""` means no namespace or no selector.
 pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> View {
     let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());

@@ -1,4 +1,4 @@
-//! What is passed through, and why: every reason that the request alone can give.
+//! Forwarded requests, with every reason that the request alone can cause.
 
 use super::fixture::{Ask, get};
 use crate::serve::route::ForwardReason;
@@ -45,7 +45,7 @@ fn reads_by_another_method_than_get() {
     assert_reason(ForwardReason::Verb, [get("/api/v1/watch/pods").method("POST"), get("/api/v1/proxy/nodes/n/x")]);
 }
 
-/// The apiserver has no cache of events, and what a cache makes of a request is not so for them (R-EVENT-4).
+/// The apiserver has no watch cache of events, so the cache's rules do not apply to them (R-EVENT-4).
 #[test]
 fn reads_of_events_that_storage_answers_in_its_own_way() {
     for uri in [
@@ -58,7 +58,7 @@ fn reads_of_events_that_storage_answers_in_its_own_way() {
     }
 }
 
-/// Only upstream has the words for JSON that is broken in its middle.
+/// Only upstream can write the error for JSON that is invalid in the middle.
 #[test]
 fn continue_tokens_that_are_broken_json() {
     assert_reason(ForwardReason::Continue, [get("/api/v1/pods?continue=bm9uc2Vuc2U")]);
@@ -102,7 +102,7 @@ fn paths_that_no_client_library_writes() {
     assert_reason(ForwardReason::Spelling, uris.map(get));
 }
 
-/// Go keeps bytes that are no text; here they could not even be compared.
+/// Go keeps bytes that are not UTF-8; here they could not even be compared.
 #[test]
 fn queries_that_are_not_text() {
     let uris = ["/api/v1/pods?labelSelector=%ff&resourceVersion=0", "/api/v1/pods?%fe=1"];
@@ -119,7 +119,7 @@ fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one(
         "/api/v1/namespaces/a/nodes/n?resourceVersion=0",
         "/api/v1/namespaces/a/nodes?watch=1&resourceVersion=5",
         "/apis/example.com/v1/namespaces/a/planets?resourceVersion=0",
-        // There is no such resource inside of a namespace.
+        // No such resource exists inside a namespace.
         "/api/v1/namespaces/a/namespaces?resourceVersion=0",
         "/api/v1/namespaces/a/namespaces/b?resourceVersion=0",
         "/api/v1/namespaces/a/namespaces/a?resourceVersion=0",
@@ -139,14 +139,14 @@ fn resources_that_discovery_does_not_know() {
     assert_reason(ForwardReason::Unknown, uris.map(get));
 }
 
-/// Their versions mean what their server likes.
+/// Another server defines the meaning of their versions.
 #[test]
 fn resources_of_other_servers() {
     let uris = [
         "/apis/metrics.k8s.io/v1beta1/pods?resourceVersion=0",
         "/apis/metrics.k8s.io/v1beta1/namespaces/a/pods/p?resourceVersion=0",
         "/apis/metrics.k8s.io/v1beta1/pods?watch=1",
-        // Not ours to refuse either.
+        // The proxy does not reject these requests either.
         "/apis/metrics.k8s.io/v1beta1/pods?limit=abc",
     ];
     assert_reason(ForwardReason::Aggregated, uris.map(get));
@@ -168,7 +168,7 @@ fn parameters_that_are_not_ours_to_interpret() {
     assert_reason(ForwardReason::Parameter, uris.map(get));
 }
 
-/// Upstream decides whether one may be taken for another; nothing here knows.
+/// Only upstream can decide whether a caller may impersonate a user.
 #[test]
 fn reads_in_somebody_elses_name() {
     let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
@@ -176,8 +176,8 @@ fn reads_in_somebody_elses_name() {
     assert_reason(ForwardReason::NonResource, [get("/version").impersonating()]);
 }
 
-/// A later release, or a definition that we may not read or that has just changed, may have the field: upstream
-/// decides. What needs no such field is answered.
+/// A later release may have the field, or a definition that has just changed or that the proxy may not read. So
+/// upstream decides. Requests without such a field are answered.
 #[test]
 fn selector_on_an_unknown_field_passes_through() {
     let secrets = "/apis/hidden.example/v1/secrets?resourceVersion=0";
@@ -200,7 +200,7 @@ fn selector_on_an_unknown_field_passes_through() {
     }
 }
 
-/// It would cost something here with every later event, and upstream has no limit of its own.
+/// Evaluating the selector would cost CPU for each later event, and upstream has no limit of its own.
 #[test]
 fn selector_beyond_its_limit_passes_through() {
     let text = |bytes| "a".repeat(bytes);
@@ -208,7 +208,7 @@ fn selector_beyond_its_limit_passes_through() {
         let uri = |bytes: usize| format!("/api/v1/pods?resourceVersion=0&{parameter}{}", text(bytes));
         assert_reason(ForwardReason::DearSelector, [get(uri(SELECTOR_BYTES_MAX + 1))]);
     }
-    // In upstream's words, which come first.
+    // Upstream's own errors come first.
     assert_reason(ForwardReason::DearSelector, [get(format!("/api/v1/pods?limit=x&labelSelector={}", text(17 << 10)))]);
     let part = get(format!("/api/v1/pods?labelSelector={}", text(17 << 10))).readable();
     assert_eq!(part.said(), "400 BadRequest: the labelSelector is too long: 17408 bytes, at most 16384 are allowed");
@@ -217,7 +217,7 @@ fn selector_beyond_its_limit_passes_through() {
     assert_eq!(get(longest).said(), "list json *[a] any");
 }
 
-/// The token that an expired one is answered with: `rv: -1`, at whatever is current.
+/// The token in the response to an expired token: `rv: -1`, which continues at the current version.
 #[test]
 fn a_list_that_goes_on_at_whatever_is_current() {
     let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode(PageStore::FromStorage);
@@ -254,7 +254,7 @@ fn kinds_that_are_sensitive() {
     }
 }
 
-/// Upstream's authorizers come before its own checks, so nothing of such a request is refused here either.
+/// Upstream authorizes before it validates, so the proxy does not reject such a request either.
 #[test]
 fn more_than_the_node_that_is_held() {
     let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
@@ -267,7 +267,7 @@ fn more_than_the_node_that_is_held() {
         "/api/v1/namespaces/a/pods/p?resourceVersion=0",
         "/api/v1/nodes?watch=1",
         "/api/v1/nodes/n8?resourceVersion=0",
-        // Where its pages end depends on pods that are not held.
+        // The end of each page depends on pods that are not cached.
         "/api/v1/pods?fieldSelector=spec.nodeName%3Dn7&resourceVersion=5&resourceVersionMatch=Exact&limit=2",
     ];
     assert_reason(ForwardReason::OutOfScope, uris.map(|uri| get(uri).covered_by(&node)));
@@ -284,7 +284,7 @@ fn more_than_the_node_that_is_held() {
     }
 }
 
-/// The first reason that holds is the one that is counted.
+/// The first reason in the order of checks is counted.
 #[test]
 fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
     for (ask, reason) in [

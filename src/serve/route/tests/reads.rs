@@ -1,4 +1,5 @@
-//! GET and LIST that are answered here: whose, in which version, how much of it (R-GET-1, R-LIST-1).
+//! GET and LIST requests that are answered from the cache: the object or collection, its version and its extent
+//! (R-GET-1, R-LIST-1).
 
 use super::fixture::{assert_said, get, pods_view};
 use crate::serve::route::Route;
@@ -30,7 +31,7 @@ fn get_without_version_is_forwarded() {
     ]);
 }
 
-/// Only the version counts on a GET; what makes sense for lists only is ignored (R-QUERY-3, R-METHOD-2).
+/// A GET reads only the version, and ignores parameters that apply to lists (R-QUERY-3, R-METHOD-2).
 #[test]
 fn a_get_ignores_the_parameters_of_lists() {
     assert_said(&[
@@ -44,7 +45,7 @@ fn a_get_ignores_the_parameters_of_lists() {
     ]);
 }
 
-/// A Namespace's own request carries its name as its namespace.
+/// A request for a Namespace has the Namespace's name as its namespace.
 #[test]
 fn a_namespace_is_an_object_without_one() {
     assert_said(&[
@@ -71,7 +72,7 @@ fn the_matrix_of_list_versions_holds() {
         ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=2", "list json * >=7 limit 2"),
         ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact", "list json * =7"),
         ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact&limit=2", "list json * =7 limit 2"),
-        // Before there was a match parameter, a page had to be one of an exact version.
+        // Without a match parameter, a page has an exact version, as before that parameter existed.
         ("/api/v1/pods?resourceVersion=7&limit=2", "list json * =7 limit 2"),
         ("/api/v1/pods?resourceVersion=7&limit=0", "list json * >=7"),
         ("/api/v1/pods?resourceVersion=7&limit=-1", "list json * >=7"),
@@ -89,7 +90,7 @@ fn a_page_goes_on_where_its_token_says_in_the_version_of_the_first() {
     for (uri, expected) in [
         (format!("/api/v1/pods?limit=2&continue={}", token("a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),
         (format!("/api/v1/pods?continue={}", token("a/p\0")), r#"list json * =9 from "a/p\0""#),
-        // Tokens of the apiserver's cache begin with a slash.
+        // Tokens of the apiserver's cache start with a slash.
         (format!("/api/v1/pods?limit=2&continue={}", token("/a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),
         (format!("/api/v1/namespaces/a/pods?continue={}", token("p\0")), r#"list json a =9 from "p\0""#),
         (format!("/api/v1/pods?resourceVersion=0&limit=2&continue={}", token("a/p")), r#"list json * =9 from "a/p""#),
@@ -98,7 +99,7 @@ fn a_page_goes_on_where_its_token_says_in_the_version_of_the_first() {
     }
 }
 
-/// Keys of tokens are relative to the collection that the path names, not to the one that a selector narrows to.
+/// Keys in tokens are relative to the collection in the path, not to the one that a selector narrows it to.
 #[test]
 fn whether_the_path_names_a_namespace_is_remembered() {
     for (uri, in_namespace) in [
@@ -132,7 +133,7 @@ fn views_are_what_path_and_selectors_say_together() {
             "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp%2Cstatus.phase%21%3DFailed&labelSelector=app",
             pods_view("a", "app", "metadata.name=p,status.phase!=Failed"),
         ),
-        // Two different names are valid, and nobody has both (R-FIELD-3).
+        // Two different names are valid, but no object has both (R-FIELD-3).
         (
             "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp%2Cmetadata.name%3Dq",
             pods_view("a", "", "metadata.name=p,metadata.name=q"),
@@ -164,7 +165,7 @@ fn unknown_parameters_change_nothing() {
     ]);
 }
 
-/// The same request in the same words is the same plan, whatever else is in the headers.
+/// Headers change the encoding of a response, but not the plan of a request.
 #[test]
 fn headers_change_the_form_and_nothing_else() {
     let plain = get("/api/v1/namespaces/a/pods?labelSelector=app&resourceVersion=7");

@@ -1,4 +1,5 @@
-//! What is refused here exactly as upstream would refuse it: code, reason and words (R-OPTIONS-1, R-QUERY-4).
+//! Requests that are rejected exactly as upstream would reject them: with the same code, reason and message
+//! (R-OPTIONS-1, R-QUERY-4).
 
 use super::fixture::{Ask, assert_said, get};
 use crate::serve::route::Route;
@@ -28,7 +29,7 @@ fn numbers_that_are_none() {
             "/api/v1/pods?watch=1&timeoutSeconds=18446744073709551616",
             r#"400 BadRequest: strconv.ParseInt: parsing "18446744073709551616": value out of range"#,
         ),
-        // Decoded for lists too, though it means nothing there.
+        // Lists decode this parameter too, although it has no effect.
         ("/api/v1/pods?timeoutSeconds=x", r#"400 BadRequest: strconv.ParseInt: parsing "x": invalid syntax"#),
     ]);
 }
@@ -39,7 +40,7 @@ fn timeouts_that_are_none() {
     assert_said(&[
         ("/api/v1/pods?timeout=abc", &*said(r#"invalid duration "abc""#)),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&timeout=5", &said(r#"missing unit in duration "5""#)),
-        // Before anything else is looked at.
+        // The timeout is checked first.
         ("/api/v1/pods?timeout=1x&limit=abc", &said(r#"unknown unit "x" in duration "1x""#)),
         ("/api/v1/pods?timeout=30s&limit=abc", r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#),
         // A watch is long-running.
@@ -73,7 +74,8 @@ fn field_selectors_that_do_not_parse() {
     ]);
 }
 
-/// A list is the client's fault; for GET and WATCH the apiserver has no mapping and says 500 without a reason.
+/// For a list, this is a client error. For GET and WATCH, the apiserver does not map the error and returns 500 without
+/// a reason.
 #[test]
 fn versions_that_are_no_numbers() {
     let text = r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#;
@@ -142,7 +144,7 @@ fn watch_options_that_exclude_each_other() {
     assert_eq!(causes, [format!("Forbidden: {requires}"), unsupported.to_owned()]);
 }
 
-/// Without `watch=true` the deprecated path is validated as a list.
+/// Without `watch=true`, the deprecated path is validated as a list.
 #[test]
 fn the_watch_path_is_validated_as_what_its_query_says() {
     let said = get("/api/v1/watch/pods?sendInitialEvents=true").said();
@@ -189,7 +191,7 @@ fn an_export_long_after_its_time() {
     ]);
 }
 
-/// The order of checks decides which of two faults is reported (R-ORDER-2): decoding, validation, fields, name.
+/// The order of checks decides which of two errors is reported (R-ORDER-2): decoding, validation, fields, name.
 #[test]
 fn of_two_faults_the_apiservers_first_is_reported() {
     for (uri, code, begins) in [

@@ -1,4 +1,4 @@
-//! WATCH: where it starts, what comes first, how long it lasts (R-WATCH-2, R-TIMEOUT-1, R-PATH-4).
+//! WATCH requests: the start, the initial events and the duration (R-WATCH-2, R-TIMEOUT-1, R-PATH-4).
 
 use super::fixture::{assert_said, get, pods_view};
 use crate::serve::route::Route;
@@ -6,16 +6,17 @@ use crate::serve::route::Route;
 #[test]
 fn the_matrix_of_watch_starts_holds() {
     assert_said(&[
-        // Without a word about initial events: a version resumes, none gets the state first.
+        // Without `sendInitialEvents`, a watch with a version resumes, and one without a version receives the state
+        // first.
         ("/api/v1/pods?watch=1&resourceVersion=7", "watch json * >7"),
         ("/api/v1/pods?watch=1&resourceVersion=0", "watch json * state any"),
         ("/api/v1/pods?watch=1", "watch json * state current"),
         ("/api/v1/pods?watch=1&resourceVersion=", "watch json * state current"),
-        // The annotated bookmark comes for who takes bookmarks, though it never asked for initial events.
+        // A client that accepts bookmarks receives the annotated bookmark, even without requesting initial events.
         ("/api/v1/pods?watch=1&allowWatchBookmarks=true", "watch json * state current end bookmarks"),
         ("/api/v1/pods?watch=1&resourceVersion=0&allowWatchBookmarks=1", "watch json * state any end bookmarks"),
         ("/api/v1/pods?watch=1&resourceVersion=7&allowWatchBookmarks=1", "watch json * >7 bookmarks"),
-        // No state wanted.
+        // No initial state is requested.
         ("/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan", "watch json * from current"),
         (
             "/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=0",
@@ -34,7 +35,7 @@ fn a_watch_list_gets_a_state_as_fresh_as_asked_and_its_end_marked() {
         ("sendInitialEvents=true&allowWatchBookmarks=true", "watch json * state current end bookmarks"),
         ("sendInitialEvents=1&resourceVersion=0&allowWatchBookmarks=1", "watch json * state any end bookmarks"),
         ("sendInitialEvents=&resourceVersion=7&allowWatchBookmarks=", "watch json * state >=7 end bookmarks"),
-        // Without bookmarks there is no mark.
+        // Without bookmarks, the end of the state is not marked.
         ("sendInitialEvents=true&resourceVersion=7", "watch json * state >=7"),
         ("sendInitialEvents=true&resourceVersion=7&allowWatchBookmarks=0", "watch json * state >=7"),
     ] {
@@ -68,13 +69,13 @@ fn a_watch_lasts_as_long_as_asked() {
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=300", "watch json * >7 for 300 s"),
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=0", "watch json * >7 for 0 s"),
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=-1", "watch json * >7 for -1 s"),
-        // The typed client adds this one; it is for requests that end by themselves.
+        // The typed client adds this parameter, which applies only to requests that are not long-running.
         ("/api/v1/pods?watch=1&resourceVersion=7&timeout=7m0s", "watch json * >7"),
         ("/api/v1/pods?watch=1&resourceVersion=7&timeout=abc&limit=5", "watch json * >7"),
     ]);
 }
 
-/// The deprecated form: its verb is `watch` whatever the query says, and without `watch=true` its options are a list's.
+/// On the deprecated path, the verb is always `watch`. Without `watch=true`, the options are those of a list.
 #[test]
 fn the_watch_path_is_a_watch_with_the_options_of_a_list() {
     assert_said(&[
@@ -93,7 +94,7 @@ fn the_watch_path_is_a_watch_with_the_options_of_a_list() {
     ]);
 }
 
-/// Its object is a Namespace, not what is in it.
+/// The path addresses the Namespace itself, not its content.
 #[test]
 fn the_watch_path_of_a_namespace_watches_that_namespace() {
     assert_said(&[
@@ -115,7 +116,7 @@ fn a_name_in_the_path_becomes_a_selector_and_agrees_with_the_one_that_is_there()
     assert_eq!(get(uri).view(), pods_view("a", "", "metadata.name=p,spec.nodeName=n1"));
 }
 
-/// What kubelet, informers and kubectl really send (R-CLIENT-6).
+/// Requests as kubelet, informers and kubectl send them (R-CLIENT-6).
 #[test]
 fn known_clients_are_served() {
     let reflector = "allowWatchBookmarks=true&timeout=7m44s&timeoutSeconds=464&watch=true";

@@ -1,4 +1,4 @@
-//! A watch does not end between two events of one version: its client would go on behind all of them (W3).
+//! A watch does not end between two events of one version, because its client would resume after all of them (W3).
 
 use std::task::Poll;
 use std::time::Duration;
@@ -45,7 +45,7 @@ async fn whoever_waits_for_the_rest_is_woken_when_there_is_none() {
     assert_eq!(client.told(), ["over"]);
 }
 
-/// All of them are here, and the client had room for one.
+/// All events have arrived, and the client had room for one.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_ends_between_them_is_not_the_last() {
     let mut stage = two();
@@ -60,7 +60,8 @@ async fn a_batch_that_ends_between_them_is_not_the_last() {
     assert_eq!(client.poll(1), Poll::Ready(None));
 }
 
-/// What may be asked for is asked for: several have come, so that silence tells nothing.
+/// Once several events of a version have arrived, silence proves nothing. So upstream is asked whether the version is
+/// complete.
 #[tokio::test(start_paused = true)]
 async fn the_rest_is_asked_for_where_silence_tells_nothing() {
     let mut stage = two();
@@ -75,7 +76,7 @@ async fn the_rest_is_asked_for_where_silence_tells_nothing() {
     }
 }
 
-/// Its client has all of that version, and upstream is asked for nothing.
+/// The client has everything of that version, and upstream is not asked.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_told_nothing_of_a_version_does_not_wait_for_it() {
     let mut stage = two();
@@ -120,7 +121,7 @@ async fn a_drain_waits_for_the_rest_and_says_goodbye_behind_it() {
     assert_eq!((&told[0], told.last()), (&"DELETED q 20".to_owned(), Some(&"over".to_owned())), "{told:?}");
 }
 
-/// Nobody waits for it but those who leave: without them it would be taken to be whole a second later.
+/// Only draining watches wait for it. Without them, the version would count as complete a second later.
 #[tokio::test(start_paused = true)]
 async fn a_goodbye_waits_for_the_newest_version_of_elsewhere() {
     for settles in [true, false] {
@@ -145,7 +146,7 @@ async fn a_goodbye_waits_for_the_newest_version_of_elsewhere() {
     }
 }
 
-/// Neither a bookmark that is due nor upstream's own says a version that is not whole.
+/// Neither a due bookmark nor upstream's own bookmark has an incomplete version.
 #[tokio::test(start_paused = true)]
 async fn no_bookmark_is_at_a_version_that_is_not_whole() {
     let mut stage = two();

@@ -1,4 +1,5 @@
-//! W9 and W10: a bookmark never runs ahead of what it vouches for, and comes in time (R-BOOKMARK-1, R-BOOKMARK-3).
+//! W9 and W10: a bookmark is never ahead of the events that it covers, and it arrives in time (R-BOOKMARK-1,
+//! R-BOOKMARK-3).
 
 use std::task::Poll;
 
@@ -45,7 +46,7 @@ async fn the_clock_wakes_the_watch_for_it() {
     assert_eq!(client.told(), ["BOOKMARK 20"]);
 }
 
-/// A sink does not look at a watch that is parked before it is woken.
+/// A sink does not poll an idle watch before it is woken.
 #[tokio::test(start_paused = true)]
 async fn a_watch_with_something_to_say_is_not_parked() {
     let mut stage = Stage::empty();
@@ -78,7 +79,7 @@ async fn the_last_one_comes_two_seconds_before_the_end() {
         (60, vec![58]),
         (10, vec![8]),
         (3, vec![1]),
-        // Too short for any.
+        // Too short for a bookmark.
         (2, vec![]),
         (1, vec![]),
     ] {
@@ -111,7 +112,7 @@ async fn nobody_gets_one_who_did_not_ask() {
     assert_eq!(client.told(), ["over"]);
 }
 
-/// A tier of a chain must not add a minute to what the one above it says.
+/// A tier of a chain must not delay the bookmarks of the tier above it by a minute.
 #[tokio::test(start_paused = true)]
 async fn upstreams_own_is_passed_on_at_once() {
     let mut stage = Stage::empty();
@@ -137,7 +138,7 @@ async fn what_upstream_said_before_the_watch_began_is_not_said_again() {
     assert_eq!(client.told(), ["BOOKMARK 20"], "until one is due");
 }
 
-/// etcd #15220: progress that ran ahead of data.
+/// etcd #15220: progress that was ahead of the data.
 #[tokio::test(start_paused = true)]
 async fn every_event_before_it_comes_before_it() {
     for due in [false, true] {
@@ -153,7 +154,7 @@ async fn every_event_before_it_comes_before_it() {
         } else {
             stage.bookmark(20);
         }
-        // A client with little room gets them one by one, and the bookmark last.
+        // A client with little room receives the events one by one, and the bookmark last.
         let mut told = Vec::new();
         while let Poll::Ready(Some(frames)) = client.poll(1) {
             assert_eq!(frames.len(), 1);
@@ -189,7 +190,7 @@ async fn it_vouches_for_events_that_the_selector_hides() {
     assert_eq!(client.told(), ["BOOKMARK 11"]);
 }
 
-/// An event is a bookmark as well: right after one there is nothing to add, until one is due.
+/// An event also serves as a bookmark: after one, no bookmark is sent until one is due.
 #[tokio::test(start_paused = true)]
 async fn one_for_a_version_that_the_client_knows_is_sent_once_a_minute() {
     let mut stage = Stage::empty();
@@ -208,7 +209,7 @@ async fn one_for_a_version_that_the_client_knows_is_sent_once_a_minute() {
     assert_eq!(client.told(), ["BOOKMARK 11"], "or a tier below would take the stream for dead");
 }
 
-/// A proxy that is cut off must not tell the one behind it that all is well.
+/// A disconnected proxy must not report to the proxy below it that its data is current.
 #[tokio::test(start_paused = true)]
 async fn while_upstream_is_away_nothing_is_said_again() {
     let mut stage = Stage::empty();
@@ -221,7 +222,7 @@ async fn while_upstream_is_away_nothing_is_said_again() {
     assert_eq!(client.told(), ["BOOKMARK 10"]);
 }
 
-/// etcd #20221: a watch from the future was told of the past.
+/// etcd #20221: a watch from a future version received past events.
 #[tokio::test(start_paused = true)]
 async fn a_watch_from_the_future_gets_none_below_its_start() {
     let mut stage = Stage::empty();

@@ -1,4 +1,4 @@
-//! How watches end: in time, by 410, by a drain, with their feed; and that each is counted once (W7, W12, W13, W16).
+//! How watches end: by timeout, with 410, in a drain, with their feed. Each end is counted once (W7, W12, W13, W16).
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn a_watch_lasts_as_long_as_its_client_asked() {
     assert_eq!(client.told(), ["over"], "nothing follows");
 }
 
-/// History was read back first, or a proof was waited for.
+/// Before the watch starts, the request may have waited for history or for a proof.
 #[tokio::test(start_paused = true)]
 async fn time_of_a_watch_counts_from_its_request() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
@@ -82,7 +82,7 @@ async fn watch_lasts_as_long_as_upstream_lets_it() {
 #[tokio::test(start_paused = true)]
 async fn a_negative_time_is_over_when_it_begins() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
-    // The nanoseconds of the last two are negative when they have overflowed.
+    // The last two overflow when converted to nanoseconds, and become negative.
     for seconds in [-1, 9_223_372_037, i64::MAX] {
         let terms = || WatchTerms { end_bookmark: true, ..lasting(seconds) };
         assert_eq!(stage.watch_current(View::everything(), terms()).told(), ["over"], "{seconds}: no state");
@@ -132,11 +132,11 @@ async fn a_new_history_is_a_410_for_those_who_followed_the_old_one() {
     let expired = "ERROR 410 Expired: too old resource version: 10 (20)";
     assert_eq!(clients[0].told(), [expired, "over"]);
     assert_eq!(clients[2].told(), [expired, "over"]);
-    // What is of one moment is told whole, even if that moment has passed; then the truth.
+    // The initial state of one version is sent completely, even if that version has expired. Then the error follows.
     assert_eq!(clients[1].told(), ["ADDED p 5", "BOOKMARK 10 end", expired, "over"]);
 }
 
-/// No version was too old: the resource is gone, or no longer ours to read.
+/// The resource is gone, or the proxy may no longer read it; no version has expired.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_is_over_ends_its_watches_without_an_error() {
     for end in [FeedEnd::Gone, FeedEnd::Forbidden, FeedEnd::Shutdown] {
@@ -170,7 +170,7 @@ async fn an_error_that_comes_after_the_end_is_not_told() {
 
 const GRACE: Duration = Duration::from_secs(100);
 
-/// A thousand goodbyes are spread over the time that there is.
+/// A thousand watches end spread over the drain time.
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_every_watch_at_a_moment_of_its_own() {
     let stage = Stage::empty();
@@ -190,7 +190,7 @@ async fn a_drain_ends_every_watch_at_a_moment_of_its_own() {
     assert!(drained.await.expect("no panic"), "nobody was left behind");
 }
 
-/// Also when a bookmark is due that it has not come to yet.
+/// This also holds when a bookmark is due that the watch has not reached yet.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_behind_leaves_at_its_moment() {
     let mut stage = Stage::empty();
@@ -213,7 +213,7 @@ async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
     for (terms, pending, expected) in [
         (TERMS, false, vec!["BOOKMARK 20", "over"]),
         (WatchTerms { bookmarks: false, ..TERMS }, false, vec!["over"]),
-        // It has not been told everything: a bookmark would be a lie. It resumes from its last event.
+        // Events are pending, so a bookmark would be wrong. The client resumes from its last event.
         (TERMS, true, vec!["over"]),
     ] {
         let mut stage = Stage::empty();
@@ -234,7 +234,7 @@ async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
 #[tokio::test(start_paused = true)]
 async fn a_draining_watch_goes_on_until_its_moment() {
     let stage = Stage::empty();
-    // Its moment may be later than the minute in which a bookmark is due.
+    // The watch may leave after the minute in which a bookmark is due.
     let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS });
     let (mut writer, ending) = stage.drain(GRACE).await;
     let mut told = Vec::new();
@@ -264,7 +264,7 @@ async fn a_place_is_given_back_with_its_watch() {
     assert_eq!(stage.free_places(), before);
 }
 
-/// Every way to end, and what it is counted as: once, and the gauge of open watches falls by one.
+/// Every kind of end with its metric label. Each is counted once, and the gauge of open watches falls by one.
 #[test]
 fn every_end_is_counted_once() {
     type Ending = fn(&Runtime, Stage, Client);
@@ -295,7 +295,7 @@ fn every_end_is_counted_once() {
             assert_eq!(client.told(), ["BOOKMARK 20", "over"]);
         }),
         ("closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
-        // The client went away before it took the error.
+        // The client disconnected before it took the error.
         ("closed", 100, |_, _stage, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired)),
     ];
     for (reason, seconds, end) in endings {

@@ -32,7 +32,7 @@ use kubeapi::{
     EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
 };
 
-/// Everything behind the watches: a feed that is live from version 10 on.
+/// The environment of the watches: a feed that is live from version 10 on.
 pub(super) struct Stage {
     pub(super) writer: CacheWriter,
     pub(super) reader: CacheReader,
@@ -41,7 +41,7 @@ pub(super) struct Stage {
     pub(super) watch: DrainWatch,
     admission: ConcurrencyLimits,
     slices: CpuSlices,
-    /// How long ago the watches were asked for.
+    /// How long ago the watches were requested.
     pub(super) waited: Duration,
     pub(super) overdue: SlowReaderReaper,
     pub(super) feeds: Feeds,
@@ -66,7 +66,7 @@ impl Wake for WakeCounter {
 
 pub(super) const ROOM: usize = 32 << 10;
 
-/// Bookmarks, and no end of its own before half an hour.
+/// With bookmarks, and without a timeout for the first half hour.
 pub(super) const TERMS: WatchTerms = WatchTerms {
     bookmarks: true,
     end_bookmark: false,
@@ -75,7 +75,7 @@ pub(super) const TERMS: WatchTerms = WatchTerms {
     by_proxy: false,
 };
 
-/// A watch-list: the state, and a bookmark that ends it.
+/// A watch-list: the state, and a bookmark that marks its end.
 pub(super) const WATCH_LIST: WatchTerms = WatchTerms { end_bookmark: true, ..TERMS };
 
 pub(super) fn lasting(seconds: i64) -> WatchTerms {
@@ -83,7 +83,7 @@ pub(super) fn lasting(seconds: i64) -> WatchTerms {
 }
 
 impl Stage {
-    /// A feed with short lanes that was listed at 10 with these objects, `name/app` at their versions.
+    /// Creates a feed with short lanes that was listed at version 10 with these objects: `name`, `app`, version.
     pub(super) fn new(mut config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
         config.lane_events_max = 3;
         let (feeds, mut demands) = Feeds::new(config);
@@ -114,12 +114,12 @@ impl Stage {
         self.writer.apply(deleted(name, app, rv)).expect("in order");
     }
 
-    /// Upstream's bookmark.
+    /// Applies a bookmark from upstream.
     pub(super) fn bookmark(&mut self, rv: u64) {
         self.writer.bookmark(ResourceVersion(rv));
     }
 
-    /// What is known without a word of upstream's stream.
+    /// Advances the feed's version without a message from upstream's stream.
     pub(super) fn advance(&mut self, rv: u64) {
         self.writer.advance(ResourceVersion(rv), false);
     }
@@ -133,7 +133,7 @@ impl Stage {
         self.client(self.reader.open(Start::Current, view).expect("current"), terms)
     }
 
-    /// A watch that shows what `readable` allows.
+    /// Opens a watch that shows what `readable` allows.
     pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
@@ -144,7 +144,7 @@ impl Stage {
         )
     }
 
-    /// The same of a state, of which it tells the metadata alone.
+    /// Opens a partial watch with an initial state, which sends only the metadata of objects.
     pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, View::everything()).expect("current");
         let metadata = Representation::Metadata(Encoding::Json, MetaVersion::V1);
@@ -152,7 +152,7 @@ impl Stage {
         self.permitted(Permit::Part(readable.clone()), opened, (None, renderer), terms)
     }
 
-    /// A watch whose sink takes chunks of frames.
+    /// Opens a watch whose sink accepts chunks of frames.
     pub(super) fn watch_in_chunks(&self, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, view).expect("current");
         let chunks =
@@ -214,24 +214,24 @@ impl Stage {
         self.admission.watch(None, 0).expect("there is room")
     }
 
-    /// What others have, as long as they have it: there is one.
+    /// Takes the only slice, as another task would.
     pub(super) fn take_slice(&self) -> Slice {
         self.slices.take(&None).expect("nobody has it")
     }
 
-    /// How many more watches there may be.
+    /// Returns how many more watches can be opened.
     pub(super) fn free_places(&self) -> usize {
         std::iter::from_fn(|| self.admission.watch(None, 0).ok()).collect::<Vec<_>>().len()
     }
 
-    /// Ends the feed as a supervisor would. The proxy goes on.
+    /// Ends the feed as a supervisor would. The proxy keeps running.
     pub(super) fn end_feed(self, end: FeedEnd) -> DrainTrigger {
         let Self { mut writer, drain, .. } = self;
         writer.set_state(FeedState::Ended(end));
         drain
     }
 
-    /// Starts the drain; from now on only the watches keep the proxy from ending.
+    /// Starts the drain. From now on, only the watches keep the proxy from ending.
     pub(super) async fn drain(self, grace: Duration) -> (CacheWriter, JoinHandle<bool>) {
         let Self { writer, drain, .. } = self;
         let ending = tokio::spawn(drain.drain(grace));
@@ -241,10 +241,11 @@ impl Stage {
 }
 
 impl Client {
-    /// Everything that it is told now, frame by frame; ` end` of an initial state and `over` of the watch included.
+    /// Returns all frames that are available now, one per frame. ` end` marks the end of an initial state, and `over`
+    /// the end of the watch.
     pub(super) fn told(&mut self) -> Vec<String> {
         let mut told = Vec::new();
-        // Nobody is told a thousand times in one instant: that would be a loop.
+        // A thousand polls at one instant would be a loop.
         for _ in 0..1_000 {
             match self.poll(ROOM) {
                 Poll::Ready(Some(frames)) => told.extend(frames),
@@ -258,7 +259,7 @@ impl Client {
         panic!("it never stops: {told:?}")
     }
 
-    /// What comes next, as it is handed to the sink.
+    /// Returns the next pieces as the sink receives them.
     pub(super) fn pieces(&mut self, room: usize) -> Vec<Bytes> {
         let mut batch = Vec::new();
         let waker = Waker::from(self.wakes.clone());
@@ -275,25 +276,25 @@ impl Client {
         polled.map(|more| more.map(|()| frames))
     }
 
-    /// How often the task of this watch was woken.
+    /// Returns how often the task of this watch was woken.
     pub(super) fn woken(&self) -> usize {
         self.wakes.0.load(Ordering::SeqCst)
     }
 }
 
-/// Lets so much time pass, and whoever waits for it notice.
+/// Advances the time, and lets the waiting tasks run.
 pub(super) async fn pass(seconds: u64) {
     pass_ms(seconds * 1_000).await;
 }
 
 pub(super) async fn pass_ms(milliseconds: u64) {
     tokio::time::advance(Duration::from_millis(milliseconds)).await;
-    // The alarms are rung by a task of their own.
+    // A separate task handles the timers.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
 }
 
-/// Only objects with the label `app=x`.
+/// Returns a view of the objects with the label `app=x`.
 pub(super) fn app_x() -> View {
     let labels = LabelSelector::parse("app=x").expect("a label selector");
     View::new(None, Selector { labels, ..Selector::everything() })
@@ -316,7 +317,7 @@ pub(super) fn deleted(name: &str, app: &str, rv: u64) -> Change {
     change(EventType::Deleted, name, app, rv)
 }
 
-/// In namespace `a`, unless the name says otherwise.
+/// Returns a change in namespace `a`, unless the name contains another namespace.
 fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
     let (namespace, name) = name.split_once('/').unwrap_or(("a", name));
     let frame = format!(
@@ -333,8 +334,8 @@ fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
     }
 }
 
-/// `ADDED p 11`, `ADDED b/p 11`, `BOOKMARK 20`, `BOOKMARK 20 end`, `ERROR 410 Expired: too old …`; of a deletion also
-/// as of which version the object is, if that is another: `DELETED p 12 as of 11`.
+/// Formats a frame: `ADDED p 11`, `ADDED b/p 11`, `BOOKMARK 20`, `BOOKMARK 20 end`, `ERROR 410 Expired: too old …`. A
+/// deletion includes the version of the object if it differs: `DELETED p 12 as of 11`.
 fn said(frame: &Bytes) -> String {
     let line = std::str::from_utf8(frame).expect("text");
     assert!(line.ends_with("}\n") && line.matches('\n').count() == 1, "not one line: {line:?}");

@@ -1,4 +1,4 @@
-//! Watches that show some namespaces: what is told, in which order, as rights come and go.
+//! Watches that show only some namespaces: the frames and their order as permissions change.
 
 use std::collections::BTreeMap;
 use std::task::Poll;
@@ -58,7 +58,7 @@ async fn of_a_namespace_that_is_lost_nothing_is_told_that_was_not_known() {
     let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Denied)]);
     let mut client = watch_list(&stage, &readable);
     client.told();
-    // All of it has happened before the client has room again.
+    // All of this happens before the client has room again.
     stage.put("b/p", "x", 11);
     stage.put("b/r", "x", 12);
     stage.put("b/p", "x", 13);
@@ -108,7 +108,7 @@ async fn a_namespace_that_nobody_knows_is_waited_for() {
     assert_eq!(client.told(), ["ADDED f/p 14", "BOOKMARK 15"]);
 }
 
-/// As what all may see is charged.
+/// The charge is the same as for watches without restrictions.
 #[tokio::test(start_paused = true)]
 async fn what_is_derived_for_one_watch_alone_is_charged() {
     let names: Vec<_> = (0..100).map(|n| format!("a/p{n:03}")).collect();
@@ -124,7 +124,7 @@ async fn what_is_derived_for_one_watch_alone_is_charged() {
     assert_eq!(watch_list(&stage, &readable).told().len(), 101, "what goes out as it came costs nothing");
 }
 
-/// A minute passes, and the bookmark that is due does not make a watch spin that waits.
+/// A minute passes, and the due bookmark does not make a waiting watch spin.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_waits_sleeps() {
     let mut stage = stage();
@@ -152,12 +152,12 @@ async fn a_watch_that_goes_on_takes_back_what_its_client_has_listed() {
     assert_eq!(client.told(), told);
 }
 
-/// What a client of such a watch knows: objects and the versions that they are of.
+/// The state of a client: its objects and their versions.
 #[derive(Default)]
 struct Informer(BTreeMap<String, String>);
 
 impl Informer {
-    /// Takes in what it is told while `readable` is what it may read.
+    /// Applies a frame that was received while `readable` was the permission.
     fn take(&mut self, frame: &str, readable: &Readable) {
         let words: Vec<_> = frame.split(' ').collect();
         let (kind, key) = (words[0], words[1]);
@@ -179,7 +179,7 @@ impl Informer {
     }
 }
 
-/// Whatever happens in whatever order: never anything of what may not be read, and in the end all of what may.
+/// In any order of changes, a client never receives what it may not read, and in the end it has all that it may read.
 #[tokio::test(start_paused = true)]
 async fn informers_converge_on_what_they_may_read() {
     for seed in 0..300 {
@@ -193,7 +193,7 @@ async fn informers_converge_on_what_they_may_read() {
         let (mut informer, mut state) = (Informer::default(), BTreeMap::new());
         let mut rv = 10;
         for _ in 0..200 {
-            // The runtime lets a task see only so many changes in one go.
+            // The runtime limits how many changes a task sees without yielding.
             tokio::task::yield_now().await;
             let namespace = namespaces[rng.usize(..namespaces.len())];
             let key = format!("{namespace}/{}", ["p", "q", "r"][rng.usize(..3)]);

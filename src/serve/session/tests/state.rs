@@ -1,4 +1,4 @@
-//! W11: the state as ADDED events, each key once, then the mark of its end, then what came later (R-WATCH-3).
+//! W11: the state as ADDED events, each key once, then the bookmark that marks its end, then later events (R-WATCH-3).
 
 use std::task::Poll;
 
@@ -15,7 +15,7 @@ fn stage() -> Stage {
     Stage::new(CacheConfig::default(), &PODS)
 }
 
-/// Frames as they come to a client that takes so much at a time.
+/// Returns the batches of a client that has this much room.
 fn sips(client: &mut Client, room: usize) -> Vec<Vec<String>> {
     let mut sips = Vec::new();
     while let Poll::Ready(Some(frames)) = client.poll(room) {
@@ -62,14 +62,14 @@ async fn a_selector_applies_to_the_state_as_well() {
     assert_eq!(client.told(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
 }
 
-/// Whoever waits for the mark waits for ever without it (R-CLIENT-1).
+/// A client that waits for the mark would wait forever without it (R-CLIENT-1).
 #[tokio::test(start_paused = true)]
 async fn an_empty_state_ends_too() {
     let mut empty = Stage::empty();
     assert_eq!(empty.watch_current(View::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
     let hidden = Stage::new(CacheConfig::default(), &[("q", "y", 5)]);
     assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
-    // Without the mark there is nothing to say, and yet the watch is awake for what comes.
+    // Without the mark, no frames are sent, but the watch is woken for later events.
     let mut silent = empty.watch_current(View::everything(), TERMS);
     assert_eq!(silent.told(), Vec::<String>::new());
     empty.put("p", "x", 11);
@@ -86,13 +86,13 @@ async fn a_client_with_little_room_gets_it_piece_by_piece() {
         let told = sips.concat();
         assert_eq!(told[..4], STATE, "room for {room}");
         assert_eq!(told[4..], ["BOOKMARK 10 end"], "room for {room}");
-        // At most what fits and one frame more, besides the mark.
+        // At most the frames that fit and one more, in addition to the mark.
         let longest = sips.iter().map(Vec::len).max().expect("something came");
         assert!(longest <= room / 100 + 2, "room for {room}: {sips:?}");
     }
 }
 
-/// kube-rs drops a DELETED that comes among the initial events, and the object stays for ever.
+/// kube-rs drops a DELETED among the initial events, and then keeps the object forever.
 #[tokio::test(start_paused = true)]
 async fn what_happens_meanwhile_comes_after_the_mark() {
     for before in 0..=PODS.len() {
@@ -103,7 +103,7 @@ async fn what_happens_meanwhile_comes_after_the_mark() {
             let Poll::Ready(Some(frames)) = client.poll(1) else { panic!("there is more of the state") };
             told.extend(frames);
         }
-        // One that was told already and one that was not are gone, one comes, one changes.
+        // An object that was already sent and one that was not are deleted. Another one is added, and one is modified.
         stage.delete("p", "x", 11);
         stage.delete("s", "x", 12);
         stage.put("t", "x", 13);
@@ -129,7 +129,7 @@ async fn its_objects_are_not_newer_than_its_mark() {
     assert_eq!(client.told(), Vec::<String>::new(), "20 has been said");
 }
 
-/// A client that is slow with the state must not be told that it came too late for what is still there.
+/// A client that reads the state slowly must not receive an error while the history still has the following events.
 #[tokio::test(start_paused = true)]
 async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
     let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
@@ -154,7 +154,7 @@ async fn a_start_that_is_too_slow_expires_behind_the_mark() {
     assert_eq!(client.told(), ["over"]);
 }
 
-/// A sink that takes several frames in one is given the memory that every watch is given, and the same bytes.
+/// A sink that accepts several frames in one piece receives the same bytes, in memory that all watches share.
 #[tokio::test(start_paused = true)]
 async fn runs_of_frames_are_shared() {
     let names: Vec<_> = (0..300).map(|n| format!("{}/p{n:03}", ["a", "b"][n % 2])).collect();
@@ -172,7 +172,7 @@ async fn runs_of_frames_are_shared() {
         assert_eq!(one.concat(), frames.concat());
         assert!(one.len() < 10 && one[0].as_ptr() == other[0].as_ptr());
     }
-    // What a selector picks is nobody else's, and what comes later comes as ever.
+    // A selection is not shared with other watches, and later events are sent as usual.
     let mut picked = stage.watch_in_chunks(app_x(), WATCH_LIST);
     assert_eq!(all(&mut picked).len(), 301);
     let mut client = stage.watch_in_chunks(View::everything(), WATCH_LIST);
@@ -181,15 +181,15 @@ async fn runs_of_frames_are_shared() {
     assert_eq!(client.told(), ["ADDED p 11"]);
 }
 
-/// Ten thousand of them lie idle as a rule. Next to it a watch has a timer, its cursor's view, which many share, and
-/// what its codec keeps.
+/// Typically, ten thousand watches are idle. Each also has a timer, its cursor's view, which many watches share, and
+/// the state of its codec.
 #[test]
 fn an_open_watch_is_small() {
     let size = size_of::<crate::serve::session::WatchSession>();
     assert!(size <= 440, "{size} bytes");
 }
 
-/// What is looked through in vain is looked through in slices, and others have their turn between two of them.
+/// A scan without results runs in slices, and other tasks run between two of them.
 #[tokio::test(start_paused = true)]
 async fn a_state_with_little_to_show_is_looked_through_bit_by_bit() {
     let names: Vec<_> = (0..6_000).map(|n| format!("n{n:05}")).collect();
@@ -235,7 +235,7 @@ async fn a_history_with_little_to_show_is_looked_through_bit_by_bit() {
     assert_eq!(client.told(), ["MODIFIED p 4012"]);
 }
 
-/// Watches that all look through much share what is left beside everything else.
+/// Watches that all scan many objects share the CPU time that other work leaves.
 #[tokio::test(start_paused = true)]
 async fn of_many_that_look_through_much_few_do_so_at_a_time() {
     let mut stage = Stage::empty();
@@ -251,19 +251,19 @@ async fn of_many_that_look_through_much_few_do_so_at_a_time() {
         rounds += 1;
         assert!(rounds < 10_000, "they come to the end");
     }
-    // Three slices each, and one at a time with as much time between two of them.
+    // Three slices each, one at a time, with a pause of the same length between two of them.
     assert!(rounds > 20 * 2, "{rounds}");
 }
 
-/// Sees everything, and compares a lot to find that out.
+/// Returns a view that matches everything at a high comparison cost.
 fn everything_dearly() -> View {
     let keys: Vec<_> = (0..100).map(|n| format!("!k{n:03}")).collect();
     let labels = LabelSelector::parse(&keys.join(",")).expect("valid");
     View::new(None, Selector { labels, ..Selector::everything() })
 }
 
-/// A selector that few events cost little is dear when there are many: then it waits until it is its turn, and a
-/// caller's watches are slow together. Others are told at once.
+/// A selector that is cheap for a few events is expensive for many. Then its watch waits for its turn, and the watches
+/// of one caller share their slices. Other watches are not delayed.
 #[tokio::test(start_paused = true)]
 async fn a_dear_selector_takes_turns_when_more_changes_than_when_it_was_opened() {
     let mut stage = Stage::empty();

@@ -1,4 +1,4 @@
-//! Watches whose clients do not read: they are never polled, or not any more (R-THREAT-11; W16).
+//! Watches whose clients do not read: they are never polled, or no longer polled (R-THREAT-11; W16).
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::serve::session::WatchTerms;
 const PODS: [(&str, &str, u64); 2] = [("p", "x", 5), ("q", "x", 6)];
 const GRACE: Duration = Duration::from_secs(100);
 
-/// A stage whose watches are looked after, as the proxy does.
+/// Creates a stage with the task that enforces pins, as in the proxy.
 fn kept() -> Stage {
     let stage = Stage::new(CacheConfig::default(), &PODS);
     tokio::spawn(stage.feeds.pins().clone().keep());
     stage
 }
 
-/// Second by second, as those live who look now and then.
+/// Advances the time second by second, for tasks that check periodically.
 async fn seconds(seconds: u64) {
     for _ in 0..seconds {
         pass(1).await;

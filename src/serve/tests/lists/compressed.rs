@@ -1,4 +1,4 @@
-//! What is compressed is shared, and made again only where something has changed.
+//! Compressed chunks are shared, and compressed again only where something has changed.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -16,7 +16,8 @@ use crate::wire::Object;
 use base::random;
 use kubeapi::{EventType, ListPlan, VersionMatch};
 
-/// A pod whose bytes are of 36 characters and repeat nothing: what is compressed of it is long enough to be recognised.
+/// Returns a pod whose bytes are random characters from a set of 36, so that its compressed form is long enough to be
+/// recognised.
 fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
     let filler: String = (0..bytes).map(|_| char::from_digit(random::u32(..36), 36).expect("a digit")).collect();
     pod(namespace, name, rv, &filler)
@@ -39,7 +40,7 @@ async fn chunks(feed: &FeedHandle) -> Vec<Bytes> {
     chunks
 }
 
-/// Where the chunks are that are too long to be copied.
+/// Returns the addresses of the chunks that are too long to be copied.
 fn places(chunks: &[Bytes]) -> HashSet<*const u8> {
     chunks.iter().filter(|chunk| chunk.len() > 16 << 10).map(|chunk| chunk.as_ptr()).collect()
 }
@@ -59,11 +60,11 @@ async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
     feeds.1.writer.apply(change).expect("in order");
     let after = places(&chunks(&feed).await);
     let gone = shared.difference(&after).count();
-    // Two batches of two pieces each, and the remainder of one that is cut elsewhere.
+    // Two batches of two pieces each, and the remainder of one that is cut at another place.
     assert!((1..=6).contains(&gone), "{gone} of {} pieces", shared.len());
 }
 
-/// What is long is compressed piece by piece, and everything else is let in behind each.
+/// A long object is compressed piece by piece, and other tasks run after each piece.
 #[tokio::test]
 async fn nobody_waits_for_more_than_a_piece() {
     const BYTES: usize = 1_500_000;
@@ -85,7 +86,7 @@ async fn nobody_waits_for_more_than_a_piece() {
     assert!(plain.len() > BYTES);
 }
 
-/// Namespaces of a few objects each cost no more than one of them all.
+/// Namespaces with a few objects each cost no more than one namespace with all of them.
 #[tokio::test]
 async fn short_runs_are_compressed_together() {
     let spread = (0..300).flat_map(|at| (0..2).map(move |name| pod(&format!("n{at:03}"), name, 7, "p")));
@@ -93,6 +94,6 @@ async fn short_runs_are_compressed_together() {
     let (together, _other_feeds) = feed((0..600).map(|name| pod("n", name, 7, "p")).collect());
     let len = async |feed: &FeedHandle| chunks(feed).await.iter().map(Bytes::len).sum::<usize>();
     let (spread, together) = (len(&spread).await, len(&together).await);
-    // The names of the namespaces are more to tell.
+    // The names of the namespaces are additional bytes.
     assert!(spread < together + 300 * 8, "{spread} bytes, and {together} of one namespace");
 }

@@ -1,11 +1,11 @@
-//! Reads the generated text. It is part of the program and tests read all of it, so what is wrong in it is a bug.
+//! Parser of the generated text. The text is compiled in and covered by tests, so an error in it is a bug.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use super::{Absent, Arity, Facts, FieldFact, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit, ValueKind};
 
-/// The minors that the text is about.
+/// Returns the minors that the text covers.
 pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
     let line = text.lines().find_map(|line| line.strip_prefix("minors: ")).expect(GENERATED);
     let minors = range(line, ' ');
@@ -13,7 +13,7 @@ pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
     minors
 }
 
-/// Reads the facts of one minor from the text.
+/// Parses the facts of one minor.
 pub(super) fn facts(text: &'static str, minor: u32) -> Facts {
     let ids = message_ids(text);
     let mut kinds = Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn facts(text: &'static str, minor: u32) -> Facts {
     Facts { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
 }
 
-/// Messages are numbered as they come.
+/// Numbers messages in their order of appearance.
 fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
     let names = lines(text).filter_map(|line| line.strip_prefix("message: "));
     names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
@@ -100,8 +100,8 @@ fn absent(message: &str, name: &str, kind: ValueKind, arity: Arity, omitempty: b
     }
 }
 
-/// The one embedded `TypeMeta` of all watched kinds: upstream's conversion of every `StatefulSet` writes it, to behave
-/// as it did before 1.17 (pkg/apis/apps/v1/conversion.go).
+/// Returns the text of the only embedded `TypeMeta` of all watched kinds. Upstream's conversion of every `StatefulSet`
+/// writes it, to behave as before 1.17 (pkg/apis/apps/v1/conversion.go).
 fn element_head(message: &str, name: &str) -> &'static [u8] {
     if name == "volumeClaimTemplates" && message.starts_with("apps/") && message.ends_with(".StatefulSetSpec") {
         return br#""kind":"PersistentVolumeClaim","apiVersion":"v1""#;
@@ -155,5 +155,5 @@ fn range(text: &str, between: char) -> RangeInclusive<u32> {
 }
 
 const GENERATED: &str = "facts.txt is as tests/facts writes it";
-/// Packages of the two kinds that etcd has as JSON: CustomResourceDefinition and APIService.
+/// Packages of the two kinds that etcd stores as JSON: CustomResourceDefinition and APIService.
 const STORED_AS_JSON: [&str; 2] = ["apiextensions/", "apiregistration/"];

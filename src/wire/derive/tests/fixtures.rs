@@ -9,7 +9,7 @@ use super::super::go_json::put_compact;
 use super::{Tally, report};
 use crate::wire::proto_document::Document;
 
-/// Directories of the testdata, and the minor whose fixtures they are.
+/// Directories of the testdata with their minors.
 const RELEASES: [(&str, u32); 5] = [("v1.33.0", 33), ("v1.34.0", 34), ("v1.35.0", 35), ("v1.36.0", 36), ("HEAD", 37)];
 
 #[test]
@@ -30,7 +30,7 @@ fn fixtures_are_printed_as_go_does() {
     }
 }
 
-/// Whether the fixture is of a kind that the table has.
+/// Compares the fixture. Returns whether its kind is in the table.
 fn judge(tally: &mut Tally, minor: u32, file: &Path) -> bool {
     let (json, document) = (fs::read(file.with_extension("json")).unwrap(), fs::read(file).unwrap());
     let Document { api_version, kind, raw } = Document::split(&document).unwrap();
@@ -40,7 +40,7 @@ fn judge(tally: &mut Tally, minor: u32, file: &Path) -> bool {
     let mut want = String::from_utf8(compact).unwrap();
     want.drain(..format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).len());
     if kind == "StatefulSet" {
-        // Fixtures have not been through the apiserver's conversion.
+        // Fixtures have not passed through the apiserver's conversion.
         want = want.replace(
             r#""volumeClaimTemplates":[{"#,
             r#""volumeClaimTemplates":[{"kind":"PersistentVolumeClaim","apiVersion":"v1","#,
@@ -50,7 +50,7 @@ fn judge(tally: &mut Tally, minor: u32, file: &Path) -> bool {
     true
 }
 
-/// Objects in protobuf. Those that went through a later release are not what their own one prints.
+/// Returns protobuf objects. Objects that passed through a later release differ from their own release's output.
 fn fixtures(directory: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let wanted = |file: &PathBuf| {
@@ -60,7 +60,7 @@ fn fixtures(directory: &Path) -> Vec<PathBuf> {
     files.filter(wanted).collect()
 }
 
-/// The testdata of the module that the test bed is made of: what `make test` has found, or is in Go's module cache.
+/// Returns the testdata of the k8s.io/api module of the test bed, as found by `make test` or in Go's module cache.
 fn testdata() -> Option<PathBuf> {
     if let Some(directory) = std::env::var_os("KUBE_API_TESTDATA") {
         return Some(directory.into());

@@ -1,4 +1,4 @@
-//! Whatever bytes: nothing panics, and what is written is JSON.
+//! Arbitrary bytes cause no panic, and all output is JSON.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ const KINDS: [(&str, &str); 8] = [
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
 ];
 
-/// Bodies of the corpus, with their kinds.
+/// Returns bodies of the corpus with their kinds.
 fn bodies() -> Vec<(String, String, Vec<u8>)> {
     let lines = include_str!("pairs.txt").lines().filter(|line| line.starts_with("37\t"));
     let bodies = lines.map(|line| {
@@ -33,7 +33,7 @@ fn check(api_version: &str, kind: &str, body: &[u8]) {
     let metadata = MetadataRenderer::for_server(37, api_version, kind);
     let mut out = b"{".to_vec();
     if transcoder.json(body, &mut out).is_ok() {
-        // Deeper than serde_json goes is rare enough to be no matter here.
+        // Bodies nested deeper than serde_json's limit are rare enough to ignore here.
         assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&out).is_ok(), "{}", out.escape_ascii());
     } else {
         assert_eq!(out, b"{");

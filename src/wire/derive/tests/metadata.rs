@@ -2,7 +2,7 @@ use bytes::Bytes;
 
 use super::super::{MetadataRenderer, RefusalReason};
 
-/// A custom resource as an apiserver has printed it, keys sorted.
+/// A custom resource as printed by an apiserver, keys sorted.
 const CUSTOM: &str = concat!(
     r#"{"apiVersion":"example.com/v1","kind":"Gadget","metadata":{"annotations":{"a":"\u003c","b":""},"#,
     r#""creationTimestamp":"2024-02-29T23:59:59Z","finalizers":["x"],"generation":2,"labels":{"a":"1","b":"2"},"#,
@@ -31,13 +31,13 @@ fn custom_resources_metadata_is_put_in_the_order_of_the_struct() {
     let mut json = Vec::new();
     gadget().json_from_json(CUSTOM.as_bytes(), &mut json).unwrap();
     assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
-    // What it is in protobuf says the same.
+    // Its protobuf yields the same.
     let body = gadget().protobuf_from_json(CUSTOM.as_bytes()).unwrap();
     let mut json = Vec::new();
     gadget().json(&body, &mut json).unwrap();
     assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
     assert_eq!(gadget().protobuf(&body).unwrap(), body);
-    // And so does a built-in's body.
+    // A built-in's body yields the same.
     let mut json = Vec::new();
     gadget().json_from_json(STRUCT_ORDER.as_bytes(), &mut json).unwrap();
     assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
@@ -53,7 +53,7 @@ fn what_is_no_object_meta_is_refused() {
         r#"{"metadata":{"creationTimestamp":"2023-02-29T00:00:00Z"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-28T24:00:00Z"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-2é00:00:00Z"}}"#,
-        // Serde takes an array for a struct.
+        // Serde accepts an array for a struct.
         r#"[["n"]]"#,
         r#"{"metadata":["n"]}"#,
         r#"{"metadata":{"ownerReferences":[["v1","Node","o","u",true,true]]}}"#,

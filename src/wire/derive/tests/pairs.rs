@@ -6,7 +6,7 @@ use super::{Tally, report};
 /// A few small objects of every kind and minor (`tests/facts/generate.sh corpus`).
 const CORPUS: &[u8] = include_bytes!("pairs.txt");
 
-/// Those, and more from files that `tests/facts/generate.sh pairs` has written, if `KUBE_FACTS_PAIRS` names some.
+/// Tests the corpus, and the files named in `KUBE_FACTS_PAIRS`, written by `tests/facts/generate.sh pairs`.
 #[test]
 fn random_objects_are_printed_as_go_does() {
     let tally = judge(CORPUS);
@@ -19,7 +19,7 @@ fn random_objects_are_printed_as_go_does() {
     }
 }
 
-/// Lines of minor, apiVersion, kind, body in hexadecimal, JSON body.
+/// Compares lines of minor, apiVersion, kind, body in hexadecimal, JSON body.
 fn judge(lines: &[u8]) -> Tally {
     let mut tally = Tally::default();
     for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {

@@ -1,4 +1,4 @@
-//! The rules of R-DERIVE-6 and R-DERIVE-7 that random objects meet seldom or never.
+//! Rules of R-DERIVE-6 and R-DERIVE-7 that random objects rarely or never exercise.
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
 use super::super::scalar::{put_micro_time, put_time};
@@ -78,8 +78,8 @@ fn numbers_are_printed_as_go_does() {
     }
 }
 
-/// Whoever writes an object chooses its times. JSON of `9999-12-31T23:59:59-23:59` is of the year 10000, and protobuf
-/// has any number of seconds. The texts are those of Go's `time.Unix(seconds, nanoseconds).UTC()`.
+/// Clients choose the times of objects. JSON of `9999-12-31T23:59:59-23:59` is in the year 10000, and protobuf has any
+/// number of seconds. The texts are those of Go's `time.Unix(seconds, nanoseconds).UTC()`.
 #[test]
 fn times_outside_four_digit_years_are_printed_as_go_does() {
     let rows = [
@@ -104,7 +104,7 @@ fn times_outside_four_digit_years_are_printed_as_go_does() {
     assert!(put_time(&mut Vec::new(), b"\x08\x00\x10\x80\x94\xeb\xdc\x03").is_err(), "a whole second of nanoseconds");
 }
 
-/// Metadata with nothing but an empty creationTimestamp, as a bookmark's is.
+/// Metadata with only an empty creationTimestamp, as in a bookmark.
 const ZERO_TIME: &[u8] = b"\x0a\x02\x42\x00";
 
 #[test]
@@ -161,7 +161,7 @@ fn schemas_may_nest_but_not_forever() {
         [outer, message].concat()
     };
     let nested = |levels: usize| {
-        // spec = 2, versions = 7, schema = 4, openAPIV3Schema = 1, and not = 28 in itself.
+        // spec = 2, versions = 7, schema = 4, openAPIV3Schema = 1, and not = 28 nested in itself.
         let schema = (0..levels).fold(Vec::new(), |schema, _| within(&[0xe2, 1], schema));
         [0x0a, 0x22, 0x3a, 0x12].into_iter().fold(schema, |message, tag| within(&[tag], message))
     };

@@ -1,8 +1,9 @@
-//! What a selector means, spelled out: these tests and the fuzz targets (tests/fuzz) compare the real matching with it.
+//! A direct implementation of selector matching, with which these tests and the fuzz targets (tests/fuzz) compare the
+//! real one.
 
 use super::{Attributes, LabelSelector, Operator};
 
-/// Whether all requirements are met, asked one after the other, as the apiserver asks them.
+/// Whether all requirements hold, checked one after the other like the apiserver.
 pub(super) fn one_by_one(selector: &LabelSelector, object: &Attributes) -> bool {
     selector.requirements().iter().all(|requirement| {
         let values = requirement.values();
