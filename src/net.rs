@@ -39,6 +39,7 @@ mod requests;
 mod running_body;
 mod serve;
 mod tls;
+mod tls_stream;
 mod validity;
 mod wake_set;
 

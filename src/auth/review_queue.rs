@@ -170,8 +170,10 @@ where
             Some(_) => answers.invalidate(key).await,
             None => {}
         }
-        // The future is large and rarely needed, so it is boxed to keep request futures small.
-        let answer = Box::pin(answers.try_get_with_by_ref(key, ask())).await;
+        // A question is large and rarely asked, so it is boxed when it is: no request has room for it beside its own,
+        // not even one that waits for another's question.
+        let asking = async { Box::pin(ask()).await };
+        let answer = Box::pin(answers.try_get_with_by_ref(key, asking)).await;
         let answer = answer.map_err(|refused: Arc<NotGranted>| NotGranted::clone(&refused))?;
         // Otherwise, a concurrent review had been sent before `since`.
         if will_do(&answer) {

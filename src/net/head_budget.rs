@@ -1,13 +1,11 @@
-//! The memory limit for the request heads of all connections of a listener: heads of HTTP/2 requests without a
-//! response, and unfinished heads.
+//! The memory of heads of all connections of a listener: heads of HTTP/2 requests without a response, heads of
+//! responses that wait until the client reads, and unfinished heads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes of request heads that are in memory on one listener.
-///
-/// A head counts as in HTTP/2: the bytes of its names and values, and 32 for each field (RFC 9113 §6.5.2). Values that
-/// several heads share count for each of them.
+/// The bytes of heads that are in memory on one listener. A head counts as HTTP/2 counts it: the bytes of its
+/// names and values, and 32 for each field (RFC 9113 §6.5.2). Values that several heads share count for each of them.
 #[derive(Debug, Default)]
 pub(super) struct HeadBudget {
     charged: AtomicUsize,
@@ -30,12 +28,13 @@ pub(super) struct HeadCharge {
     bytes: usize,
 }
 
-/// The most bytes of all heads of a listener.
-const HEADS_BYTES_MAX: usize = 64 << 20;
-/// The most bytes of all heads of a connection: 250 requests with 4 KiB each.
-const CONNECTION_HEADS_BYTES_MAX: usize = 1 << 20;
-/// The divisor of the free budget: a connection may hold one part in so many of it. This keeps room for new
-/// connections, however many others hold all that they may.
+/// The bytes of all heads of a listener. A request takes up to four times its head: it is read, decoded, and written to
+/// upstream.
+pub(super) const HEADS_BYTES_MAX: usize = 32 << 20;
+/// The bytes of all heads of a connection: 250 requests with 2 KiB each.
+const CONNECTION_HEADS_BYTES_MAX: usize = 512 << 10;
+/// A connection may hold one part in so many of what is left of the budget. This keeps room for new connections,
+/// however many others hold all that they may.
 const PARTS_OF_FREE: usize = 64;
 /// The guaranteed size: a head of this size is always accepted if its connection has no other, finished or not.
 const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
@@ -87,6 +86,22 @@ impl ConnectionHeads {
     }
 }
 
+impl HeadCharge {
+    /// Replaces a request's head with its response's; `None` if that is larger and does not fit.
+    pub(super) fn replace_with(mut self, bytes: usize) -> Option<Self> {
+        if bytes > self.bytes {
+            let heads = self.heads.clone();
+            drop(self);
+            return heads.charge(bytes);
+        }
+        let less = self.bytes - bytes;
+        self.heads.charged.fetch_sub(less, Ordering::Relaxed);
+        self.heads.all.charged.fetch_sub(less, Ordering::Relaxed);
+        self.bytes = bytes;
+        Some(self)
+    }
+}
+
 impl Drop for ConnectionHeads {
     fn drop(&mut self) {
         self.all.unfinished.fetch_sub(*self.unfinished.get_mut(), Ordering::Relaxed);
@@ -128,7 +143,7 @@ mod tests {
     #[test]
     fn new_connection_has_room_while_many_others_hold_all_they_may() {
         let budget = Arc::<HeadBudget>::default();
-        let others: Vec<_> = (0..200).map(|_| budget.connection()).collect();
+        let others: Vec<_> = (0..150).map(|_| budget.connection()).collect();
         let held: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
         let total = budget.charged.load(Ordering::Relaxed);
         assert!(total <= HEADS_BYTES_MAX, "{total}");
@@ -151,6 +166,23 @@ mod tests {
         assert!(small[1].hold_unfinished(2 * LARGE), "a head is finished");
         drop(connections);
         assert_eq!(all(), 0);
+    }
+
+    #[test]
+    fn response_takes_the_place_of_its_request_and_a_larger_one_needs_room() {
+        let budget = Arc::<HeadBudget>::default();
+        let all = || budget.charged.load(Ordering::Relaxed);
+        let heads = budget.connection();
+        let [small, large] = [(); 2].map(|()| heads.charge(2_000).expect("the budget is empty"));
+        let large = large.replace_with(3_000).expect("there is room");
+        assert_eq!(all(), 5_000);
+        let _full = budget.connection().charge(HEADS_BYTES_MAX - 5_000).expect("it fits");
+        let small = small.replace_with(500).expect("a smaller one always fits");
+        assert_eq!(all(), HEADS_BYTES_MAX - 1_500);
+        assert!(small.replace_with(501).is_none() && all() == HEADS_BYTES_MAX - 2_000);
+        let only = large.replace_with(ONLY_HEAD_BYTES_MAX).expect("it is the connection's only head");
+        assert!(only.replace_with(ONLY_HEAD_BYTES_MAX + 1).is_none());
+        assert_eq!((heads.charged.load(Ordering::Relaxed), all()), (0, HEADS_BYTES_MAX - 5_000));
     }
 
     #[test]

@@ -21,10 +21,8 @@ pub(super) struct Requests<S> {
     pub(super) handle: S,
 }
 
-/// The future of a response.
-///
-/// It is boxed, so that its memory is freed once there is a response, because a watch lasts for hours. It takes about
-/// 10 KB, and an `async` block that awaits it takes twice as much, so later steps use `map`.
+/// A request that is being answered. It is boxed, so that what is kept for it is gone once there is an answer: a watch
+/// lasts for hours. That is some 2 KB, and twice as much in a block that awaits it, so what comes after it is mapped.
 pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
 
 /// The guards that count a request as running.

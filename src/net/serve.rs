@@ -23,6 +23,7 @@ use super::parkable_body::ParkableBody;
 use super::preface::{DetectedProtocol, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
+use super::tls_stream::{Records, TlsStream};
 use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
 use base::{Cut, DrainWatch, Reloadable, Tasks, lacks_descriptor};
 
@@ -138,17 +139,17 @@ where
         return http(stream, peer, (turns, heads), limits, drain, handle).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
-    let shaking = handshakes.shake(source, tls.acceptor().accept(stream));
+    let shaking = handshakes.shake(source, tls.acceptor().accept(Records::of(stream)));
     let mut closing = drain.clone();
     let stream = tokio::select! {
         biased;
-        stream = Box::pin(shaking) => stream?,
+        stream = Box::pin(shaking) => TlsStream::new(stream?),
         () = this.reached(ConnectionState::Cut) => return Err(ConnectionOver::Cut.into()),
         () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
             return Err(ConnectionOver::Cut.into());
         }
     };
-    let shown = stream.get_ref().1.peer_certificates();
+    let shown = stream.certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
     http(stream, peer, (turns, heads), limits, drain, handle).await
 }

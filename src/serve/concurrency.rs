@@ -89,7 +89,7 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 const RESERVE: usize = 8;
 /// The number of permits that counts as a few, in pools where each request takes one.
 const FEW: usize = 4;
-/// The charge for a waiting request, which uses about 12 KB.
+/// The memory of a waiting request: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
 /// seconds and costs its sender only about fifty bytes.

@@ -89,7 +89,7 @@ fn list_path(path: &str, namespace: &str, query: &Query, gvr: &Gvr) -> Option<St
     let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
     let of_lists = |pair: &&str| {
         let pair = Query::parse(pair);
-        pair.pairs().first().is_some_and(|(name, _)| !NOT_OF_LISTS.contains(&name.as_str()))
+        pair.pairs().next().is_some_and(|(name, _)| !NOT_OF_LISTS.contains(&name))
     };
     let kept: Vec<_> = query.raw().split('&').filter(of_lists).chain(["includeObject=Object"]).collect();
     (path == collection).then(|| format!("{path}?{}", kept.join("&")))

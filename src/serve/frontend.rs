@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, Version};
-use tokio::time::Instant;
 
 use super::active_watches::{ActiveWatches, Who};
 use super::answered;
@@ -16,8 +15,8 @@ use super::coverage::Coverage;
 use super::documents::{ServerDocuments, health};
 use super::forwarding::Forwarding;
 use super::metrics;
-use super::read_request::ReadRequest;
-use super::readable::{self, Extent};
+use super::read_request::{NewRequest, ReadRequest};
+use super::readable::Extent;
 use super::reader::Reader;
 use super::refusals::{expects_the_impossible, forbid, turned_away};
 use super::response_context::{
@@ -34,7 +33,7 @@ use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 use base::{DrainWatch, Ready, Reloadable, Tasks};
-use kubeapi::{FlowDistinguisher, Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
+use kubeapi::{FlowDistinguisher, Gvr, RequestInfo, RequestInfoError, Status, reaches_inside};
 
 /// Receives requests and dispatches each to the part that answers it.
 #[derive(Debug)]
@@ -130,52 +129,50 @@ impl Frontend {
         self.admission.tune(&to.limits);
     }
 
-    /// Answers one request.
-    pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<RequestBody>) -> Response<ReplyBody> {
-        let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
+    /// Answers one request. It is read at once.
+    pub fn answer(
+        self: Arc<Self>,
+        peer: Peer,
+        request: Request<RequestBody>,
+    ) -> impl Future<Output = Response<ReplyBody>> + Send {
+        let request = NewRequest::new(&peer, request);
+        self.answer_received(peer, request)
+    }
+
+    async fn answer_received(self: Arc<Self>, peer: Peer, mut request: Box<NewRequest>) -> Response<ReplyBody> {
+        let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
         let finish = |response| self.finished(response, without_body);
-        let received = Instant::now();
-        let readable = readable::take(&mut request);
-        let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
-        let mut context = ResponseContext::of(request.headers(), query.clone());
-        context.cut = peer.cut.clone();
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let info = RequestInfo::parse(method.as_str(), &path, &query);
-        let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut context));
-        if let Some(response) = self.unauthenticated(&peer, &request, &info, &context) {
-            context.record = record.map(Arc::new);
-            return finish(answered::record(&context, response));
+        let (method, path) = (request.http.method().clone(), request.http.uri().path().to_owned());
+        let info = RequestInfo::parse(method.as_str(), &path, &request.query).map(Box::new);
+        let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &mut request, info));
+        if let Some(response) = self.unauthenticated(&peer, &request, info.as_deref().ok()) {
+            request.context.record = record.map(Arc::from);
+            return finish(answered::record(&request.context, response));
         }
-        let caller = self.authenticate(&peer, &request).await;
+        let caller = Box::pin(self.authenticate(&peer, &request.http)).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
             record.put_caller(caller);
         }
-        context.record = record.map(Arc::new);
-        let recording = context.record.is_some().then(|| context.clone());
+        request.context.record = record.map(Arc::from);
+        let recording = request.context.record.is_some().then(|| Box::new(request.context.clone()));
         let payer = caller.as_ref().ok().and_then(Caller::payer);
         let has_place = settle(&peer, caller.as_ref().ok(), payer.as_ref());
-        let who = Who::new(payer, request.headers().get(USER_AGENT));
-        let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
+        let (who, received) = (Who::new(payer, request.http.headers().get(USER_AGENT)), request.received);
+        let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request.http, &info, caller));
         let response = match (info, caller) {
-            _ if !has_place => context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
-            _ if forbidden.is_some() => forbid(&context, &forbidden.unwrap_or_default()),
-            (Ok(info), Ok(caller)) => {
-                let request =
-                    ReadRequest { http: request, caller, info, query, context, received, readable, rerouted: 0 };
-                self.dispatch(request).await
-            }
-            // Upstream has its own error for a path without a resource, and returns it to every caller.
+            _ if !has_place => request.context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
+            _ if forbidden.is_some() => forbid(&request.context, &forbidden.unwrap_or_default()),
+            (Ok(info), Ok(caller)) => self.dispatch(request.of(caller, info)).await,
+            // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
-                let caller = caller.unwrap_or(Caller::Anonymous);
-                Box::pin(self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::Spelling))
-                    .await
+                Box::pin(self.pass_unread(request, caller.unwrap_or(Caller::Anonymous))).await
             }
             // A path with an invalid escape is not forwarded, because upstream would close the connection.
             (Err(RequestInfoError::BadEscape), _) => {
                 metrics::refused(400);
-                malformed(request.version())
+                malformed(request.http.version())
             }
-            (Ok(info), Err(refused)) => turned_away(&context, "", &info, &query, &refused),
+            (Ok(info), Err(refused)) => turned_away(&request.context, "", &info, &request.query, &refused),
         };
         let mut response = match recording {
             Some(context) => answered::record(&context, response),
@@ -198,12 +195,11 @@ impl Frontend {
     fn unauthenticated(
         &self,
         peer: &Peer,
-        request: &Request<RequestBody>,
-        info: &Result<RequestInfo, RequestInfoError>,
-        context: &ResponseContext,
+        request: &NewRequest,
+        info: Option<&RequestInfo>,
     ) -> Option<Response<ReplyBody>> {
-        let refused = self.admit(peer, request, context).err().map(|refusal| *refusal);
-        let response = refused.or_else(|| self.health(request, info, context))?;
+        let refused = self.admit(peer, &request.http, &request.context).err().map(|refusal| *refusal);
+        let response = refused.or_else(|| self.health(request, info))?;
         peer.connection.turn_away();
         Some(response)
     }
@@ -227,27 +223,17 @@ impl Frontend {
         self.admission.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
-    /// Returns the response to a proxy's health check, if the request is one.
-    fn health(
-        &self,
-        request: &Request<RequestBody>,
-        info: &Result<RequestInfo, RequestInfoError>,
-        context: &ResponseContext,
-    ) -> Option<Response<ReplyBody>> {
-        let info = info.as_ref().ok().filter(|_| context.by_proxy)?;
-        health(request, info, &self.ready)
+    /// The answer to a proxy that asks how its upstream is.
+    fn health(&self, request: &NewRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
+        let info = info.filter(|_| request.context.by_proxy)?;
+        health(&request.http, info, &self.ready)
     }
 
-    /// Creates the audit record of the request if the audit log is on. The response names the record's id.
-    fn record(
-        &self,
-        peer: &Peer,
-        request: &Request<RequestBody>,
-        info: &RequestInfo,
-        context: &mut ResponseContext,
-    ) -> Option<AuditRecord> {
+    /// The audit record of the request, if requests are recorded. The answer names the record.
+    fn record(&self, peer: &Peer, request: &mut NewRequest, info: &RequestInfo) -> Option<Box<AuditRecord>> {
+        let context = &mut request.context;
         let id = self.audit.is_on().then(|| context.audit_id.get_or_insert_with(new_audit_id))?;
-        AuditRecord::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
+        AuditRecord::new(&self.audit, peer, (request.http.uri(), request.http.headers()), info, id).map(Box::new)
     }
 
     /// Checks that the request is addressed to this proxy and is unambiguous.
@@ -286,7 +272,7 @@ impl Frontend {
         &self,
         peer: &Peer,
         request: &Request<RequestBody>,
-        info: &Result<RequestInfo, RequestInfoError>,
+        info: &Result<Box<RequestInfo>, RequestInfoError>,
         caller: &Caller,
     ) -> Option<String> {
         if caller.shows_certificate() {
@@ -296,13 +282,13 @@ impl Frontend {
         let reaches = || match info {
             // Such a request is always rejected.
             Err(RequestInfoError::BadEscape) => false,
-            info => reaches_inside(request.uri().path(), info.as_ref().ok()),
+            info => reaches_inside(request.uri().path(), info.as_deref().ok()),
         };
         let forbidden = !self.config.get().exec_on_loopback && self.is_open_to_all(peer) && reaches();
         forbidden.then(|| NO_WAY_IN.to_owned())
     }
 
-    async fn dispatch(&self, mut request: ReadRequest) -> Response<ReplyBody> {
+    async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ReplyBody> {
         let asked = RouteInput {
             method: request.http.method(),
             info: &request.info,
@@ -334,14 +320,14 @@ impl Frontend {
         };
         let payer = request.caller.payer();
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
+        // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
         let answered = match route {
             Route::Refuse(status) => Err(NotServable::Refuse(status)),
             Route::Get(read) => {
-                let reading = pin!(self.reader.get(&request, &permit, resource, read));
-                self.admission.while_waiting(payer.as_ref(), reading).await.unwrap_or_else(|shed| Err(shed.into()))
+                let mut reading = Box::pin(self.reader.get(&request, &permit, resource, read));
+                let answered = self.admission.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                answered.unwrap_or_else(|shed| Err(shed.into()))
             }
-            // Boxed, so that the futures of other requests, which are moved while they are built, do not reserve space
-            // for these.
             Route::List(read) => {
                 let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
                 let answered = self.admission.while_waiting(payer.as_ref(), reading.as_mut()).await;
@@ -363,9 +349,8 @@ impl Frontend {
         response
     }
 
-    /// Answers a proxy that requests a document of upstream. An unauthorized request is forwarded, and upstream rejects
-    /// it.
-    async fn document(&self, request: ReadRequest) -> Response<ReplyBody> {
+    /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.
+    async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let may = self.lets_proxy(&request).await;
         if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
             && let payer = request.caller.payer()
@@ -377,8 +362,8 @@ impl Frontend {
         self.pass(request, ForwardReason::NonResource).await
     }
 
-    /// Answers a proxy that requests a review, if it is authorized.
-    async fn review(&self, request: ReadRequest) -> Response<ReplyBody> {
+    /// Answers a proxy that asks for a review, if it may.
+    async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let may = self.lets_proxy(&request).await;
         match self.forwarding.hops_with_us(request.http.headers()) {
             Ok(hops) if may => Box::pin(self.reviews.answer(request, hops)).await,
@@ -394,12 +379,12 @@ impl Frontend {
     async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
         let payer = request.caller.payer();
         if !request.is_for_readable(resource) {
-            let granted = pin!(self.gate.grant(&request.caller, &request.info));
-            let granted = self.admission.while_waiting(payer.as_ref(), granted).await;
+            let mut granted = Box::pin(self.gate.grant(&request.caller, &request.info));
+            let granted = self.admission.while_waiting(payer.as_ref(), granted.as_mut()).await;
             return granted.map_err(too_many_wait)?.map(Permit::Whole);
         }
-        let permit = pin!(self.gate.readable(&request.caller, &request.info));
-        let permit = self.admission.while_waiting(payer.as_ref(), permit).await.map_err(too_many_wait)??;
+        let mut permit = Box::pin(self.gate.readable(&request.caller, &request.info));
+        let permit = self.admission.while_waiting(payer.as_ref(), permit.as_mut()).await.map_err(too_many_wait)??;
         request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         Ok(permit)
     }
@@ -435,14 +420,23 @@ impl Frontend {
         Ok(self.catalog.find(&gvr))
     }
 
-    async fn pass(&self, request: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
-        let ReadRequest { http: request, caller, info, query, context, .. } = request;
-        // Boxed, so that the futures of requests answered from the cache do not reserve space for it.
-        Box::pin(self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason)).await
+    async fn pass(&self, request: Box<ReadRequest>, reason: ForwardReason) -> Response<ReplyBody> {
+        // Boxed, so that requests that are answered here have no room for it.
+        Box::pin(async move {
+            let ReadRequest { http: request, caller, info, query, context, .. } = *request;
+            self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason).await
+        })
+        .await
     }
 
-    /// Handles a request that a feed could not answer: routes it again, forwards it or rejects it.
-    async fn unready(&self, mut request: ReadRequest, why: NotServable) -> Response<ReplyBody> {
+    /// Passes on a request whose path was not understood.
+    async fn pass_unread(&self, request: Box<NewRequest>, caller: Caller) -> Response<ReplyBody> {
+        let NewRequest { http: request, query, context, .. } = *request;
+        self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::Spelling).await
+    }
+
+    /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
+    async fn unready(&self, mut request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
         match why {
             NotServable::Over if request.rerouted < REROUTES_MAX => {
                 request.rerouted += 1;

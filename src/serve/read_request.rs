@@ -4,17 +4,47 @@ use http::{HeaderValue, Request, Response};
 use tokio::time::Instant;
 
 use super::body::ReplyBody;
+use super::readable;
 use super::refusals::turned_away;
 use super::response_context::ResponseContext;
 use super::route::ForwardReason;
 use super::sources::{Need, NotServable};
 use crate::auth::{Caller, NotGranted, Permit};
-use crate::net::RequestBody;
+use crate::net::{Peer, RequestBody};
 use crate::upstream::{CAUSE, Cause, Resource};
 use crate::wire::Representation;
 use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
 
-/// A read request and its parsed properties.
+/// A request whose caller is not known yet.
+pub(super) struct NewRequest {
+    pub(super) http: Request<RequestBody>,
+    pub(super) query: Arc<Query>,
+    pub(super) context: ResponseContext,
+    pub(super) received: Instant,
+    /// Whether the caller asks for what it may read, if it may not read all.
+    readable: bool,
+}
+
+impl NewRequest {
+    /// Boxed, because it is moved from one future to the next: each of them would have room for it twice.
+    pub(super) fn new(peer: &Peer, mut http: Request<RequestBody>) -> Box<Self> {
+        let received = Instant::now();
+        let readable = readable::take(&mut http);
+        let query = Arc::new(Query::parse(http.uri().query().unwrap_or_default()));
+        let mut context = ResponseContext::of(http.headers(), query.clone());
+        context.cut = peer.cut.clone();
+        Box::new(Self { http, query, context, received, readable })
+    }
+
+    /// The request of a known caller. It takes the boxes, because one whose content is moved out of it is freed only
+    /// with the future that has it.
+    pub(super) fn of(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
+        let Self { http, query, context, received, readable } = *self;
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received, readable, rerouted: 0 })
+    }
+}
+
+/// A read request, with what was understood of it.
 pub(super) struct ReadRequest {
     pub(super) http: Request<RequestBody>,
     pub(super) caller: Caller,

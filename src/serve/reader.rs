@@ -127,6 +127,20 @@ impl Reader {
         };
         let asked = (request.received, request.context.by_proxy);
         self.fit_to_show(&source, &read, asked).await?;
+        // Boxed, so that a request that waits until then has no room for it.
+        Box::pin(self.show(request, permit, resource, source, (read, cost))).await
+    }
+
+    /// Lists what the feed shows now.
+    async fn show(
+        &self,
+        request: &ReadRequest,
+        permit: &Permit,
+        resource: &Resource,
+        source: FeedSource,
+        (read, cost): (ListRead, usize),
+    ) -> Answered {
+        let feed = &source.feed;
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,

@@ -110,10 +110,10 @@ impl PeerReviews {
             && !headers.keys().any(is_impersonation)
     }
 
-    /// Answers a review for a caller that may create reviews. `hops` lists the proxies on the path, including this one.
-    pub(super) async fn answer(&self, request: ReadRequest, hops: HeaderValue) -> Response<ReplyBody> {
+    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    pub(super) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
         let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
-        let ReadRequest { http, context, .. } = request;
+        let ReadRequest { http, context, .. } = *request;
         match self.answered(kind.unwrap_or(Kind::Access), http.into_body(), (received, payer), hops).await {
             Ok(answer) => told(&context, answer),
             Err(status) => context.status(&status),

@@ -1,4 +1,6 @@
-/// The maximum number of parameters. Above it the apiserver sees none, because Go's `net/url` refuses to parse them.
+use std::ops::Range;
+
+/// More parameters than this and the apiserver sees none at all: Go's `net/url` refuses to parse them.
 pub const QUERY_PAIRS_MAX: usize = 10_000;
 
 /// A URL's query as the apiserver parses it (R-QUERY-1): decoded pairs in order, of which only the first of each name
@@ -9,8 +11,16 @@ pub const QUERY_PAIRS_MAX: usize = 10_000;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
     raw: String,
-    pairs: Vec<(String, String)>,
+    pairs: Vec<(Text, Text)>,
     lossless: bool,
+}
+
+/// A name or a value. A long one that says literally what it means is not copied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Text {
+    /// The place of the text in the query.
+    Literal(Range<usize>),
+    Decoded(String),
 }
 
 impl Query {
@@ -20,21 +30,36 @@ impl Query {
         if raw.split('&').count() > QUERY_PAIRS_MAX {
             return query;
         }
+        let mut next = 0;
         for pair in raw.split('&') {
+            let at = next;
+            next += pair.len() + 1;
             if pair.is_empty() || pair.contains(';') {
                 continue;
             }
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (Some(name), Some(value)) = (unescape(name, true), unescape(value, true)) else { continue };
-            query.lossless &= name.is_exact() && value.is_exact();
-            query.pairs.push((name.into_text(), value.into_text()));
+            let equals = pair.find('=').unwrap_or(pair.len());
+            let value = at + (equals + 1).min(pair.len())..at + pair.len();
+            let (Some(name), Some(value)) = (query.text(at..at + equals), query.text(value)) else { continue };
+            query.lossless &= name.1 && value.1;
+            query.pairs.push((name.0, value.0));
         }
         query
     }
 
-    /// The first value of `name`; `""` for a name without `=`.
+    /// What stands there, decoded, and whether that is exact; `None` where an escape is broken.
+    fn text(&self, at: Range<usize>) -> Option<(Text, bool)> {
+        let raw = &self.raw[at.clone()];
+        if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
+            return Some((Text::Literal(at), true));
+        }
+        let unescaped = unescape(raw, true)?;
+        let is_exact = unescaped.is_exact();
+        Some((Text::Decoded(unescaped.into_text()), is_exact))
+    }
+
+    /// The first value of `name`, `""` for a bare name.
     pub fn first(&self, name: &str) -> Option<&str> {
-        self.pairs.iter().find(|(candidate, _)| candidate == name).map(|(_, value)| value.as_str())
+        self.pairs().find(|(candidate, _)| *candidate == name).map(|(_, value)| value)
     }
 
     /// The original text.
@@ -42,8 +67,15 @@ impl Query {
         &self.raw
     }
 
-    pub fn pairs(&self) -> &[(String, String)] {
-        &self.pairs
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.pairs.iter().map(|(name, value)| (self.decoded(name), self.decoded(value)))
+    }
+
+    fn decoded<'a>(&'a self, text: &'a Text) -> &'a str {
+        match text {
+            Text::Literal(at) => &self.raw[at.clone()],
+            Text::Decoded(text) => text,
+        }
     }
 
     /// Whether no parameter survived parsing.
@@ -128,9 +160,18 @@ mod tests {
         ];
         for (raw, pairs) in cases {
             let parsed = Query::parse(raw);
-            let got: Vec<(&str, &str)> = parsed.pairs().iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            let got: Vec<(&str, &str)> = parsed.pairs().collect();
             assert_eq!(got, pairs, "{raw}");
         }
+    }
+
+    #[test]
+    fn long_text_is_held_once_where_it_is_literal() {
+        let long = "x".repeat(60_000);
+        let query = Query::parse(&format!("a={long}&b=c+d"));
+        assert_eq!((query.first("a"), query.first("b")), (Some(&*long), Some("c d")));
+        let held: Vec<_> = query.pairs.iter().flat_map(|(name, value)| [name, value]).collect();
+        assert!(matches!(held[..], [Text::Literal(_), Text::Literal(_), Text::Literal(_), Text::Decoded(_)]));
     }
 
     #[test]

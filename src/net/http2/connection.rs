@@ -71,11 +71,11 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) patience: AbuseBudget,
     /// Knows whether a caller has been authenticated on the connection.
     connection: Connection,
-    /// Charges request heads to the listener's budget.
+    /// Charges the heads of requests, and those of answers that wait.
     pub(super) heads: Arc<ConnectionHeads>,
-    /// The bytes of response heads that wait for room in the output.
-    pub(super) waiting_head_bytes: usize,
-    /// The number of requests that have begun and may not have been polled yet.
+    /// How many heads of answers wait for room in the output.
+    pub(super) waiting_heads: usize,
+    /// How many requests have begun and may not have been polled yet.
     pub(super) begun: usize,
     heartbeat: Heartbeat,
     /// The timer for the heartbeat, for streams with limited time and for unfinished header blocks.
@@ -138,8 +138,8 @@ const READ_BYTES: usize = 32 << 10;
 /// The size of a read while other connections wait for the core, because the received frames may have to wait for the
 /// next slice.
 const LIMITED_READ_BYTES: usize = 4 << 10;
-/// The most requests that begin before they are polled. A running request takes about 10 KB, and most requests get
-/// their response at the first poll.
+/// How many requests begin before these are polled. A request that has begun takes some 3 KB, and most are answered
+/// when they are first polled.
 pub(super) const BEGUN_MAX: usize = 2;
 /// The number of lasting streams polled between two checks of the slice. Other streams take longer, so the slice is
 /// checked after each of them.
@@ -178,6 +178,8 @@ where
         let heartbeat = Heartbeat::new(limits.ping_after);
         let mut output = Output::default();
         let receive = ReceiveWindow::announced(&mut output, limits.streams_max, limits.header_bytes_max);
+        // It may wait for its first turn, beside thousands of others.
+        output.give_spare();
         Self {
             io,
             service,
@@ -195,7 +197,7 @@ where
             patience: AbuseBudget::new(),
             connection,
             heads,
-            waiting_head_bytes: 0,
+            waiting_heads: 0,
             begun: 0,
             farewell: GoAwayState::Unsaid,
             is_client_leaving: false,
@@ -317,13 +319,13 @@ where
     /// Wakes the streams that wait for room, if there is some.
     pub(super) fn wake_waiting(&mut self) {
         let is_open = self.send.window > 0;
-        if self.waiting.is_empty() || !(is_open || self.waiting_head_bytes > 0) {
+        if self.waiting.is_empty() || !(is_open || self.waiting_heads > 0) {
             return;
         }
         for key in take(&mut self.waiting) {
             match self.streams.get_mut(key) {
-                // A response head needs no window.
-                Some(stream) if is_open || matches!(stream.phase, Phase::Answered(_)) => {
+                // A head needs no window.
+                Some(stream) if is_open || matches!(stream.phase, Phase::Answered { .. }) => {
                     stream.is_waiting = false;
                     stream.wake();
                 }
@@ -478,6 +480,8 @@ where
             self.farewell = GoAwayState::Announced;
             self.output.put_goaway(HIGHEST, Reason::No);
             self.output.put_ping(GOODBYE);
+            // It may wait for its turn.
+            self.output.give_spare();
             self.wake_set.put(WakePart::Codec);
         }
     }

@@ -38,11 +38,16 @@ pub(super) struct Exchange<F, B> {
 pub(super) enum Phase<F, B> {
     Asked {
         answering: F,
-        /// The request head is charged until there is a response.
+        /// The request's head is charged until there is an answer.
+        head: HeadCharge,
+    },
+    /// The head of the answer waits for room in the output.
+    Answered {
+        answer: Box<Response<B>>,
         _head: HeadCharge,
     },
-    /// The response head waits for room in the output.
-    Answered(Option<Box<Response<B>>>),
+    /// Between two others.
+    Changing,
     Answering(B),
 }
 

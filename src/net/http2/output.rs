@@ -54,7 +54,13 @@ impl Output {
         self.held.len() - self.sent
     }
 
-    /// Appends a frame.
+    /// The size of its own buffer.
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.capacity()
+    }
+
+    /// Puts a frame.
     pub(super) fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
         if self.held.capacity() == 0 {
             self.held = SPARE.take();
@@ -183,7 +189,8 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
-    fn give_spare(&mut self) {
+    /// Gives the thread's buffer back, and keeps what waits in one of its own.
+    pub(super) fn give_spare(&mut self) {
         if self.held.capacity() < WAITING_BYTES_MAX {
             // This buffer held the rest that a client did not accept at once.
             if self.waiting() == 0 {

@@ -144,7 +144,7 @@ where
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Exchange {
             id,
-            phase: Phase::Asked { answering: future, _head: charge },
+            phase: Phase::Asked { answering: future, head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,

@@ -25,8 +25,6 @@ use base::Cut;
 
 /// The bytes of a response that go out before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
-/// The bytes of response heads that may wait for room. A stream whose response does not fit is reset.
-const WAITING_HEAD_BYTES_MAX: usize = 1 << 20;
 
 /// The next part of a body.
 enum Piece {
@@ -58,7 +56,7 @@ where
                 Poll::Ready(answer) if self.has_room() => self.begin_answer(key, answer),
                 Poll::Ready(answer) => self.delay_answer(key, answer),
             }
-        } else if matches!(stream.phase, Phase::Answered(_)) {
+        } else if matches!(stream.phase, Phase::Answered { .. }) {
             self.resume_answer(key);
         }
         self.tell_what_was_taken(key);
@@ -66,16 +64,16 @@ where
         self.limit(key);
     }
 
-    /// Keeps a response until there is room for its head.
+    /// Keeps an answer until there is room for its head. A stream whose answer does not fit into the budget of heads is
+    /// reset.
     fn delay_answer(&mut self, key: usize, answer: Response<B>) {
-        let bytes = head_bytes(&answer);
-        if self.waiting_head_bytes + bytes > WAITING_HEAD_BYTES_MAX {
-            // The future has completed and must not be polled again.
-            return self.reset(key, Reason::EnhanceYourCalm);
-        }
         let Some(stream) = self.streams.get_mut(key) else { return };
-        self.waiting_head_bytes += bytes;
-        stream.phase = Phase::Answered(Some(Box::new(answer)));
+        let Phase::Asked { head, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
+        let Some(head) = head.replace_with(head_bytes(&answer)) else {
+            return self.reset(key, Reason::EnhanceYourCalm);
+        };
+        stream.phase = Phase::Answered { answer: Box::new(answer), _head: head };
+        self.waiting_heads += 1;
         self.wait(key, false);
     }
 
@@ -83,9 +81,9 @@ where
         if !self.has_room() {
             return self.wait(key, false);
         }
-        let Some(Exchange { phase: Phase::Answered(answer), .. }) = self.streams.get_mut(key) else { return };
-        let Some(answer) = answer.take() else { return };
-        self.waiting_head_bytes -= head_bytes(&answer);
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let Phase::Answered { answer, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
+        self.waiting_heads -= 1;
         self.begin_answer(key, *answer);
     }
 
@@ -279,8 +277,8 @@ where
     /// end.
     pub(super) fn remove(&mut self, key: usize) {
         let Some(stream) = self.streams.remove(key) else { return };
-        if let Phase::Answered(Some(answer)) = &stream.phase {
-            self.waiting_head_bytes -= head_bytes(answer);
+        if matches!(stream.phase, Phase::Answered { .. }) {
+            self.waiting_heads -= 1;
         }
         if let Some(upload) = &stream.upload {
             self.receive.give_back(upload.inbox.untold(), &mut self.output);

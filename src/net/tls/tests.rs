@@ -6,6 +6,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::server::TlsStream;
 
 use super::*;
+use crate::net::tls_stream::{self, Records};
 
 type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
 
@@ -176,5 +177,30 @@ fn a_file_that_is_not_what_it_should_be_is_named() {
     ] {
         let error = read(contents).expect_err(named);
         assert!(error.starts_with(named), "{error}");
+    }
+}
+
+/// What is kept of a client that sends more than is read: one record, and not the beginning of the next.
+#[tokio::test]
+async fn record_that_is_not_read_whole_is_the_last_that_is_begun() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    const RECORD: usize = 16 << 10;
+    let server = server(ClientCertificates::Ignored);
+    for version in VERSIONS {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let client = TlsConnector::from(client(&server, version, None));
+        let connect = client.connect("localhost".try_into().unwrap(), near);
+        let accept = server.acceptor().accept(Records::of(far));
+        let (near, far) = tokio::join!(connect, accept);
+        let (mut near, mut far) = (near.unwrap(), tls_stream::TlsStream::new(far.unwrap()));
+        let sent: Vec<u8> = (0..=250).cycle().take(4 * RECORD).collect();
+        near.write_all(&sent).await.unwrap();
+        near.flush().await.unwrap();
+        let mut seen = vec![0; sent.len()];
+        for part in seen.chunks_mut(1_000) {
+            far.read_exact(part).await.unwrap();
+            assert!(far.is_between_records(), "{version:?}");
+        }
+        assert!(seen == sent, "{version:?}");
     }
 }

@@ -204,7 +204,7 @@ pub fn without_tokens(target: &str) -> String {
         let name = pair.split('=').next().unwrap_or_default();
         let is_token = kubeapi::Query::parse(name)
             .pairs()
-            .first()
+            .next()
             .is_some_and(|(name, _)| name.to_ascii_lowercase().contains("token"));
         if is_token && pair.len() > name.len() { format!("{name}=REDACTED") } else { pair.to_owned() }
     };

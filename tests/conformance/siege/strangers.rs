@@ -140,14 +140,14 @@ fn attacks() -> Vec<Attack> {
         Attack {
             name: "CONNECT",
             opening: asked("CONNECT 10.0.0.1:443", "").repeat(100),
-            promised: &["400", "403", "429"],
+            promised: &["403", "429"],
             ..Attack::http1()
         },
         Attack {
             name: "CONNECT over HTTP/2",
             opening: streams(100, |_| literals(&question("CONNECT", "", &[]))),
             // Upstream refuses it, as it refuses anything of a stranger; few are passed on at a time.
-            promised: &["400", "403", "429", "goaway 0", "reset 7"],
+            promised: &["403", "429", "goaway 0", "reset 7"],
             ..Attack::http2()
         },
     ];

@@ -1,6 +1,7 @@
 //! Clients that break rules, exceed limits, or send useless frames.
 
 use super::*;
+use crate::net::head_budget::HEADS_BYTES_MAX;
 use crate::net::http2::output::GATHERED_BYTES_MAX;
 use crate::net::http2::windows::UPLOAD_BYTES_MAX;
 
@@ -194,8 +195,8 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
 #[tokio::test(start_paused = true)]
 async fn heads_beyond_the_budget_are_refused_and_may_come_again() {
     let mut client = Client::new(1 << 16).await;
-    let _all = client.budget.connection().charge(64 << 20).expect("the budget is empty");
-    // Both arrive before the first response.
+    let _all = client.budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
+    // Both come before the first is answered.
     client.write(&[get(1), get(3)]).await;
     assert_eq!(client.numbers().await, reset(3, Reason::Refused));
     assert_eq!(client.next().await.0.stream, 1);
@@ -220,8 +221,8 @@ async fn indexed_value_is_shared_by_requests() {
 #[tokio::test(start_paused = true)]
 async fn heads_of_answers_wait_for_room_and_beyond_their_limit_streams_are_reset() {
     let mut client = Client::new(1 << 10).await;
-    // The first response fills the output, and two more fit into the limit for waiting heads.
-    client.server.1.store(GATHERED_BYTES_MAX + (336 << 10), Ordering::Relaxed);
+    // The first one fills the output, and two fit into what may wait.
+    client.server.1.store(GATHERED_BYTES_MAX + (136 << 10), Ordering::Relaxed);
     client.write(&[get(1), get(3), get(5), get(7)]).await;
     let (mut heads, mut resets) = (Vec::new(), Vec::new());
     while heads.len() < 3 {
@@ -233,4 +234,27 @@ async fn heads_of_answers_wait_for_room_and_beyond_their_limit_streams_are_reset
         }
     }
     assert_eq!((heads, resets), (vec![1, 3, 5], vec![7]));
+}
+
+#[tokio::test]
+async fn stream_whose_answer_has_a_head_beyond_the_budget_of_the_listener_is_reset() {
+    let mut client = Client::new(1 << 10).await;
+    // Each of them fills the output.
+    client.server.1.store(GATHERED_BYTES_MAX + (8 << 10), Ordering::Relaxed);
+    client.write(&[get(1)]).await;
+    while client.server.asked() < 1 {
+        tokio::task::yield_now().await;
+    }
+    let _others = client.budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
+    client.write(&[get(3)]).await;
+    let (mut headers, mut resets) = (Vec::new(), Vec::new());
+    while headers.is_empty() || resets.is_empty() {
+        let (head, payload) = client.next().await;
+        if head.kind == FrameKind::Reset {
+            resets.push((head.stream, payload));
+        } else if head.flags & END_HEADERS != 0 {
+            headers.push(head.stream);
+        }
+    }
+    assert_eq!((headers, resets), (vec![1], vec![(3, (Reason::EnhanceYourCalm as u32).to_be_bytes().into())]));
 }

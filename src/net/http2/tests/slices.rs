@@ -5,6 +5,7 @@ use std::task::{Context, Waker};
 use super::*;
 use crate::net::connection_driver::ConnectionDriver as _;
 use crate::net::http2::connection::BEGUN_MAX;
+use crate::net::http2::output::Output;
 
 const STREAMS: u32 = 4;
 
@@ -45,8 +46,24 @@ async fn requests_begin_a_few_at_a_time() {
     assert_eq!(*counts.lock(), (MANY, u32::try_from(BEGUN_MAX).expect("few"), MANY));
 }
 
-/// The requests taken and the responses sent after each poll, until nothing is left to do. `is_over` makes the slice of
-/// each poll end at its start.
+#[tokio::test]
+async fn connection_that_waits_for_a_turn_holds_no_buffer_of_its_thread() {
+    let mut waiting = [(); 2].map(|()| {
+        let known = (Connection::default(), Arc::<HeadBudget>::default().connection());
+        Http2::new(tokio::io::empty(), LIMITS, known, |request| Some(Server::default().answer(request)))
+    });
+    for connection in &mut waiting {
+        assert!((1..100).contains(&connection.output.held_bytes()), "its settings");
+        // As a turn leaves it.
+        connection.output = Output::default();
+        connection.say_goodbye();
+        let bytes = connection.output.held_bytes();
+        assert!((1..100).contains(&bytes), "{bytes} bytes for its goodbye");
+    }
+}
+
+/// What has been asked and sent after each poll until nothing is left to do. `is_over` says whether each poll has had
+/// its slice when it begins.
 async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let (mut from, mut to) = tokio::io::split(near);

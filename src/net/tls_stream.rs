@@ -1,0 +1,194 @@
+//! A TLS stream whose connection keeps little of what its client sends faster than it is read.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::server;
+
+/// The server's side of TLS. It is boxed, because every future that it is moved through has room for it.
+///
+/// If a client's record is not read whole at once, only its plaintext is kept: the next one is not begun, and the
+/// codec's buffer, which has grown for the record, shrinks again.
+#[derive(Debug)]
+pub(super) struct TlsStream<I>(Box<server::TlsStream<Records<I>>>);
+
+/// A byte stream that carries TLS. A read that begins within a record ends with it.
+#[derive(Debug)]
+pub(super) struct Records<I> {
+    io: I,
+    /// The head of the next record, as far as it was read (RFC 8446 §5.1).
+    head: [u8; HEAD_BYTES],
+    head_read: usize,
+    /// How many bytes of the current record have not been read.
+    left: usize,
+}
+
+const HEAD_BYTES: usize = 5;
+
+/// Has nothing to read now.
+struct Nothing;
+
+impl<I> TlsStream<I> {
+    pub(super) fn new(shaken: server::TlsStream<Records<I>>) -> Self {
+        Self(Box::new(shaken))
+    }
+
+    /// Whether nothing was read of a record that has not been read whole.
+    #[cfg(test)]
+    pub(super) fn is_between_records(&self) -> bool {
+        let (records, _) = self.0.get_ref();
+        (records.head_read, records.left) == (0, 0)
+    }
+
+    /// The certificates that the client has shown.
+    pub(super) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
+        self.0.get_ref().1.peer_certificates()
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<I> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.0).poll_read(cx, buf);
+        let (_, session) = self.0.get_mut();
+        if !session.wants_read() {
+            // The codec looks at the size of its buffer when it is to read. There is nothing to read, which is no end.
+            let _ = session.read_tls(&mut Nothing);
+        }
+        read
+    }
+}
+
+impl io::Read for Nothing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<I> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+impl<I> Records<I> {
+    pub(super) fn of(io: I) -> Self {
+        Self { io, head: [0; HEAD_BYTES], head_read: 0, left: 0 }
+    }
+
+    /// Notes where the records end that these bytes belong to.
+    fn note(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.left > 0 {
+                let taken = self.left.min(bytes.len());
+                self.left -= taken;
+                bytes = &bytes[taken..];
+                continue;
+            }
+            let taken = (HEAD_BYTES - self.head_read).min(bytes.len());
+            self.head[self.head_read..self.head_read + taken].copy_from_slice(&bytes[..taken]);
+            self.head_read += taken;
+            bytes = &bytes[taken..];
+            if self.head_read == HEAD_BYTES {
+                self.head_read = 0;
+                self.left = u16::from_be_bytes([self.head[3], self.head[4]]).into();
+            }
+        }
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Records<I> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let room = buf.remaining();
+        let room = if self.left > 0 { room.min(self.left) } else { room };
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
+        self.note(part.filled());
+        let read = part.filled().len();
+        buf.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Records<I> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// A record with a payload of so many bytes.
+    fn record(bytes: usize) -> Vec<u8> {
+        let length = u16::try_from(bytes).expect("a record").to_be_bytes();
+        [&[23, 3, 3, length[0], length[1]][..], &vec![b'x'; bytes]].concat()
+    }
+
+    #[tokio::test]
+    async fn read_within_a_record_ends_with_it_and_others_end_anywhere() {
+        let sizes = [1_000, 0, 200, 9_000, 16_000, 3];
+        let sent = sizes.map(record).concat();
+        for (buffer, expected) in
+            [(4_096, &[4_096, 4_096, 2_028, 4_096, 4_096, 4_096, 3_717, 8][..]), (30_000, &[26_233][..]), (8, &[])]
+        {
+            let (mut records, mut buffer, mut reads) = (Records::of(&sent[..]), vec![0; buffer], Vec::new());
+            let mut seen = Vec::new();
+            loop {
+                let read = records.read(&mut buffer).await.expect("open");
+                if read == 0 {
+                    break;
+                }
+                seen.extend_from_slice(&buffer[..read]);
+                reads.push(read);
+            }
+            assert!(seen == sent && (records.left, records.head_read) == (0, 0));
+            assert!(expected.is_empty() || reads == expected, "{reads:?}");
+        }
+    }
+}
