@@ -230,7 +230,7 @@ simulation: ## The whole proxy on virtual time: does any seed break a promise? (
 	  $(SIMULATION) $(LOCKED) $(ARGS) -- --nocapture
 
 .PHONY: mutants
-mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9", or SAMPLE=4 SEED=n; five minutes)
+mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9", or SAMPLE=4 SEED=n; 20 minutes)
 	@SAMPLE=$(SAMPLE) SEED=$(SEED) tests/mutants.sh $(ARGS)
 
 .PHONY: faults

@@ -27,7 +27,7 @@ STAGES = [
     ("deny", ["deny"], 4, False),
     ("macos", ["macos"], 3, False),
     ("properties", ["properties"], 4, True),
-    ("mutants", ["mutants"], 8, False),
+    ("mutants", ["mutants"], 25, False),
     ("conformance-release", ["conformance-release"], 12, False),
     ("measured", ["measured"], 30, True),
     ("simulation", ["simulation", "SEEDS=10000"], 30, True),

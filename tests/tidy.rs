@@ -19,6 +19,8 @@ mod imports;
 mod journeys;
 #[path = "tidy/names.rs"]
 mod names;
+#[path = "tidy/patches.rs"]
+mod patches;
 #[path = "tidy/prose.rs"]
 mod prose;
 #[path = "tidy/source.rs"]

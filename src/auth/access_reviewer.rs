@@ -1,4 +1,3 @@
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +16,7 @@ use super::review_topic::ReviewTopic;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::upstream::{AccessVerdict, Cause};
-use base::mutant;
-use kubeapi::{Access, AccessTarget, FlowDistinguisher, User};
+use kubeapi::{Access, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
 ///
@@ -147,12 +145,11 @@ impl AccessReviewer {
     ) -> Result<Allowed, NotGranted> {
         let question = AccessQuery { user: user.clone(), access: access.clone() };
         let ask = || self.ask(&question, asks);
-        let key = if mutant(20) { &question.in_part() } else { &question };
         let decision = match asks {
-            AccessPurpose::Request => remembered(self.of_requests(access), key, None, ask).await,
+            AccessPurpose::Request => remembered(self.of_requests(access), &question, None, ask).await,
             _ if is_long(access) => ask().await,
-            AccessPurpose::Lease { since } => remembered(&self.of_leases, key, Some(since), ask).await,
-            AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, key, Some(since), ask).await,
+            AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
+            AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
         };
         decision?.vouched()
     }
@@ -310,18 +307,6 @@ impl AccessReviewer {
             self.budget.retain_recent();
         }
         self.budget.check_key(payer).map_err(|_| self.questions.over_budget())
-    }
-}
-
-impl AccessQuery {
-    /// The key without UID, extra and selectors. It does not identify a decision; a mutation test uses it.
-    fn in_part(&self) -> Self {
-        let (mut user, mut access) = (User::clone(&self.user), Access::clone(&self.access));
-        (user.uid, user.extra) = (String::new(), BTreeMap::new());
-        if let AccessTarget::Resource(target) = &mut access.target {
-            (target.label_selector, target.field_selector) = (String::new(), String::new());
-        }
-        Self { user: Arc::new(user), access: Arc::new(access) }
     }
 }
 

@@ -18,7 +18,7 @@ use super::policy_watch_state::PolicyWatchState;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
 use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
-use base::{Ready, Shares, Tasks, WallClock, mutant};
+use base::{Ready, Shares, Tasks, WallClock};
 use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
 use tokio::sync::watch;
 
@@ -314,10 +314,8 @@ impl Shared {
 
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
-        let hold = || self.lease(&known, info, &access, None);
-        let lease = if mutant(21) { None } else { hold() };
+        let lease = self.lease(&known, info, &access, None);
         let vouched = self.authenticator.access_reviewer.decide(&known.user, &access, AccessPurpose::Request).await?;
-        let lease = if mutant(21) { hold() } else { lease };
         if let Some(lease) = &lease {
             lease.stands_on(&known.user, &vouched);
         }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::View;
 use crate::wire::{Object, Refused, Renderer, Representation};
-use base::{Account, mutant};
+use base::Account;
 use kubeapi::{EventType, ResourceVersion};
 
 /// One change of one object as reported by upstream, with the previous state that selectors need.
@@ -192,7 +192,6 @@ pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),
         (true, true) => Some(EventType::Modified),
-        (true, false) if mutant(17) => Some(EventType::Modified),
         (true, false) => Some(EventType::Deleted),
         (false, false) => None,
     }

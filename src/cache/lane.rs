@@ -9,7 +9,7 @@ use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
 use super::{Event, View};
-use base::{CoreWaker, mutant};
+use base::CoreWaker;
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -86,7 +86,7 @@ impl Lane {
     pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut Wakes) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
-        if log.events.back().is_some_and(|last| last.seq == event.seq) && !mutant(7) {
+        if log.events.back().is_some_and(|last| last.seq == event.seq) {
             return;
         }
         if log.events.len() >= self.events_max
@@ -141,7 +141,7 @@ impl Lane {
         batch: &mut Vec<Arc<Event>>,
     ) -> LaneRead {
         let mut log = self.log.lock();
-        if log.closed || (next < log.lost && !mutant(5)) {
+        if log.closed || next < log.lost {
             return LaneRead::Expired;
         }
         if next < log.from {
@@ -226,13 +226,7 @@ impl Lane {
         !self.log.lock().readers.is_empty()
     }
 
-    /// Returns whether a reader has not reached the end.
-    pub(super) fn is_behind(&self) -> bool {
-        let log = self.log.lock();
-        log.readers.len() > log.parked.len()
-    }
-
-    /// Calls `read` with the events of the lane.
+    /// Runs `read` over the events that are held.
     pub(super) fn with_events<T>(&self, read: impl FnOnce(&VecDeque<Arc<Event>>) -> T) -> T {
         read(&self.log.lock().events)
     }

@@ -6,7 +6,6 @@ use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
 use super::wakes::Wakes;
-use base::mutant;
 use indexmap::IndexMap;
 
 /// The lanes of one feed. They find the readers of an event in a few look-ups, independent of the number of readers.
@@ -44,7 +43,7 @@ impl Lanes {
         let (narrow, events_max) = (&mut self.narrow, self.narrow_events_max);
         let fresh = || {
             *narrow += 1;
-            Arc::new(Lane::new(key.clone(), if mutant(26) { 0 } else { next_seq }, events_max))
+            Arc::new(Lane::new(key.clone(), next_seq, events_max))
         };
         match &key.namespace {
             None => self.everywhere.open(&key.term, fresh),

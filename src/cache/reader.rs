@@ -17,7 +17,7 @@ use super::transaction::Transaction;
 use super::wakes::Wakes;
 use super::{CacheConfig, ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
-use base::{Account, Cut, mutant};
+use base::{Account, Cut};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
@@ -314,7 +314,6 @@ impl CacheReader {
                 }
                 let amid = timeline.open.as_ref().filter(|open| open.rv() == rv);
                 let skip = amid.map_or(rv, Transaction::skipped_by_who_has_it);
-                let skip = if mutant(8) { ResourceVersion::default() } else { skip };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }
             Start::Current if timeline.confirmed_at().is_some() => {
@@ -425,12 +424,7 @@ impl CacheReader {
         wakes.wake();
     }
 
-    /// Returns whether a reader of all events has not reached the last one.
-    pub fn is_somebody_behind(&self) -> bool {
-        self.shared.timeline.read().ring.lanes.all.is_behind()
-    }
-
-    /// Returns the events in the ring.
+    /// The events in the ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<Event>> {
         self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())

@@ -8,7 +8,7 @@ use super::budget::Accounts;
 use super::lanes::Lanes;
 use super::wakes::Wakes;
 use super::{BackfilledEvents, CacheConfig, Event, View};
-use base::{Charge, mutant};
+use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// A feed's recent events, oldest first, and the lanes in which readers follow them. Bounded in number, bytes and age.
@@ -46,8 +46,7 @@ impl Ring {
     /// Restarts after a list at that version. The caller has already closed the lanes of the old history.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.lanes.reopen(self.next_seq);
-        let floor = if mutant(1) { ResourceVersion(rv.0.saturating_sub(1)) } else { rv };
-        (self.floor, self.known) = (floor, floor);
+        (self.floor, self.known) = (rv, rv);
         self.empty();
     }
 
@@ -178,7 +177,7 @@ impl Ring {
 
     fn evict_one(&mut self, oldest: &Event) {
         self.lanes.evict(oldest);
-        self.floor = if mutant(9) { ResourceVersion(oldest.rv.0.saturating_sub(1)) } else { oldest.rv };
+        self.floor = oldest.rv;
         self.events -= 1;
         self.bytes -= oldest.charge();
         self.charge.set(self.events * Event::OVERHEAD_BYTES);

@@ -6,7 +6,6 @@ use imbl::OrdMap;
 use super::chunks::ChunkIndex;
 use super::{Chunk, Chunker, Event, View};
 use crate::wire::Object;
-use base::mutant;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// All objects of a feed at one version. Clones share the objects; the writer continues independently.
@@ -150,10 +149,7 @@ impl Snapshot {
             // One object: the range from its key to the next possible key.
             (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),
             // A namespace: '0' is the character after '/'.
-            (None, Some(namespace)) if namespaced => {
-                let end = if mutant(25) { "" } else { "/" };
-                (format!("{namespace}{end}"), Some(format!("{namespace}0")))
-            }
+            (None, Some(namespace)) if namespaced => (format!("{namespace}/"), Some(format!("{namespace}0"))),
             _ => (String::new(), None),
         };
         let low = match start {

@@ -1,5 +1,4 @@
 use crate::wire::Object;
-use base::mutant;
 use kubeapi::{ObjectKey, Selector};
 
 /// Cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
@@ -107,11 +106,7 @@ impl View {
     }
 
     pub fn matches(&self, object: &Object) -> bool {
-        let is_in = |namespace: &str| match object.key.namespace() {
-            longer if mutant(25) => longer.starts_with(namespace),
-            exact => exact == namespace,
-        };
-        self.namespace.as_deref().is_none_or(is_in)
+        self.namespace.as_deref().is_none_or(|namespace| object.key.namespace() == namespace)
             && (self.selector.is_everything() || self.selector.matches(&object.key, &object.attributes))
     }
 }

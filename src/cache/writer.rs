@@ -21,7 +21,6 @@ use super::version_waiters::VersionWaiters;
 use super::wakes::Wakes;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
-use base::mutant;
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
@@ -86,7 +85,7 @@ impl CacheWriter {
         let mut wakes = Wakes::default();
         let gone = {
             let mut timeline = self.shared.timeline.write();
-            let events = if mutant(2) { Vec::new() } else { timeline.ring.lanes.close(&mut wakes) };
+            let events = timeline.ring.lanes.close(&mut wakes);
             let objects = timeline.restart(list);
             self.shared.paging.lock().clear();
             self.shared.chunks.clear();

@@ -9,7 +9,7 @@ use super::connection::{ConnectionState, RequestUnderWay};
 use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::running_body::RunningBody;
-use base::{Cut, DrainWatch, UnderWay, mutant};
+use base::{Cut, DrainWatch, UnderWay};
 
 /// The handling of a connection's requests, for any protocol.
 pub(super) struct Requests<S> {
@@ -69,7 +69,7 @@ where
 /// the end of a response without a length by the end of the connection.
 fn is_last<B>(request: &Request<B>) -> bool {
     let is_ambiguous = request.headers().contains_key(TRANSFER_ENCODING) || may_become_a_tunnel(request);
-    (is_ambiguous && !mutant(24)) || request.version() < Version::HTTP_11
+    is_ambiguous || request.version() < Version::HTTP_11
 }
 
 /// Whether the bytes after an HTTP/1 request may belong to another protocol (RFC 9110 §7.8 and RFC 9110 §9.3.6).

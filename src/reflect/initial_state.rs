@@ -12,7 +12,6 @@ use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
 use crate::feeds::{Feed, FeedSpec};
 use crate::upstream::{Cause, Client, Error, Question, Server};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
-use base::mutant;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
@@ -119,8 +118,7 @@ impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
     async fn watch_list(&self) -> Result<InitialState, Ended> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        let any = if mutant(10) { "&resourceVersion=0" } else { "" };
-        let mut stream = self.stream(self.cause, &self.spec.key.url(&format!("{query}{any}"))).await?;
+        let mut stream = self.stream(self.cause, &self.spec.key.url(query)).await?;
         let mut staged = self.cache.stage();
         loop {
             match stream.next(self.reader).await? {

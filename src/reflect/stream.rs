@@ -7,7 +7,6 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
-use base::mutant;
 
 /// One open upstream watch: bytes in, decoded items out.
 #[derive(Debug)]
@@ -115,10 +114,8 @@ impl WatchStream {
         if let Some(item) = self.ahead.pop_front() {
             return Ok(Some(item));
         }
-        match self.splitter.next_frame()?.map(|frame| reader.watch_event(frame)) {
-            Some(Err(_)) if mutant(3) => Ok(None),
-            item => Ok(item.transpose()?),
-        }
+        let item = self.splitter.next_frame()?.map(|frame| reader.watch_event(frame));
+        Ok(item.transpose()?)
     }
 }
 

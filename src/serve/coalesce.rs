@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::concurrency::ConcurrencyPermit;
 use crate::upstream::{ActingAs, Error};
-use base::{Tasks, mutant};
+use base::Tasks;
 
 /// A response from upstream that several requests share.
 #[derive(Debug, Clone)]
@@ -89,12 +89,7 @@ impl Coalesced {
             return turn.await.ok();
         }
         let under_way = UnderWay { waiting: self.waiting.clone(), key, tasks: tasks.clone(), ask };
-        let answer = question(&under_way.ask, 1).await;
-        if mutant(19) {
-            let later = take(&under_way.waiting, &under_way.key).unwrap_or_default();
-            later.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
-        }
-        Some(answer)
+        Some(question(&under_way.ask, 1).await)
     }
 }
 

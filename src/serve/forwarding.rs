@@ -34,7 +34,7 @@ use crate::auth::{Authorizer, Caller, Impersonation};
 use crate::listing::OverLimit;
 use crate::net::RequestBody;
 use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
-use base::{Cut, DrainWatch, Tasks, mutant};
+use base::{Cut, DrainWatch, Tasks};
 use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
 
 /// The result of a coalesced request.
@@ -284,7 +284,7 @@ impl Forwarding {
             // the tunnel (R-THREAT-9).
             return context.status(&Status::from_code(502, REDIRECTED));
         }
-        if response.status() != StatusCode::SWITCHING_PROTOCOLS && !mutant(23) {
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return self.passed(response, true, Arc::new(place), context);
         }
         let upstream = hyper::upgrade::on(&mut response);

@@ -32,7 +32,7 @@ use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
 use crate::listing::ScanBudget;
 use crate::wire::{Columns, Object, Refused, Representation};
-use base::{Draining, mutant};
+use base::Draining;
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
 /// One downstream watch: its position in the feed, its clock, and its end. It buffers no events.
@@ -273,8 +273,7 @@ impl WatchSession {
         }
         self.told = initial.snapshot.rv;
         if initial.end_bookmark {
-            let at = if mutant(18) { 0 } else { batch.len() };
-            batch.insert(at, reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
+            batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
             frames += 1;
         }
         self.phase = Phase::Live;
@@ -286,10 +285,6 @@ impl WatchSession {
         loop {
             if self.turn(cx, room, batch)? {
                 return Ok(());
-            }
-            if mutant(4) && self.bookmarks && self.feed.reader.progress().rv > self.told {
-                self.told = self.feed.reader.progress().rv;
-                batch.push(self.bookmark(self.told)?);
             }
             let pull = self.pull(room, Some(cx.waker()), batch);
             if pull != Pull::Stopped(Stop::LooksSpent) && batch.is_empty() && !self.is_settled() {

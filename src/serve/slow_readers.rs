@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::timer_queue::{Leaving, NEVER, TimerQueue, TimerTarget, WatchAlarm};
 use crate::auth::GrantStatus;
 use crate::cache::PinTerms;
-use base::{Cut, Deadlines, DrainWatch, mutant, until};
+use base::{Cut, Deadlines, DrainWatch, until};
 
 /// The time limits for clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,7 +315,6 @@ impl Watchdog {
             is_draining: self.overdue.0.is_draining.load(Ordering::Acquire),
         };
         match case.verdict() {
-            Verdict::Cut(_) if mutant(15) => {}
             Verdict::Cut(why) => self.cut.cut(why),
             Verdict::Later(_) if self.is_awaited_at_the_end.swap(true, Ordering::AcqRel) => {}
             Verdict::Later(at) => self.overdue.put(at, self),

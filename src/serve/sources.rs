@@ -19,7 +19,7 @@ use crate::feeds::{
 use crate::listing::OverLimit;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
-use base::{DrainWatch, Reloadable, mutant};
+use base::{DrainWatch, Reloadable};
 use kubeapi::{ResourceVersion, Status, VersionMatch};
 
 /// What a request requires of a feed.
@@ -164,8 +164,7 @@ impl Sources {
     async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, NotServable> {
         let leased = self.feeds.handle(spec, need.resume);
         let feed = leased.map_err(|why| NotServable::Forward(why.into()))?;
-        let deadline = if mutant(13) { need.received } else { self.sync_deadline(need) };
-        match feed.reader.synced(deadline).await {
+        match feed.reader.synced(self.sync_deadline(need)).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // A retry would fail in the same way.
             FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(Unavailable::Ended(end).into())),
@@ -273,21 +272,18 @@ impl Sources {
         if is_there {
             return;
         }
-        match by_proxy {
-            _ if mutant(11) => {}
-            true => feed.freshness.want_version(rv),
-            false => feed.freshness.want_state(rv),
-        }
         if by_proxy {
+            feed.freshness.want_version(rv);
             feed.reader.reached(rv).await;
         } else {
+            feed.freshness.want_state(rv);
             feed.reader.follow_progress().show(rv).await;
         }
     }
 
     async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), NotServable> {
         let live = feed.reader.state() == FeedState::Live;
-        if live && (self.config.get().consistency == Consistency::Bounded || mutant(12)) {
+        if live && self.config.get().consistency == Consistency::Bounded {
             return Ok(());
         }
         let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;

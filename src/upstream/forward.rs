@@ -9,7 +9,6 @@ use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, st
 use super::outgoing::UpstreamBody;
 use super::pool::ResponseBody;
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
-use base::mutant;
 
 /// Passes callers' requests through to upstream.
 #[derive(Debug)]
@@ -64,11 +63,6 @@ fn leaving(
     lane: ForwardPool,
     mut request: Request<UpstreamBody>,
 ) -> Result<Request<UpstreamBody>, Unsendable> {
-    if mutant(22) {
-        apply_identity(acting_as, request.headers_mut())?;
-        cross(lane, &mut request);
-        return Ok(request);
-    }
     cross(lane, &mut request);
     apply_identity(acting_as, request.headers_mut())?;
     Ok(request)

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::assert_none;
 use crate::files::{self, File};
+use crate::patches;
 use crate::source::{Kind, Source, Token, is};
 
 type Names = BTreeSet<String>;
@@ -228,7 +229,7 @@ fn a_fault_that_nobody_accounts_for_is_found() {
 }
 
 #[test]
-fn every_mutant_has_a_place_and_a_test() {
+fn every_mutant_has_a_patch_and_a_test() {
     let document = files::text("docs/dev/PROMISES.md");
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
     assert!(rows.len() > 20, "the mutants were not found");
@@ -237,15 +238,8 @@ fn every_mutant_has_a_place_and_a_test() {
     let promises = files::text("crates/verify/src/promise.rs");
     let unjudged = rows.iter().filter(|(_, rest)| !names_its_judge(rest, &promises)).map(|(number, _)| number.clone());
     assert_none("mutants without a judge that a test from outside has", &unjudged.collect::<Vec<_>>());
-    let mut switched = Names::new();
-    for file in shipped() {
-        let source = Source::parse(&file.name, &file.text);
-        let at = (0..source.tokens.len()).filter(|at| source.reads(*at, &["mutant", "("]));
-        let numbers = at.filter_map(|at| source.tokens.get(at + 2)).map(|token| token.text.clone());
-        switched.extend(numbers.filter(|number| number.bytes().all(|b| b.is_ascii_digit())));
-    }
     let listed: Names = rows.into_iter().map(|(number, _)| number).collect();
-    assert_same("switched in src", &switched, "in the table of docs/dev/PROMISES.md, \"Mutants\"", &listed);
+    assert_same("patches of tests/mutants", &patches::numbers(), "in docs/dev/PROMISES.md, \"Mutants\"", &listed);
 }
 
 /// A mutant's number, and the rest of its row.

@@ -15,7 +15,6 @@ mod descriptors;
 mod drain;
 mod log_limit;
 mod metrics;
-mod mutant;
 mod page;
 pub mod random;
 mod ready;
@@ -37,7 +36,6 @@ pub use descriptors::{DESCRIPTOR_TRIES, descriptor_wanted, lacks_descriptor, wan
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 pub use log_limit::LogLimit;
 pub use metrics::describe;
-pub use mutant::mutant;
 pub use page::PagePlace;
 pub use ready::{NotReady, Pending, Ready};
 pub use reloadable::Reloadable;

@@ -7,34 +7,34 @@ use probe::{TargetCredentials, WatchProtocol};
 pub struct Side {
     pub name: String,
     pub url: String,
-    /// What it speaks, if not what the plan says.
+    /// The protocol of this server, if it differs from the plan's.
     pub protocol: Option<WatchProtocol>,
-    /// Its process, if it runs on this machine.
+    /// Its process id, if it runs on this machine.
     pub pid: Option<u32>,
-    /// The URL of its metrics, if they say what it costs.
+    /// The URL of its metrics, if CPU and memory are read from them.
     pub metrics: Option<String>,
 }
 
 impl Side {
-    /// The plan as it is measured against this server.
+    /// Returns the plan for this server.
     pub fn plan(&self, plan: &Plan) -> Plan {
         Plan { protocol: self.protocol.unwrap_or(plan.protocol), ..plan.clone() }
     }
 }
 
-/// What the bench is asked to do.
+/// The options of one bench command.
 #[derive(Clone, Debug)]
 pub struct BenchOrder {
     pub scenario: String,
     pub about: String,
     pub variants: Vec<Variant>,
     pub sides: Vec<Side>,
-    /// Where objects are written, for all sides.
+    /// The URL of the server to which objects are written, for all sides.
     pub write: String,
     pub credentials: TargetCredentials,
     pub rounds: usize,
-    /// The objects stay when it is over.
+    /// Whether the objects are kept at the end.
     pub keep: bool,
-    /// As it was typed, for the record.
+    /// The command line, for the record.
     pub command: Vec<String>,
 }

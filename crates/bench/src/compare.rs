@@ -5,7 +5,7 @@ use super::outcome::{Better, CATALOGUE, Figures, RunOutcome};
 use super::process::Machine;
 use super::scenario::Variant;
 
-/// Everything that was measured, and what follows from it.
+/// All measurements of a command, and the ratios between them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
     pub scenario: String,
@@ -19,7 +19,7 @@ pub struct Results {
     pub ratios: Vec<Ratio>,
 }
 
-/// One variant against one side.
+/// The figures of one variant against one side.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
     pub variant: String,
@@ -28,10 +28,10 @@ pub struct Cell {
     pub figures: Figures,
 }
 
-/// One cell over another, figure by figure.
+/// The ratios of one cell's figures to another's.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ratio {
-    /// Places among the cells.
+    /// The indexes of the two cells.
     pub of: usize,
     pub over: usize,
     pub figures: Figures,
@@ -62,7 +62,7 @@ impl Results {
         }
     }
 
-    /// Whether every watch of every run saw every event once.
+    /// Whether every watch of every run received every event exactly once.
     pub fn is_complete(&self) -> bool {
         self.outcomes.iter().all(|outcome| outcome.interrupted || outcome.is_complete())
     }
@@ -88,7 +88,7 @@ fn cells(order: &BenchOrder, outcomes: &[RunOutcome]) -> Vec<Cell> {
     cells
 }
 
-/// Each side over the first of the same variant, and each variant over the first of the same side.
+/// Compares each side with the first of the same variant, and each variant with the first of the same side.
 fn ratios(cells: &[Cell]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     for (of, cell) in cells.iter().enumerate() {
@@ -111,7 +111,7 @@ fn ratio(of: &Figures, over: &Figures) -> Figures {
     figures
 }
 
-/// The median; for an even number, the middle between the two in the middle.
+/// Returns the median; for an even number of values, the mean of the two in the middle.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

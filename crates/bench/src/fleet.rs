@@ -13,10 +13,10 @@ use super::watcher::{Watcher, WatcherRole};
 use base::{Tasks, now_ns};
 use probe::Target;
 
-/// Between two looks at counts that tell nobody when they change.
+/// The polling interval for counts that do not notify.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Many watches of one server, in the background, and what has happened to them.
+/// A set of watches of one server that run in the background, with their counts.
 pub struct Fleet {
     shared: Arc<FleetState>,
     watches: usize,
@@ -25,12 +25,13 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Connects the watches of a plan. Nothing is asked before [`set_out`](Self::set_out).
+    /// Connects the watches of a plan. No request is sent before [`set_out`](Self::set_out).
     pub fn start(plan: &Plan, target: &Target) -> Self {
         Self::start_at(plan, target, None)
     }
 
-    /// The same, with the version where watches begin that begin now, so that it is not asked for once for each.
+    /// Like [`start`](Self::start), with the version at which watches without one begin. This saves one request for
+    /// each watch.
     pub(super) fn start_at(plan: &Plan, target: &Target, version: Option<u64>) -> Self {
         let (tasks, shared) = (Tasks::new(), FleetState::new(plan, target, version));
         let kinds = shared.kinds.iter().enumerate();
@@ -54,30 +55,30 @@ impl Fleet {
         Self { shared, watches, lanes, tasks }
     }
 
-    /// Waits until every connection is there.
+    /// Waits until every connection is open; returns `false` if that takes longer than `patience`.
     pub(super) async fn connected(&self, patience: Duration) -> bool {
         let lanes = self.lanes as u64;
         self.until(patience, |counts| counts.connected >= lanes).await
     }
 
-    /// Lets the watches ask; the time until they are synced counts from here.
+    /// Lets the watches send their requests. The time until they are synced is measured from here.
     pub fn set_out(&self) {
         self.shared.begin_storm();
         self.shared.open_gate();
     }
 
-    /// Cuts every connection. The watches go on from where they were.
+    /// Cuts every connection. The watches resume at their positions.
     pub(super) fn cut(&self) {
         self.shared.begin_storm();
         self.shared.cut.send_replace(());
     }
 
-    /// Starts to time what is written until it arrives.
+    /// Starts to measure the latency of writes.
     pub fn open_window(&self) {
         self.shared.tally.window.open(now_ns());
     }
 
-    /// What is written from here on is not timed any more.
+    /// Stops measuring the latency of later writes.
     pub(super) fn close_window(&self) {
         self.shared.tally.window.close(now_ns());
     }
@@ -86,46 +87,47 @@ impl Fleet {
         self.shared.tally.counts()
     }
 
-    /// Waits until every watch has been synced in every storm; says how long it took, or `None` when it did not happen.
+    /// Waits until every watch has synced in every storm. Returns how long it took, or `None` after `patience`.
     pub async fn synced(&self, patience: Duration) -> Option<Duration> {
         let wanted = self.shared.storm().0 * self.watches as u64;
         let began = Instant::now();
         self.until(patience, |counts| counts.synced >= wanted).await.then(|| began.elapsed())
     }
 
-    /// From write to arrival, in microseconds, of what was written in the window: by this process, for it is one clock
-    /// that is read twice.
+    /// Returns the latencies from write to arrival, in microseconds, of the writes in the window. Only writes of this
+    /// process count, because both times come from one clock.
     pub fn latency(&self) -> Histogram<u64> {
         self.shared.tally.latency()
     }
 
-    /// From the beginning of a storm until a watch was synced, in microseconds.
+    /// Returns the times from the beginning of a storm until a watch was synced, in microseconds.
     pub(super) fn time_to_sync(&self) -> Histogram<u64> {
         self.shared.tally.synced()
     }
 
-    /// The cipher suite of the connections, over TLS.
+    /// The cipher suite of the connections, if they use TLS.
     pub(super) fn cipher(&self) -> Option<&'static str> {
         self.shared.cipher.get().copied()
     }
 
-    /// Events that watches lack, if each was to have had so many since it was synced. Those that do not read all the
-    /// time, or had to begin anew, are not asked.
+    /// Returns the number of missing events if each watch should have received `events` since it was synced. Watches
+    /// that do not read all the time, or that relisted, are excluded.
     pub fn missed(&self, events: u64) -> u64 {
         self.balance(|_, _| events, |seen| &seen.events).0
     }
 
-    /// Events that watches had of a version that they had been past.
+    /// Returns how many events had a version that their watch had already passed.
     pub fn repeated(&self) -> u64 {
         self.shared.tally.seen.iter().map(|seen| seen.repeated.load(Ordering::Relaxed)).sum()
     }
 
-    /// The first thing that went wrong.
+    /// Returns the first error.
     pub fn complaint(&self) -> Option<String> {
         self.shared.complaint()
     }
 
-    /// Events that watches lack of what was expected of the n-th of a kind, and that they had beyond.
+    /// Returns how many events watches lack, and how many they received in excess. `expected` is called with a kind and
+    /// the number of the watch within it.
     pub(super) fn balance(
         &self,
         expected: impl Fn(&ObjectGroup, usize) -> u64,
@@ -147,7 +149,7 @@ impl Fleet {
         (missed, unexpected)
     }
 
-    /// Waits until the counts are as wanted; says whether they came to be.
+    /// Waits until the counts satisfy `wanted`; returns whether they did within `patience`.
     pub async fn until(&self, patience: Duration, wanted: impl Fn(&WatchCounts) -> bool) -> bool {
         let deadline = Instant::now() + patience;
         while !wanted(&self.counts()) {
@@ -165,7 +167,7 @@ impl Fleet {
     }
 }
 
-/// Spreads the stuck and the slow evenly among the connections.
+/// Spreads the stuck and the slow readers evenly among the connections.
 fn role(lane: usize, plan: &Plan) -> WatcherRole {
     let (stuck, odd) = (plan.stuck as usize, (plan.stuck + plan.slow) as usize);
     let (before, after) = (lane * odd / 100, (lane + 1) * odd / 100);

@@ -12,10 +12,10 @@ use super::watcher::{OpenWatchGuard, Watcher, WatcherRole};
 use base::random;
 use probe::{self, Driver, OpenedLink, Sender, WatchProtocol, Windows};
 
-/// What a stuck or slow reader takes in unread: so little that its server notices at once.
+/// The receive window of a stuck or slow reader: so small that its server notices at once.
 const NARROW_BYTES: u32 = 16 << 10;
 
-/// One connection with its watches, in one task: whoever wakes it reads the socket and all its streams.
+/// One connection with its watches, in one task. Each wakeup reads the socket and all its streams.
 pub(super) struct LoadConnection {
     shared: Arc<FleetState>,
     watchers: Vec<Watcher>,
@@ -27,7 +27,7 @@ impl LoadConnection {
         Self { shared: shared.clone(), watchers, role }
     }
 
-    /// Connects, follows, and connects again when the connection is gone, cut or not.
+    /// Connects, follows the watches, and reconnects whenever the connection ends.
     pub(super) async fn run(mut self) {
         let shared = self.shared.clone();
         let mut cut = shared.cut.subscribe();
@@ -41,7 +41,7 @@ impl LoadConnection {
         }
     }
 
-    /// One connection, until it is over.
+    /// Runs one connection until it ends.
     async fn connection(&mut self) {
         let shared = self.shared.clone();
         let opened = {
@@ -86,8 +86,8 @@ impl LoadConnection {
     }
 }
 
-/// Opens the watches and never reads them. Over HTTP/2 the connection is driven, for its pings, and no stream is ever
-/// given room; over the others nothing is driven: the socket is left alone.
+/// Opens the watches and never reads them. Over HTTP/2 the connection is driven, for its pings, and no stream's window
+/// is ever refreshed. Over other protocols nothing is driven, and the socket is not read.
 async fn hold(watchers: &mut [Watcher], sender: &Sender, mut driver: Driver) {
     let opening = join_all(watchers.iter_mut().map(|watcher| watcher.open(sender)));
     let opened = tokio::select! {
@@ -112,15 +112,15 @@ fn windows(shared: &FleetState, role: WatcherRole) -> Windows {
     match role {
         WatcherRole::Reads => shared.windows,
         WatcherRole::Slow(_) | WatcherRole::Stuck => {
-            // A connection's own window cannot be less than what HTTP/2 begins with.
+            // A connection's window cannot be smaller than HTTP/2's initial value.
             Windows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES), as_go: false }
         }
     }
 }
 
-/// A watch beside the measured ones, on a connection of its own that it gives up and makes anew every so often.
+/// Runs an additional, unmeasured watch on a connection of its own, and reconnects it at an interval.
 pub(super) async fn companion(shared: Arc<FleetState>, every: Option<Duration>, reads: bool) {
-    // 0 is wherever the server likes to begin.
+    // Version 0 lets the server choose where to begin.
     let mut version = shared.version.unwrap_or(0);
     loop {
         let once = companion_once(&shared, &mut version, reads);

@@ -1,5 +1,5 @@
-//! The bench: a load generator for whatever answers like an apiserver. Many watches, writers that say when they wrote,
-//! storms, and what all of that cost the server.
+//! The bench: a load generator for any server with the apiserver's API. It runs many watches, writers that timestamp
+//! their writes, and storms, and measures what all of that costs the server.
 //!
 //! ```text
 //! Scenario + flags ─► Plan ─► Session ─► Fleet ─► Lane (a connection) ─► Watcher (a stream) ─► Tally
@@ -7,10 +7,11 @@
 //!                               └─► Writing ─► the apiserver       Costs of the server ─► Outcome ─► Results
 //! ```
 //!
-//! [`Fleet`] can be had alone, by whoever needs the watches and not the rest.
+//! A caller that needs only the watches can use [`Fleet`] alone.
 //!
-//! **Invariants.** It imports neither `cache` nor `serve` nor anything else of what it measures. A delivery costs no
-//! allocation and no lock of its own. What it cannot measure it leaves out, and says so when it was itself the limit.
+//! **Invariants.** The bench does not import `cache`, `serve` or anything else that it measures. A delivery takes no
+//! allocation and no lock of its own. A figure that cannot be measured is omitted. If the generator itself was the
+//! bottleneck, the results say so.
 
 #![cfg_attr(
     not(test),

@@ -4,11 +4,11 @@ use super::plan::{ObjectGroup, Plan};
 use super::words::{ObjectShape, Select};
 use kubeapi::WRITTEN_AT;
 
-/// The label that is spread over the objects, and the annotation that makes them as large as they are to be.
+/// The label whose values are spread over the objects, and the annotation that pads them to their size.
 const SLOT: &str = "kube-fanout.io/slot";
 const PADDING: &str = "kube-fanout.io/padding";
 
-/// The objects that are written: which there are, where, and what they look like. All of it follows from an index.
+/// The objects that are written: their names, namespaces and content. All of it follows from an index.
 #[derive(Clone, Debug)]
 pub(super) struct WorkloadObjects {
     pub(super) shape: ObjectShape,
@@ -19,7 +19,7 @@ pub(super) struct WorkloadObjects {
 }
 
 impl WorkloadObjects {
-    /// Objects of another size or another spread are others, in namespaces of their own.
+    /// Derives the objects from a plan. Objects of another size or spread get namespaces of their own.
     pub(super) fn of(plan: &Plan) -> Self {
         let Plan { namespace, shape, objects, object_bytes, namespaces, spread, .. } = plan;
         let kind = shape.collection();
@@ -52,22 +52,22 @@ impl WorkloadObjects {
         format!("slot-{n}")
     }
 
-    /// Where the objects of a namespace are.
+    /// Returns the path of a namespace's collection.
     pub(super) fn collection(&self, namespace: &str) -> String {
         format!("/api/v1/namespaces/{namespace}/{}", self.shape.collection())
     }
 
-    /// Where the objects of the namespace of the `n`-th object are.
+    /// Returns the path of the collection that holds the `n`-th object.
     pub(super) fn collection_of(&self, n: usize) -> String {
         self.collection(&self.nth_namespace(n % self.namespaces))
     }
 
-    /// Where the `n`-th object is.
+    /// Returns the path of the `n`-th object.
     pub(super) fn path(&self, n: usize) -> String {
         format!("{}/{}", self.collection_of(n), Self::name(n))
     }
 
-    /// The `n`-th object as it is created, with so many bytes of padding.
+    /// Returns the `n`-th object as it is created, with this many bytes of padding.
     pub(super) fn document(&self, n: usize, padding: usize) -> String {
         let (name, slot, node) = (Self::name(n), Self::slot(n % self.spread), Self::node(n % self.spread));
         let padding = "x".repeat(padding);
@@ -88,7 +88,7 @@ impl WorkloadObjects {
         }
     }
 
-    /// What the `n`-th watch of a kind asks for, with the query that selects it.
+    /// Returns the path of the `n`-th watch of a kind, with the query that selects its objects.
     pub(super) fn question(&self, kind: &ObjectGroup, n: usize) -> String {
         let path = kind.path.replace("{i}", &n.to_string());
         let value = |value: fn(usize) -> String, of: usize| {
@@ -115,7 +115,7 @@ impl WorkloadObjects {
     }
 }
 
-/// The collection of one namespace instead of all.
+/// Restricts the path of a collection to one namespace.
 fn within(path: &str, namespace: &str) -> String {
     let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
     let mut out = String::with_capacity(path.len() + namespace.len() + 16);
@@ -131,13 +131,13 @@ fn within(path: &str, namespace: &str) -> String {
     out
 }
 
-/// One more parameter.
+/// Appends a query parameter.
 pub(super) fn with(path: &str, parameter: &str) -> String {
     let joint = if path.contains('?') { '&' } else { '?' };
     format!("{path}{joint}{parameter}")
 }
 
-/// How often objects were written, by what watches select.
+/// Counts of writes, grouped by the selections of watches.
 #[derive(Debug)]
 pub(super) struct WriteCounts<'a> {
     objects: &'a WorkloadObjects,
@@ -158,7 +158,7 @@ impl<'a> WriteCounts<'a> {
         Self { objects, by_object, by_namespace, by_slot, total }
     }
 
-    /// Events that the `n`-th watch of a kind is to see.
+    /// Returns how many events the `n`-th watch of a kind should receive.
     pub(super) fn expected(&self, kind: &ObjectGroup, n: usize) -> u64 {
         match kind.select {
             _ if kind.non_matching || !kind.hears_writes => 0,

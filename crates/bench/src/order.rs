@@ -12,10 +12,10 @@ use super::storm::requests;
 use base::Tasks;
 use probe::{ProgressLine, ShortClient, Target, WatchProtocol};
 
-/// Runs every variant against every side, as often as asked, the sides taking turns in who is first.
+/// Runs every variant against every side for the configured number of rounds. The sides alternate in going first.
 ///
 /// # Errors
-/// If something could not be measured at all. That somebody ended it early is no error.
+/// If something could not be measured at all. An early end by the user is not an error.
 pub async fn run(order: &BenchOrder, progress: &ProgressLine, stop: &CancellationToken) -> Result<Results, BenchError> {
     let tasks = Tasks::new();
     let ran = run_all(order, progress, stop, &tasks).await;
@@ -91,7 +91,7 @@ async fn run_all(
     failed.map_or(Ok(outcomes), Err)
 }
 
-/// Makes one run, and lets it clean up behind itself when it is ended early.
+/// Makes one run, and cleans up after it even if the user ends it early.
 ///
 /// # Errors
 /// If nothing could be measured.
@@ -120,7 +120,7 @@ async fn measured(session: &Session<'_>) -> Result<RunOutcome, BenchError> {
     Ok(outcome)
 }
 
-/// Deletes what was made; that it could not be is said, and changes no figure.
+/// Deletes the created objects. A failure is printed, and changes no figure.
 async fn clean_up(caller: &ShortClient, made: &[WorkloadObjects], progress: &ProgressLine) {
     progress.phase("cleaning up");
     for objects in made {

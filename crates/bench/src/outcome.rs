@@ -2,16 +2,16 @@ use hdrhistogram::Histogram;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-/// Which way a figure is better.
+/// Which direction of a figure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Better {
     Less,
     More,
-    /// It says what was done, not how well.
+    /// The figure describes the load, not the result.
     Neither,
 }
 
-/// Every figure: its name, its unit, which way is better, and what it is. docs/tools/BENCH.md has them all.
+/// Every figure: its name, unit, better direction and description. They are documented in docs/tools/BENCH.md.
 pub(super) const CATALOGUE: &[(&str, &str, Better, &str)] = &[
     ("watches", "", Better::Neither, "watches that were opened"),
     ("connections", "", Better::Neither, "connections that they share"),
@@ -64,10 +64,10 @@ pub(super) const CATALOGUE: &[(&str, &str, Better, &str)] = &[
     ("generator_us_per_delivery", "µs", Better::Neither, "CPU of the generator for a delivery"),
 ];
 
-/// Percentiles that are kept for pictures.
+/// Percentiles that are recorded for charts.
 const CURVE: [f64; 12] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99, 100.0];
 
-/// Numbers by the names of the catalogue, in its order.
+/// The measured figures, by the names of the catalogue and in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures(Vec<(&'static str, f64)>);
 
@@ -85,7 +85,7 @@ impl Figures {
         }
     }
 
-    /// The value of a figure that was measured.
+    /// Returns the value of a figure, if it was measured.
     pub fn of(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
@@ -102,33 +102,33 @@ impl Serialize for Figures {
     }
 }
 
-/// What one run against one server came to.
+/// The result of one run against one server.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunOutcome {
     pub side: String,
     pub target: String,
     pub variant: String,
     pub round: usize,
-    /// Somebody ended it early: the figures are of the time that it had.
+    /// Whether the user ended the run early. Then the figures cover the shorter time.
     pub interrupted: bool,
     pub figures: Figures,
     /// Latency in milliseconds by percentile.
     pub percentiles: Vec<(f64, f64)>,
-    /// The cipher suite that was agreed on, if watches were measured over TLS.
+    /// The negotiated cipher suite, if watches were measured over TLS.
     pub cipher: Option<&'static str>,
-    /// What a reader of the figures has to know.
+    /// Caveats for the reader of the figures.
     pub notes: Vec<String>,
 }
 
 impl RunOutcome {
-    /// Whether every watch saw every event once.
+    /// Whether every watch received every event exactly once.
     pub fn is_complete(&self) -> bool {
         let none = |name| self.figures.of(name).unwrap_or(0.0) == 0.0;
         none("missed") && none("repeated")
     }
 }
 
-/// Milliseconds of a histogram of microseconds.
+/// Converts microseconds to milliseconds.
 pub(super) fn ms(us: u64) -> f64 {
     us as f64 / 1000.0
 }
@@ -137,7 +137,7 @@ pub(super) fn quantile_ms(histogram: &Histogram<u64>, quantile: f64) -> Option<f
     (!histogram.is_empty()).then(|| ms(histogram.value_at_quantile(quantile)))
 }
 
-/// The picture of a histogram.
+/// Returns the percentiles of a histogram for a chart.
 pub(super) fn curve(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
     let at = |percentile: &f64| Some((*percentile, quantile_ms(histogram, percentile / 100.0)?));
     CURVE.iter().filter_map(at).collect()

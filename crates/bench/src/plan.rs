@@ -6,41 +6,42 @@ use serde_json::{Map, Value};
 use super::words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchBeginning, WriteWith};
 use probe::{WatchProtocol, Windows};
 
-/// What is done to a server: everything but which server.
+/// A workload: everything except which server it runs against.
 ///
 /// The keys of scenario files and the names of the flags are those of the fields, in kebab case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
 pub struct Plan {
-    /// One line for people.
+    /// A description in one line.
     pub about: String,
     pub watches: usize,
-    /// 0 is one for each watch.
+    /// The number of connections. 0 means one for each watch.
     pub connections: usize,
     pub protocol: WatchProtocol,
     pub encoding: ObjectEncoding,
-    /// `{i}` in it is the watch's number. `None` is the collection of what is written.
+    /// The path of each watch, in which `{i}` is the watch's number. `None` means the collection of the written
+    /// objects.
     pub path: Option<String>,
     pub select: Select,
     pub non_matching: bool,
     pub watch_list: bool,
     /// Several kinds of watches instead of one.
     pub groups: Vec<Group>,
-    /// Connections and watches that are being opened at the same time.
+    /// How many connections and watches are opened at the same time.
     pub opening: usize,
     pub stream_window_kib: u32,
     pub connection_window_kib: u32,
-    /// HTTP/2 windows are given back as Go's client does it: with two updates for every 4 KiB that were read.
+    /// Whether HTTP/2 windows are refreshed as Go's client does it: with two updates for every 4 KiB that were read.
     pub go_windows: bool,
-    /// Per cent of the connections whose watches are opened and never read.
+    /// The percentage of connections whose watches are opened and never read.
     pub stuck: u32,
-    /// Per cent of the connections that are read slowly.
+    /// The percentage of connections that are read slowly.
     pub slow: u32,
     pub slow_kib_per_s: u32,
-    /// Watches beside, on connections of their own, whose deliveries are not counted.
+    /// Additional watches on connections of their own, whose deliveries are not counted.
     pub companions: usize,
-    /// 0 is never.
+    /// The reconnect interval of companions. 0 means never.
     pub companion_reconnect_ms: u64,
     pub companion_reads: bool,
     pub rate: Rate,
@@ -51,20 +52,20 @@ pub struct Plan {
     pub shape: ObjectShape,
     pub namespace: String,
     pub namespaces: usize,
-    /// Different nodes and label values among the objects.
+    /// The number of different nodes and label values among the objects.
     pub spread: usize,
     pub warmup: f64,
     pub seconds: f64,
-    /// Seconds that the last deliveries, or an opening, may take.
+    /// The timeout of the last deliveries, and of opening, in seconds.
     pub patience: f64,
     pub storm: Option<Storm>,
-    /// How many requests a storm of LISTs or GETs has in all; 0 is as many as the time allows.
+    /// The total number of requests in a storm of LISTs or GETs. 0 means as many as the duration allows.
     pub requests: usize,
-    /// Requests under way on each connection at the same time.
+    /// The number of concurrent requests on each connection.
     pub in_flight: usize,
 }
 
-/// Watches of one kind among several. What is not said is as in the plan.
+/// Watches of one kind among several. Missing values come from the plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Group {
@@ -76,7 +77,7 @@ pub struct Group {
     pub encoding: Option<ObjectEncoding>,
 }
 
-/// A group with nothing left to look up.
+/// A group whose values are all resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectGroup {
     pub(super) watches: usize,
@@ -84,11 +85,11 @@ pub(super) struct ObjectGroup {
     pub(super) select: Select,
     pub(super) non_matching: bool,
     pub(super) encoding: ObjectEncoding,
-    /// Whether what is written can be among what is watched.
+    /// Whether the written objects can be among the watched ones.
     pub(super) hears_writes: bool,
 }
 
-/// Everything that is wrong with a plan.
+/// Every problem of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanProblems(pub Vec<String>);
 
@@ -96,8 +97,8 @@ const WATCHES_MAX: usize = 200_000;
 const OBJECTS_MAX: usize = 1_000_000;
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 const RATE_MAX: f64 = 1e6;
-/// Go's windows: 4 MiB and 1 GiB. The codec here counts what it gave back later than the server does, so the first is
-/// larger than anything that a socket holds.
+/// Go's windows: 4 MiB and 1 GiB. The codec here counts its updates later than the server does, so the first is larger
+/// than the content of any socket.
 const GO_WINDOWS: (u32, u32) = (64 << 20, 1 << 30);
 const SECONDS_MAX: f64 = 86_400.0;
 
@@ -144,14 +145,14 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// A plan of layers of keys, later ones over earlier ones.
+    /// Builds a plan from layers of keys; later layers override earlier ones.
     ///
     /// # Errors
-    /// Everything that is wrong, at once: unknown keys, values of the wrong kind, and what cannot be done.
+    /// All problems at once: unknown keys, values of the wrong kind, and combinations that are not supported.
     pub fn of_layers<'a>(layers: impl IntoIterator<Item = &'a Map<String, Value>>) -> Result<Self, PlanProblems> {
         let mut merged = Map::new();
         layers.into_iter().for_each(|layer| merged.extend(layer.clone()));
-        // One key at a time, for serde stops at the first problem.
+        // Each key is parsed separately, because serde stops at the first problem.
         let alone = |(key, value): (&String, &Value)| {
             let one = Map::from_iter([(key.clone(), value.clone())]);
             serde_json::from_value::<Self>(Value::Object(one)).err().map(|error| format!("{key}: {error}"))
@@ -166,8 +167,10 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Checks that the plan can be run.
+    ///
     /// # Errors
-    /// Everything that cannot be done, a sentence each.
+    /// One sentence for each problem.
     pub fn check(&self) -> Result<(), PlanProblems> {
         let mut problems = Vec::new();
         self.check_bounds(&mut problems);
@@ -226,12 +229,12 @@ impl Plan {
         }
     }
 
-    /// Whether it is LISTs or GETs that are sent, instead of watches that are held.
+    /// Whether the plan sends LISTs or GETs instead of holding watches.
     pub(super) fn is_of_requests(&self) -> bool {
         matches!(self.storm, Some(Storm::List | Storm::Get))
     }
 
-    /// How a watch begins.
+    /// Returns how a watch begins.
     pub(super) fn start(&self) -> WatchBeginning {
         match (self.watch_list, self.storm) {
             (true, _) => WatchBeginning::WatchList,
@@ -240,19 +243,19 @@ impl Plan {
         }
     }
 
-    /// The limits of whoever reads as fast as it can.
+    /// Returns the windows of a reader that reads as fast as it can.
     pub(super) fn windows(&self) -> Windows {
         let said = (self.stream_window_kib << 10, self.connection_window_kib << 10);
         let (stream, connection) = if self.go_windows { GO_WINDOWS } else { said };
         Windows { stream, connection, socket: None, as_go: self.go_windows }
     }
 
-    /// Watches that are counted, of all groups.
+    /// Returns the number of counted watches, of all groups.
     pub fn watch_count(&self) -> usize {
         if self.groups.is_empty() { self.watches } else { self.groups.iter().map(|group| group.watches).sum() }
     }
 
-    /// Connections that the counted watches are spread over.
+    /// Returns the number of connections of the counted watches.
     pub(super) fn connection_count(&self) -> usize {
         let wanted = if self.is_of_requests() { self.connections.max(1) } else { self.watch_count() };
         match self.connections {
@@ -262,7 +265,7 @@ impl Plan {
         }
     }
 
-    /// The groups, or the plan's own as the only one.
+    /// Returns the groups, or the plan itself as the only group.
     pub(super) fn kinds(&self) -> Vec<ObjectGroup> {
         let only = Group { watches: self.watches, non_matching: self.non_matching, ..Group::default() };
         let groups = if self.groups.is_empty() { std::slice::from_ref(&only) } else { &self.groups };

@@ -8,11 +8,11 @@ use super::BenchError;
 use super::objects::{WorkloadObjects, with};
 use probe::{ProgressLine, ShortClient};
 
-/// Objects that are being created at the same time.
+/// How many objects are created concurrently.
 const CREATING: usize = 24;
 const JSON: &str = "application/json";
 
-/// Makes sure that the namespaces and objects are there. What is there already is taken as it is.
+/// Creates the missing namespaces and objects. Existing ones are used unchanged.
 pub(super) async fn create(
     caller: &ShortClient,
     objects: &WorkloadObjects,
@@ -52,7 +52,7 @@ async fn put_if_absent(caller: &ShortClient, path: &str, document: String, what:
     Ok(())
 }
 
-/// How much padding makes an object as large as wanted. What the server adds is found out by a dry run.
+/// Returns how much padding gives an object the wanted size. A dry run measures what the server adds.
 async fn measure(caller: &ShortClient, objects: &WorkloadObjects, object_bytes: usize) -> Result<usize, BenchError> {
     let path = with(&objects.collection_of(0), "dryRun=All");
     let reply = caller.send(Method::POST, &path, JSON, objects.document(0, 0).into()).await;
@@ -64,7 +64,8 @@ async fn measure(caller: &ShortClient, objects: &WorkloadObjects, object_bytes: 
     Ok(object_bytes.saturating_sub(reply.body.len()))
 }
 
-/// Deletes the objects. The namespaces stay: an empty one is used again, one that is being deleted cannot be.
+/// Deletes the objects. The namespaces stay, because an empty namespace can be reused and one that is being deleted
+/// cannot.
 pub(super) async fn delete(caller: &ShortClient, objects: &WorkloadObjects) -> Result<(), BenchError> {
     let options = r#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}"#;
     for namespace in objects.namespaces() {

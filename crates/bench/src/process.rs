@@ -14,25 +14,25 @@ use rustix::time::{ClockId, clock_gettime};
 use base::Tasks;
 use probe::{ShortClient, Target, WatchProtocol};
 
-/// Where a server's costs are read.
+/// The source of a server's CPU and memory figures.
 pub(super) enum Costs {
     Process(u32),
     Metrics(Box<ShortClient>, String),
     Unknown,
 }
 
-/// What a server has cost so far.
+/// A server's resource usage so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
     pub(super) cpu: Option<Duration>,
     pub(super) resident_bytes: Option<u64>,
-    /// The memory of the process; of memory that is shared with others, only its share.
+    /// The proportional set size: shared memory counts only with the process's share.
     pub(super) proportional_bytes: Option<u64>,
     pub(super) peak_bytes: Option<u64>,
 }
 
 impl Costs {
-    /// By the process, or by the metrics at a URL.
+    /// Selects the process, or the metrics at a URL, as the source.
     pub(super) fn of(pid: Option<u32>, metrics: Option<(&Target, &str)>, tasks: &Tasks) -> Self {
         match (pid, metrics) {
             (Some(pid), _) => Self::Process(pid),
@@ -43,7 +43,7 @@ impl Costs {
         }
     }
 
-    /// Forgets the peak so far. Not everybody may; the peak is then unknown.
+    /// Resets the peak. Returns `false` without the permission to do so; the peak is then unknown.
     pub(super) fn reset_peak(&self) -> bool {
         match self {
             Self::Process(pid) => system::reset_peak(*pid),
@@ -51,7 +51,7 @@ impl Costs {
         }
     }
 
-    /// Its CPU time alone, which is read without disturbing it.
+    /// Returns only the CPU time, which is read without disturbing the process.
     pub(super) async fn cpu(&self) -> Option<Duration> {
         match self {
             Self::Process(pid) => system::cpu(*pid),
@@ -71,18 +71,18 @@ impl Costs {
     }
 }
 
-/// The generator's own CPU time.
+/// Returns the generator's own CPU time.
 pub(super) fn own_cpu() -> Duration {
     let spent = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(spent.tv_sec).unwrap_or(0), u32::try_from(spent.tv_nsec).unwrap_or(0))
 }
 
-/// Cores that are there to be shared.
+/// Returns the number of available cores.
 pub(super) fn cores() -> f64 {
     std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64)
 }
 
-/// What the numbers were measured on.
+/// The machine on which the figures were measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Machine {
     pub cores: usize,

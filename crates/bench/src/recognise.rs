@@ -1,27 +1,27 @@
-//! What is looked for in a frame, found by byte search and a walk over a handful of fields: nothing is parsed, nothing
-//! is allocated.
+//! Finds the few needed values in a frame with byte searches and a walk over a handful of fields. It does not parse
+//! frames and does not allocate.
 
 use memchr::memmem::Finder;
 
 use kubeapi::WRITTEN_AT;
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecognisedFrame {
-    /// ADDED or MODIFIED: it may say when it was written.
+    /// ADDED or MODIFIED. It may contain its write time.
     Written,
-    /// DELETED: what it says of that is about an earlier write.
+    /// DELETED. A write time in it belongs to an earlier write.
     Deleted,
     Bookmark {
         initial_end: bool,
     },
-    /// The version asked for is gone.
+    /// The requested version is no longer available (410).
     Expired,
     Error,
     Unknown,
 }
 
-/// Searches that are prepared once.
+/// Prepared byte searches.
 #[derive(Clone, Debug)]
 pub(super) struct Recogniser {
     is_protobuf: bool,
@@ -60,42 +60,43 @@ impl Recogniser {
         }
     }
 
-    /// The object's own version.
+    /// Returns the object's own version.
     pub(super) fn version(&self, frame: &[u8]) -> Option<u64> {
         if !self.is_protobuf {
-            // The first one in what servers write.
+            // The first one in the output of servers is the object's.
             return number(&frame[self.version.find(frame)? + self.version.needle().len()..]);
         }
-        // WatchEvent.object, RawExtension.raw, behind the magic Unknown.raw, Pod.metadata, ObjectMeta.resourceVersion.
+        // The path is WatchEvent.object, RawExtension.raw, Unknown.raw (after the magic), Pod.metadata,
+        // ObjectMeta.resourceVersion.
         let unknown = field(field(frame, 2)?, 1)?.strip_prefix(b"k8s\0")?;
         number(field(field(field(unknown, 2)?, 1)?, 6)?)
     }
 
-    /// When the write of this event was meant to happen, by the generator's own clock.
+    /// Returns the scheduled time of the event's write, by the generator's clock.
     pub(super) fn written_at_ns(&self, frame: &[u8]) -> Option<u64> {
         let at = self.written.find(frame)? + self.written.needle().len();
-        // In protobuf the value's length stands between.
+        // In protobuf, one byte with the value's length comes in between.
         number(frame.get(at + usize::from(self.is_protobuf)..)?)
     }
 
-    /// The version of a LIST, from its first bytes.
+    /// Returns the version of a LIST, from its first bytes.
     pub(super) fn list_version(&self, head: &[u8]) -> Option<u64> {
         if !self.is_protobuf {
             return number(&head[self.version.find(head)? + self.version.needle().len()..]);
         }
-        // Unknown.raw is longer than the head that was kept: of it only the beginning is walked.
+        // Unknown.raw is longer than the stored head, so only its beginning is walked.
         let list = field(head.strip_prefix(b"k8s\0")?, 2)?;
         number(field(field(list, 1)?, 2)?)
     }
 }
 
-/// The value of `{"type":"…`.
+/// Returns the value of `{"type":"…`.
 fn json_type(frame: &[u8]) -> Option<&[u8]> {
     let rest = frame.strip_prefix(b"{\"type\":\"")?;
     Some(&rest[..memchr::memchr(b'"', rest)?])
 }
 
-/// The digits that `bytes` begin with.
+/// Parses the digits at the beginning of `bytes`.
 fn number(bytes: &[u8]) -> Option<u64> {
     let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).take(20);
     let add = |sum: Option<u64>, byte: &u8| sum?.checked_mul(10)?.checked_add(u64::from(byte - b'0'));
@@ -103,7 +104,7 @@ fn number(bytes: &[u8]) -> Option<u64> {
     digits.fold(Some(0), add)
 }
 
-/// The bytes of a length-delimited field of a message, as far as they are there.
+/// Returns the bytes of a length-delimited field of a message, as far as they are present.
 fn field(mut message: &[u8], wanted: u64) -> Option<&[u8]> {
     while !message.is_empty() {
         let (tag, rest) = varint(message)?;

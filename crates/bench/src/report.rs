@@ -5,7 +5,7 @@ use super::outcome::CATALOGUE;
 use super::text::{number, title};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// What is drawn, if it was measured.
+/// The figures that are drawn, if they were measured.
 const DRAWN: [&str; 12] = [
     "deliveries_per_s",
     "requests_per_s",
@@ -20,12 +20,12 @@ const DRAWN: [&str; 12] = [
     "memory_mib",
     "memory_peak_mib",
 ];
-/// Colours that the template has.
+/// The number of colours in the template.
 const COLOURS: usize = 6;
 const WIDTH: f64 = 560.0;
 const ROW: f64 = 26.0;
 
-/// Results as one page that needs nothing else.
+/// Renders results as one self-contained page.
 pub fn html(results: &Results) -> String {
     let Results { scenario, about, command, machine, plans, outcomes, cells, .. } = results;
     let mut charts = percentiles(results);
@@ -60,7 +60,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// One figure of every cell, as bars.
+/// Draws one figure of every cell, as bars.
 fn bars(out: &mut String, cells: &[Cell], name: &str) {
     let rows: Vec<_> =
         cells.iter().enumerate().filter_map(|(n, cell)| Some((n, cell, cell.figures.of(name)?))).collect();
@@ -87,7 +87,7 @@ fn bars(out: &mut String, cells: &[Cell], name: &str) {
     out.push_str("</svg></figure>\n");
 }
 
-/// The latency of every cell's first run, by percentile: the better, the lower and the flatter.
+/// Draws the latency of every cell's first run by percentile. Lower and flatter is better.
 fn percentiles(results: &Results) -> String {
     let of = |cell: &Cell| {
         let same = results.outcomes.iter().find(|run| run.side == cell.side && run.variant == cell.variant);
@@ -141,7 +141,7 @@ fn percentiles(results: &Results) -> String {
     out
 }
 
-/// How many nines a percentile has, the last one having as many as fit.
+/// Returns how many nines a percentile has. The number is limited, so that 100 is finite.
 fn nines(percentile: f64) -> f64 {
     (-(1.0 - percentile / 100.0).max(5e-5).log10()).max(0.0)
 }

@@ -5,12 +5,12 @@ use super::plan::{Plan, PlanProblems};
 /// One of the plans that a scenario compares.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Variant {
-    /// Empty if there is only one.
+    /// The name; empty if there is only one variant.
     pub name: String,
     pub plan: Plan,
 }
 
-/// Plans with a name. Its keys are those of a [`Plan`], and `variants`: a list of such keys with a `name` each.
+/// A named set of plans. Its keys are those of a [`Plan`], and `variants`: a list of such keys with a `name` each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scenario {
     pub name: String,
@@ -24,7 +24,7 @@ macro_rules! embedded {
     };
 }
 
-/// The scenarios that are part of the binary: their names, and their files.
+/// The built-in scenarios: their names, and their files.
 pub const SCENARIOS: [(&str, &str); 24] = embedded!(
     "fifty-thousand",
     "gentle-go",
@@ -53,16 +53,16 @@ pub const SCENARIOS: [(&str, &str); 24] = embedded!(
 );
 
 impl Scenario {
-    /// One that is part of the binary.
+    /// Returns a built-in scenario.
     pub fn embedded(name: &str) -> Option<Result<Self, PlanProblems>> {
         let (name, text) = SCENARIOS.iter().find(|(known, _)| *known == name)?;
         Some(Self::parse(name, text))
     }
 
-    /// One that somebody wrote.
+    /// Parses a user's scenario file.
     ///
     /// # Errors
-    /// If it is no YAML, or not of the form of a scenario.
+    /// If it is not YAML, or does not have the form of a scenario.
     pub fn parse(name: &str, text: &str) -> Result<Self, PlanProblems> {
         let fail = |why: String| PlanProblems(vec![format!("scenario {name}: {why}")]);
         let Value::Object(mut keys) = serde_saphyr::from_str(text).map_err(|error| fail(error.to_string()))? else {
@@ -75,15 +75,15 @@ impl Scenario {
         Ok(Self { name: name.to_owned(), keys, variants })
     }
 
-    /// What it is about, in a line.
+    /// Returns its description in one line.
     pub fn about(&self) -> &str {
         self.keys.get("about").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Its plans, with `flags` over them.
+    /// Returns its plans, overridden by `flags`.
     ///
     /// # Errors
-    /// Everything that is wrong with any of them.
+    /// Every problem of any of them.
     pub fn plans(&self, flags: &Map<String, Value>) -> Result<Vec<Variant>, PlanProblems> {
         if self.variants.is_empty() {
             return Ok(vec![Variant { name: String::new(), plan: Plan::of_layers([&self.keys, flags])? }]);

@@ -16,13 +16,13 @@ use super::writer::Writing;
 use base::Tasks;
 use probe::{ProgressLine, ShortClient, Target};
 
-/// Between two lines of progress.
+/// The interval between lines of progress.
 const TICK: Duration = Duration::from_millis(200);
-/// What is measured when everything is open is measured when that has come to rest.
+/// The pause between opening everything and measuring, so that the server is idle.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Above this share of what it could have had, the generator was what was measured.
+/// The share of its available CPU above which the generator itself was the bottleneck.
 const BUSY: f64 = 0.9;
-/// Writes that are sent later than this were not sent at the rate that was asked for.
+/// The lag above which writes were not sent at the configured rate.
 const LATE_MS: f64 = 100.0;
 
 /// One run of one plan against one server.
@@ -37,7 +37,7 @@ pub(super) struct Session<'a> {
     pub(super) tasks: &'a Tasks,
 }
 
-/// The state of everything that is counted, at one moment.
+/// The state of all counters at one moment.
 pub(super) struct Moment {
     at: Instant,
     counts: WatchCounts,
@@ -55,7 +55,7 @@ impl Session<'_> {
         Duration::from_secs_f64(self.plan.seconds)
     }
 
-    /// Opens the watches of the plan, and measures them while it is written.
+    /// Opens the watches of the plan, and measures them while objects are written.
     ///
     /// # Errors
     /// If nothing could be measured.
@@ -107,8 +107,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Reads everything once, so that what a server does for its first reader is not taken for the price of a watch;
-    /// returns the version to begin at.
+    /// Reads everything once, so that the server's work for its first reader is not counted as the cost of a watch.
+    /// Returns the version to begin at.
     async fn prime(&self) -> Result<u64, BenchError> {
         let caller = ShortClient::new(self.target, self.plan.protocol, self.tasks);
         let mut version = None;
@@ -124,9 +124,9 @@ impl Session<'_> {
         version.ok_or_else(|| BenchError::Target("a LIST told no version".to_owned()))
     }
 
-    /// The writers, the warm-up, the window and the wait for the last deliveries.
+    /// Runs the writers, the warm-up, the window and the wait for the last deliveries.
     async fn measure(&self, fleet: &Fleet, outcome: &mut RunOutcome) {
-        // Of the writers alone: the connections that they share have no end to wait for.
+        // This set holds only the writers, because their shared connections never end.
         let (plan, tasks) = (self.plan, Tasks::new());
         let writing = Writing::new(plan, self.objects, self.write, self.tasks);
         writing.start(&tasks);
@@ -176,7 +176,7 @@ impl Session<'_> {
         outcome.notes.extend(bottleneck(&first, &last, outcome.figures.of("schedule_lag_p99_ms")));
     }
 
-    /// Until then, or until somebody stops it.
+    /// Shows progress until `end`, or until the user stops the run.
     async fn watch_over(&self, fleet: &Fleet, end: Instant) {
         let mut last = (Instant::now(), fleet.counts());
         while Instant::now() < end && !self.stop.is_cancelled() {
@@ -192,7 +192,7 @@ impl Session<'_> {
         }
     }
 
-    /// Waits until every watch has what it is to have, for as long as that may take.
+    /// Waits until every watch has received its events, at most for the configured patience.
     async fn drained(&self, fleet: &Fleet, written: &WriteCounts<'_>) {
         let deadline = Instant::now() + self.patience();
         while balance(fleet, written).0 > 0 && Instant::now() < deadline {
@@ -204,7 +204,7 @@ impl Session<'_> {
         let _ = self.or_stopped(sleep(time)).await;
     }
 
-    /// `None` if somebody ended it first.
+    /// Returns the result of `work`; `None` if the user stopped the run first.
     async fn or_stopped<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
@@ -229,7 +229,7 @@ impl Session<'_> {
     }
 }
 
-/// Why the figures may be the generator's and not the server's.
+/// Returns why the figures may describe the generator instead of the server.
 fn bottleneck(first: &Moment, last: &Moment, lag_ms: Option<f64>) -> Vec<String> {
     let seconds = last.at.duration_since(first.at).as_secs_f64();
     let own = last.own_cpu.saturating_sub(first.own_cpu).as_secs_f64() / seconds;
@@ -247,7 +247,7 @@ fn bottleneck(first: &Moment, last: &Moment, lag_ms: Option<f64>) -> Vec<String>
     notes
 }
 
-/// What was spent between two readings.
+/// Returns the difference of two readings.
 pub(super) fn since(now: Option<Duration>, then: Option<Duration>) -> Option<Duration> {
     Some(now?.saturating_sub(then?))
 }
@@ -301,7 +301,7 @@ fn put_faults(figures: &mut Figures, fleet: &Fleet, written: &WriteCounts<'_>) {
     figures.put("broken", counts.broken as f64);
 }
 
-/// Counts our own writes alone, for others may write too.
+/// Counts only this process's writes, because other clients may write too.
 fn balance(fleet: &Fleet, written: &WriteCounts<'_>) -> (u64, u64) {
     fleet.balance(|kind, nth| written.expected(kind, nth), |seen| &seen.ours)
 }

@@ -16,25 +16,25 @@ use probe::{Ask, Frames, Framing, Sender, Target, WatchProtocol, Windows};
 
 const LIST_BYTES_MAX: usize = 1024;
 
-/// What all watches of a fleet know.
+/// The state that all watches of a fleet share.
 pub(super) struct FleetState {
     pub(super) target: Target,
     pub(super) protocol: WatchProtocol,
     pub(super) windows: Windows,
     pub(super) start: WatchBeginning,
-    /// Where the watches begin that begin now; `None` leaves each to find out.
+    /// The version at which watches without one begin; `None` lets each of them find it.
     pub(super) version: Option<u64>,
-    /// What was written before is none of this run's writes.
+    /// The start of the run. Earlier writes do not belong to it.
     pub(super) began_ns: u64,
     pub(super) objects: WorkloadObjects,
     pub(super) kinds: Vec<Watched>,
     pub(super) tally: Tally,
     /// Permits for connecting and opening.
     pub(super) opening: Semaphore,
-    /// Nobody asks anything before it is true.
+    /// Whether requests may be sent.
     gate: watch::Sender<bool>,
     pub(super) cut: watch::Sender<()>,
-    /// How many storms there were, the opening being the first, and when the last one began.
+    /// The number of storms, including the opening, and the beginning of the last one.
     storm: AtomicU64,
     storm_began_ns: AtomicU64,
     /// The cipher suite of its connections.
@@ -43,7 +43,7 @@ pub(super) struct FleetState {
     has_complained: AtomicBool,
 }
 
-/// One kind of watch, with what finds things in its frames.
+/// One kind of watch, with the recogniser for its frames.
 pub(super) struct Watched {
     pub(super) kind: ObjectGroup,
     pub(super) recogniser: Recogniser,
@@ -81,7 +81,7 @@ impl FleetState {
         }
     }
 
-    /// Lets the watches ask.
+    /// Lets the watches send requests.
     pub(super) fn open_gate(&self) {
         self.gate.send_replace(true);
     }
@@ -91,12 +91,12 @@ impl FleetState {
         self.storm.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many storms there were, and when the last one began.
+    /// Returns the number of storms, and when the last one began.
     pub(super) fn storm(&self) -> (u64, u64) {
         (self.storm.load(Ordering::Relaxed), self.storm_began_ns.load(Ordering::Relaxed))
     }
 
-    /// Keeps the first thing that went wrong: it explains the others.
+    /// Records the first error, because it explains the later ones.
     pub(super) fn complain(&self, why: &str) {
         if !self.has_complained.swap(true, Ordering::Relaxed) {
             *self.complaint.lock() = Some(why.to_owned());
@@ -107,7 +107,7 @@ impl FleetState {
         self.complaint.lock().clone()
     }
 
-    /// The version of the collection at this moment.
+    /// Returns the current version of the collection.
     pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, StreamOutcome> {
         let path = with(path, "limit=1");
         let mut answer = sender.get(&self.target, &Ask::get(&path, "application/json")).await?;
@@ -119,7 +119,7 @@ impl FleetState {
         version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))
     }
 
-    /// One stream of a companion: followed, or opened and left unread.
+    /// Runs one stream of a companion: reads it, or leaves it unread.
     pub(super) async fn read_aside(&self, sender: &Sender, version: &mut u64, reads: bool) {
         let Some(Watched { kind, recogniser }) = self.kinds.first() else { return };
         let path = with(&kind.path, &format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));

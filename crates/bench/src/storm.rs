@@ -1,3 +1,3 @@
-//! Storms that are made of requests. Those that are made of watches are a fleet's.
+//! Storms of requests. Storms of watches are part of the fleet.
 
 pub(super) mod requests;

@@ -5,9 +5,9 @@ use probe::LinkError;
 /// How a stream ended.
 #[derive(Debug)]
 pub(super) enum StreamOutcome {
-    /// To be continued from the last version.
+    /// The stream can resume at the last version.
     Cleanly,
-    /// The last version is gone.
+    /// The last version has expired.
     Expired,
     Refused(StatusCode),
     Broken(String),

@@ -3,47 +3,47 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hdrhistogram::Histogram;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Longer than this is as bad as this: two minutes, in microseconds.
+/// The largest latency that is distinguished: two minutes, in microseconds.
 const LATENCY_US_MAX: u64 = 120_000_000;
-/// Significant digits of a latency.
+/// The significant digits of a latency.
 const DIGITS: u8 = 3;
-/// Recorders that the connections are spread over. Two threads seldom meet at one.
+/// The number of recorders that the connections are spread over. Two threads seldom use the same one.
 const SHARDS: usize = 32;
 
-/// Microseconds, three digits.
+/// Returns a histogram of microseconds with three significant digits.
 pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_max(LATENCY_US_MAX, DIGITS).expect("the bounds are constants that fit")
 }
 
-/// What happened to watches, summed up.
+/// The totals of all watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchCounts {
     /// Events after the initial set, bookmarks excluded.
     pub deliveries: u64,
     /// Objects in initial sets and LISTs of informers.
     pub initial: u64,
-    /// The bytes of bodies.
+    /// Bytes of bodies.
     pub bytes: u64,
     pub bookmarks: u64,
-    /// Connections that were made.
+    /// Connections that were opened.
     pub connected: u64,
-    /// Streams that were opened, and that are over.
+    /// Streams that were opened, and streams that have ended.
     pub opened: u64,
     pub closed: u64,
-    /// Watches that have had what they begin with, once for each storm.
+    /// Watches that have received their initial state, once for each storm.
     pub synced: u64,
-    /// Streams that ended and went on from the last version.
+    /// Streams that ended and resumed at the last version.
     pub resumed: u64,
-    /// Streams that had to begin anew.
+    /// Streams that had to relist.
     pub relisted: u64,
-    /// Requests that were answered with something else than a stream.
+    /// Requests whose response was not a stream.
     pub refused: u64,
     /// Connections and streams that broke.
     pub broken: u64,
 }
 
 impl WatchCounts {
-    /// Streams that are open.
+    /// Returns the number of open streams.
     pub fn open(&self) -> u64 {
         self.opened.saturating_sub(self.closed)
     }
@@ -78,17 +78,17 @@ impl WatchCounts {
     }
 }
 
-/// The recorder of some connections: locked once for what a socket had, not once for each event.
+/// The recorder of some connections. It is locked once for each read of a socket, not for each event.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) counts: WatchCounts,
-    /// From when a write was meant to happen to its arrival.
+    /// From the scheduled time of a write to its arrival.
     pub(super) latency: Histogram<u64>,
     /// From the beginning of a storm until a watch was synced.
     pub(super) synced: Histogram<u64>,
 }
 
-/// All recorders, and what is known of each watch.
+/// All recorders, and the counts of each watch.
 #[derive(Debug)]
 pub(super) struct Tally {
     shards: Box<[Mutex<Shard>]>,
@@ -96,22 +96,22 @@ pub(super) struct Tally {
     pub(super) window: Window,
 }
 
-/// What one watch has seen, stored by its connection after every chunk.
+/// The events of one watch, stored by its connection after every chunk.
 #[derive(Debug, Default)]
 pub(super) struct SeenByWatch {
     /// Events after the initial set, bookmarks excluded.
     pub(super) events: AtomicU64,
-    /// How many of them were written by this process since the fleet is there.
+    /// How many of them this process wrote since the fleet started.
     pub(super) ours: AtomicU64,
-    /// Events of a version that was not above the last one.
+    /// Events whose version was not above the last one.
     pub(super) repeated: AtomicU64,
-    /// It began anew in between: what it missed cannot be known.
+    /// Whether the watch relisted, so that its missing events cannot be counted.
     pub(super) broken: AtomicBool,
-    /// It is not read, or slowly: what it misses is its own affair.
+    /// Whether the watch is read slowly or never. Its missing events are not counted.
     pub(super) lags: AtomicBool,
 }
 
-/// Writes that were meant for this stretch are timed.
+/// The period of time whose writes are measured.
 #[derive(Debug)]
 pub(super) struct Window {
     from_ns: AtomicU64,
@@ -142,7 +142,7 @@ impl Tally {
         }
     }
 
-    /// The recorder of the `n`-th connection.
+    /// Returns the recorder of the `n`-th connection.
     pub(super) fn shard(&self, n: usize) -> MutexGuard<'_, Shard> {
         self.shards[n % self.shards.len()].lock()
     }

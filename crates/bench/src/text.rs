@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use super::compare::{Ratio, Results};
 use super::outcome::{CATALOGUE, RunOutcome};
 
-/// Results for people who read them in a terminal.
+/// Renders results for a terminal.
 pub fn render(results: &Results) -> String {
     let mut out = String::new();
     let Results { scenario, about, machine, cells, ratios, outcomes, .. } = results;
@@ -35,7 +35,7 @@ pub fn render(results: &Results) -> String {
         for (value, width) in values.zip(&widths) {
             let _ = write!(out, "  {:>width$}", value.unwrap_or_default());
         }
-        // Beside many columns there is no room for words.
+        // With many columns there is no room for the description.
         let _ = if titles.len() <= 2 { writeln!(out, "  {what}") } else { writeln!(out) };
     }
     out.push_str(&ciphers(outcomes));
@@ -51,7 +51,7 @@ pub fn render(results: &Results) -> String {
     out
 }
 
-/// Says which cipher suite there was, and who had which if it was not the same for all.
+/// Names the cipher suite, and lists the sides of each suite if they differ.
 fn ciphers(outcomes: &[RunOutcome]) -> String {
     let known: BTreeSet<_> = outcomes.iter().filter_map(|of| Some((of.cipher?, of.side.as_str()))).collect();
     let suites: BTreeSet<_> = known.iter().map(|(cipher, _)| *cipher).collect();
@@ -76,7 +76,7 @@ pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
     format!("{} {} / {}", of.side, of.variant, over.variant)
 }
 
-/// Three significant digits, and thousands told apart.
+/// Formats a number with three significant digits and separated thousands.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 || (100.0..1e15).contains(&size) {

@@ -15,18 +15,18 @@ use super::words::WatchBeginning;
 use base::{now_ns, random};
 use probe::{AnswerBody, Ask, Frames, Framing, PendingAnswer, Sender};
 
-/// How much of a LIST is searched for its version.
+/// How many bytes of a LIST are searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;
-/// Longer than any run, so that no server ends a watch on its own account.
+/// The timeout of each watch request, longer than any run, so that the server does not end the watch.
 const TIMEOUT_SECONDS: u64 = 3600;
-/// A stream that ends sooner than this, with nothing in it, did not work: to go on at once would be to hammer.
+/// The lifetime below which an empty stream counts as failed. Reopening it at once would overload the server.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// How what arrives is taken.
+/// How the watch reads its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatcherRole {
     Reads,
-    /// At so many bytes a second.
+    /// Bytes per second.
     Slow(u32),
     Stuck,
 }
@@ -34,18 +34,18 @@ pub(super) enum WatcherRole {
 /// One watch, from its first stream to the end of the fleet.
 pub(super) struct Watcher {
     shared: Arc<FleetState>,
-    /// Among all, among those of its kind, and of which kind it is.
+    /// Its index among all watches, its index within its kind, and its kind.
     pub(super) index: usize,
     nth: usize,
     kind: usize,
-    /// Which recorder it writes to.
+    /// The recorder that it uses.
     lane: usize,
     role: WatcherRole,
-    /// The last version seen; `None` is to begin anew.
+    /// The last version seen; `None` means to relist.
     version: Option<u64>,
     /// Whether the initial objects are complete.
     live: bool,
-    /// The storm that it was last synced in.
+    /// The storm in which it was last synced.
     synced_in: u64,
     was_opened: bool,
     events: u64,
@@ -80,7 +80,7 @@ impl Watcher {
         }
     }
 
-    /// Opens streams one after the other and reads them. Over HTTP/2 it never returns: its connection ends first.
+    /// Opens streams one after another and reads them. Over HTTP/2 it never returns, because its connection ends first.
     pub(super) async fn follow(&mut self, sender: &Sender) {
         loop {
             let ended = self.stream(sender).await;
@@ -94,7 +94,7 @@ impl Watcher {
         }
     }
 
-    /// Counts an end, and says how long to wait before the next stream.
+    /// Counts the end of a stream; returns how long to wait before the next one.
     fn note(&mut self, ended: &StreamOutcome) -> Option<Duration> {
         let counts = &mut self.shared.tally.shard(self.lane).counts;
         match ended {
@@ -133,7 +133,7 @@ impl Watcher {
         }
     }
 
-    /// Opens one stream; its body is still to be read.
+    /// Opens one stream; its body is not read yet.
     pub(super) async fn open(&mut self, sender: &Sender) -> Result<PendingAnswer, StreamOutcome> {
         let shared = self.shared.clone();
         shared.gate_open().await;
@@ -143,7 +143,7 @@ impl Watcher {
         let fresh = self.version.is_none();
         match (self.version, shared.start) {
             (None, WatchBeginning::List) => self.list(sender, &question).await?,
-            // What it had is gone, or nobody has found out where to begin.
+            // The last version has expired, or none is known yet.
             (None, WatchBeginning::Now) => {
                 let known = shared.version.filter(|_| !self.was_opened);
                 self.version = match known {
@@ -169,10 +169,10 @@ impl Watcher {
         Ok(answer)
     }
 
-    /// The LIST of an informer: read whole, and begun from.
+    /// Sends the LIST of an informer, reads all of it, and stores its version.
     async fn list(&mut self, sender: &Sender, question: &str) -> Result<(), StreamOutcome> {
         let kind = &self.shared.kinds[self.kind];
-        // As client-go's reflectors ask for it: whatever the server has at hand.
+        // client-go's reflectors send the same parameter, which permits any version.
         let path = with(question, "resourceVersion=0");
         let mut answer = sender.get(&self.shared.target, &Ask::get(&path, kind.kind.encoding.of_list())).await?;
         if !answer.status.is_success() {
@@ -212,7 +212,7 @@ impl Watcher {
             }
         }
         if !self.live {
-            // Half an initial set is none: what was seen so far is no place to resume from.
+            // An incomplete initial set gives no version at which to resume.
             self.version = None;
         }
         if is_empty && began.elapsed() < SHORT {
@@ -221,7 +221,7 @@ impl Watcher {
         StreamOutcome::Cleanly
     }
 
-    /// Everything that one read of the connection brought.
+    /// Processes the bytes of one read from the connection.
     fn take(&mut self, shared: &FleetState, frames: &mut Frames, chunk: &[u8]) -> Option<StreamOutcome> {
         let arrived_ns = now_ns();
         let window = shared.tally.window.read();
@@ -277,7 +277,7 @@ impl Watcher {
                 return Some(StreamOutcome::Broken("a frame that is no watch event".to_owned()));
             }
         }
-        // Objects of an initial set come in the order of their names: only its end says where to resume.
+        // The initial objects are ordered by name, so only the end of the set gives a version for resuming.
         if self.live
             && let Some(version) = recogniser.version(frame)
         {
@@ -289,7 +289,7 @@ impl Watcher {
         None
     }
 
-    /// Once for each storm, the first of which is the opening.
+    /// Records the sync once for each storm. The first storm is the opening.
     fn note_synced(&mut self, shard: &mut Shard, at_ns: u64) {
         let (storm, began_ns) = self.shared.storm();
         if self.synced_in < storm {
@@ -308,7 +308,7 @@ impl Watcher {
     }
 }
 
-/// The request of a watch.
+/// Returns the path of a watch request.
 fn request(question: &str, version: Option<u64>) -> String {
     let common = with(question, &format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={TIMEOUT_SECONDS}"));
     match version {
@@ -317,7 +317,7 @@ fn request(question: &str, version: Option<u64>) -> String {
     }
 }
 
-/// Counts a stream as open until it is dropped.
+/// A guard that counts a stream as open until it is dropped.
 pub(super) struct OpenWatchGuard {
     shared: Arc<FleetState>,
     lane: usize,

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What objects are asked for as.
+/// The media type of requested objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ObjectEncoding {
@@ -21,7 +21,7 @@ const PROTOBUF_STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch"
 const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
 
 impl ObjectEncoding {
-    /// The Accept header of a watch.
+    /// Returns the Accept header of a watch.
     pub(super) fn of_watch(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -32,7 +32,7 @@ impl ObjectEncoding {
         }
     }
 
-    /// The Accept header of a LIST.
+    /// Returns the Accept header of a LIST.
     pub(super) fn of_list(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -59,7 +59,7 @@ pub enum Select {
     Label,
 }
 
-/// What is written.
+/// The kind of objects that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ObjectShape {
@@ -80,21 +80,21 @@ impl ObjectShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteWith {
-    /// A merge patch of one annotation: little to send, and the server reads, merges and writes.
+    /// A merge patch of one annotation. The request is small; the server reads, merges and writes.
     Patch,
-    /// The whole object again, as the server gave it.
+    /// The whole object, as the server returned it.
     Put,
 }
 
-/// Something that happens to a server all at once.
+/// A burst of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storm {
-    /// Informers that come at the same moment.
+    /// Informers that all start at the same moment.
     Join,
     /// Full LISTs.
     List,
-    /// Watches whose connections are all cut, and that go on from where they were.
+    /// Watches whose connections are all cut, and that resume at their positions.
     Resume,
     /// Small GETs.
     Get,
@@ -103,15 +103,15 @@ pub enum Storm {
 /// How a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchBeginning {
-    /// From the version of a moment ago, learned once for all.
+    /// From a recent version, which is requested once for all watches.
     Now,
-    /// With the objects there are, in the stream.
+    /// With the existing objects, in the stream.
     WatchList,
     /// With a LIST of its own.
     List,
 }
 
-/// Writes per second.
+/// A rate of writes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     PerSecond(f64),

@@ -20,38 +20,38 @@ use base::{Tasks, now_ns};
 use kubeapi::WRITTEN_AT;
 use probe::{ShortClient, Target, WatchProtocol};
 
-/// Writers that share a connection: below what a server allows of streams.
+/// The number of writers per connection, below a server's limit of streams.
 const WRITERS_PER_CONNECTION: usize = 50;
-/// A write that starts this much later than it was meant to is late because of the timer, not of the load: its time is
-/// that of its start. Beyond, it is the time it was meant to have (coordinated omission).
+/// The tolerance of a write's start. Up to this delay, the timer is the cause, and latency is measured from the actual
+/// start. Beyond it, latency is measured from the scheduled time (coordinated omission).
 const TIMER_NS: u64 = 2_000_000;
-/// After a write that failed.
+/// The pause after a failed write.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// Changes objects at a rate, or as fast as it goes, until it is told to stop.
+/// Writers that change objects at a rate, or as fast as possible, until they are stopped.
 pub(super) struct Writing {
     objects: WorkloadObjects,
     rate: Rate,
     with: WriteWith,
     writers: usize,
     callers: Vec<ShortClient>,
-    /// Writes that were accepted, by object.
+    /// Accepted writes, by object.
     accepted: Box<[AtomicU64]>,
-    /// The next write's place in the schedule, and when the schedule begins.
+    /// The number of the next write in the schedule, and the beginning of the schedule.
     ticket: AtomicU64,
     began_ns: AtomicU64,
     record: Mutex<WriterReport>,
     stop: CancellationToken,
 }
 
-/// What the writers met with.
+/// The results of the writers.
 #[derive(Clone, Debug)]
 pub(super) struct WriterReport {
     pub(super) failed: u64,
     pub(super) last_failure: Option<String>,
-    /// From sending a write to its answer.
+    /// From sending a write to its response.
     pub(super) took: Histogram<u64>,
-    /// From when a write was meant to be sent to when it was.
+    /// From the scheduled time of a write to its actual start.
     pub(super) lag: Histogram<u64>,
 }
 
@@ -76,7 +76,7 @@ impl Writing {
         })
     }
 
-    /// Begins; the writers run until [`stop`](Self::stop).
+    /// Starts the writers, which run until [`stop`](Self::stop).
     pub(super) fn start(self: &Arc<Self>, tasks: &Tasks) {
         if self.rate == Rate::PerSecond(0.0) {
             return;
@@ -88,7 +88,7 @@ impl Writing {
         }
     }
 
-    /// Writes that are under way are finished, so that it is known what was written.
+    /// Stops the writers. Writes in flight are completed, so that the set of written objects is known.
     pub(super) fn stop(&self) {
         self.stop.cancel();
     }
@@ -101,14 +101,15 @@ impl Writing {
         self.record.lock().clone()
     }
 
-    /// Forgets what was met with so far, but not what was written.
+    /// Clears the results so far, but not the counts of writes.
     pub(super) fn reset_record(&self) {
         let mut record = self.record.lock();
         record.took.reset();
         record.lag.reset();
     }
 
-    /// One writer's share of the objects, in turn: an object has one writer, so its versions are in order.
+    /// Writes one writer's share of the objects in turn. Because an object has only one writer, its versions are in
+    /// order.
     async fn write(&self, writer: usize) {
         let caller = &self.callers[writer % self.callers.len()];
         let mut bodies = Bodies::new(self.with);
@@ -150,7 +151,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Waits for the next place in the schedule, and says when it was; `None` is the end.
+    /// Waits for the next write in the schedule and returns its scheduled time; `None` at the end.
     async fn next(&self) -> Option<u64> {
         if self.stop.is_cancelled() {
             return None;
@@ -174,7 +175,7 @@ impl Writing {
     }
 }
 
-/// What is sent to write an object: bytes with a place for the time.
+/// The request bodies for writing objects: bytes with a placeholder for the time.
 struct Bodies {
     with: WriteWith,
     patch: Template,
@@ -194,7 +195,8 @@ impl Template {
         [&self.before[..], digits.as_bytes(), &self.after[..]].concat().into()
     }
 
-    /// The object as the server gave it, without its version, so that it may be put whatever the version is by then.
+    /// Converts an object from the server into a template. Its resourceVersion is removed, so that a PUT succeeds at
+    /// any version.
     fn of(body: &[u8]) -> Result<Self, BenchError> {
         let broken = || BenchError::Prepare("an object without the annotation of the time".to_owned());
         let mut object: serde_json::Value = serde_json::from_slice(body).map_err(|_| broken())?;

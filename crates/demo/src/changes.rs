@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::store::{ObjectStore, StoreEvent};
 use tokio::sync::watch;
 
-/// What happens to a resource in the store itself, from the moment on at which it was asked for: no fault touches it.
+/// A subscription to the changes of one resource, read from the store itself. No fault affects it.
 #[derive(Debug)]
 pub struct StoreChanges {
     store: Arc<ObjectStore>,
@@ -20,9 +20,9 @@ pub struct StoredChange {
     pub revision: u64,
     /// `namespace/name`, or `name`.
     pub key: String,
-    /// The object behind the change, as a GET has it; none of one that was deleted.
+    /// The object after the change, as a GET returns it; `None` for a deletion.
     pub object: Option<Bytes>,
-    /// Whether there was no such object before.
+    /// Whether the change created the object.
     pub is_new: bool,
 }
 
@@ -32,10 +32,10 @@ impl StoreChanges {
         Self { store: store.clone(), kind, position, changed: store.subscribe(kind) }
     }
 
-    /// What has happened since the last call, in order.
+    /// Returns the changes since the last call, in order.
     ///
     /// # Panics
-    /// If history was forgotten that has not been taken: a mistake of the caller.
+    /// If the store has forgotten changes that were not taken: a mistake of the caller.
     pub fn take(&mut self) -> Vec<StoredChange> {
         self.changed.mark_unchanged();
         let pulled = self.store.pull(self.kind, self.position, usize::MAX).expect("nothing was forgotten");
@@ -43,7 +43,8 @@ impl StoreChanges {
         pulled.events.iter().filter_map(|event| StoredChange::of(event)).collect()
     }
 
-    /// Completes when something has happened since the last [`take`](Self::take); never, once the store is gone.
+    /// Completes when something has happened since the last [`take`](Self::take). Never completes once the store is
+    /// gone.
     pub async fn ready(&mut self) {
         if self.changed.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! Pods that come, change and go, at a given rate or a given number of times.
+//! Creates, changes and deletes pods, at a given rate or a given number of times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use super::pods::{Pod, nth};
 use super::shared::DemoState;
 use super::store::{ObjectStore, WriteDecision};
 
-/// How many of a hundred events change the status of a pod. Half of the others are creations, half deletions.
+/// The percentages of events that change the status of a pod and that create a pod. The rest are deletions.
 const UPDATES_PERCENT: u32 = 70;
 const CREATES_PERCENT: u32 = 15;
-/// How often the churn wakes to make the events that are due.
+/// How often the churn wakes to create the events that are due.
 const TICK: Duration = Duration::from_millis(5);
-/// Events that one tick makes at most, if the machine has stood still and many are due.
+/// The most events of one tick, if the process was suspended and many are due.
 const CATCH_UP_MAX: u64 = 1_000;
-/// Events that are made without a pause; then other tasks get their turn.
+/// The number of events without a pause. After them the task yields.
 const BREATH: usize = 100;
 
-/// The pods that the churn creates, changes and deletes. It leaves pods alone that tests or clients make.
+/// The pods that the churn creates, changes and deletes. It does not touch pods that tests or clients create.
 #[derive(Debug)]
 pub(crate) struct Population {
     live: Vec<Pod>,
@@ -41,7 +41,7 @@ impl Population {
         Self { live, next: pods, target: pods, nodes, rng: Rng::with_seed(seed) }
     }
 
-    /// Makes one event; returns its revision.
+    /// Creates one event; returns its revision.
     fn step(&mut self, store: &ObjectStore) -> u64 {
         let slack = self.target / 10 + 1;
         let too_few = self.live.len() + slack <= self.target || self.live.is_empty();
@@ -94,7 +94,7 @@ pub(crate) fn delete_pod(store: &ObjectStore, key: &str) -> u64 {
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }
 
-/// Makes `n` events as fast as possible; returns the last revision.
+/// Creates `n` events as fast as possible; returns the last revision.
 pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n: usize) -> u64 {
     let mut revision = shared.store.revision();
     for done in 1..=n {
@@ -106,7 +106,7 @@ pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n:
     revision
 }
 
-/// A running churn. It makes events at a steady rate until this is dropped or the upstream stops.
+/// A running churn. It creates events at a steady rate until it is dropped or the upstream stops.
 #[derive(Debug)]
 #[must_use = "the churn ends when this is dropped"]
 pub struct Churning {
@@ -125,7 +125,7 @@ impl Churning {
     /// Ends the churn. When this returns, the last event has been written.
     pub async fn stop(self) {
         drop(self.stop);
-        // An error means that the churn panicked; then it has ended as well.
+        // An error means that the churn panicked, and so has ended too.
         let _ = self.running.await;
     }
 }

@@ -1,14 +1,14 @@
-//! The wall clock, for times that are shown to people. Latency is measured with [`base::now_ns`].
+//! The wall clock, for times that are displayed. Latency is measured with [`base::now_ns`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Returns the seconds since 1970, for `creationTimestamp` and AGE columns. Nothing is measured or ordered by them.
+/// Returns the seconds since 1970, for `creationTimestamp` and AGE columns. They are not used to measure or order.
 #[allow(clippy::disallowed_methods, reason = "objects carry the wall clock's time, as an apiserver's do")]
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// Writes a time as the apiserver does: `2026-07-23T10:11:12Z`.
+/// Formats a time as the apiserver does: `2026-07-23T10:11:12Z`.
 pub(crate) fn rfc3339(unix_seconds: u64) -> String {
     let days = unix_seconds / 86_400;
     let (hour, minute, second) = (unix_seconds / 3600 % 24, unix_seconds / 60 % 60, unix_seconds % 60);
@@ -16,7 +16,7 @@ pub(crate) fn rfc3339(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// The inverse of [`rfc3339`]; `None` for anything that it would not have written.
+/// Parses the output of [`rfc3339`]; `None` for any other form.
 pub(crate) fn parse_rfc3339(text: &str) -> Option<u64> {
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<u64>().ok();
     if text.len() != 20 || !text.ends_with('Z') {
@@ -27,7 +27,7 @@ pub(crate) fn parse_rfc3339(text: &str) -> Option<u64> {
     Some(days_from_civil(year, month, day)? * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
-/// Writes an age as kubectl does: in two units where the smaller one still matters (`5m30s`), else in one (`15m`).
+/// Formats an age as kubectl does: with two units where the smaller one matters (`5m30s`), otherwise one (`15m`).
 pub(crate) fn age(since_unix: u64) -> String {
     let seconds = unix_seconds().saturating_sub(since_unix);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -46,7 +46,7 @@ pub(crate) fn age(since_unix: u64) -> String {
     }
 }
 
-/// Turns days since 1970-01-01 into a calendar date (Howard Hinnant's algorithm, for dates after 1970).
+/// Converts days since 1970-01-01 to a calendar date (Howard Hinnant's algorithm, for dates after 1970).
 fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

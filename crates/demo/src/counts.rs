@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::kinds::KINDS;
 use tokio::sync::watch;
 
-/// A number for each resource, by its plural.
+/// A count for each resource, by its plural.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CountPerResource(BTreeMap<&'static str, u64>);
 
@@ -33,17 +33,17 @@ impl CountPerResource {
     }
 }
 
-/// Requests since the start. Only `watches_open` also goes down.
+/// Counts of requests since the start. Only `watches_open` also decreases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounts {
     pub gets: CountPerResource,
     pub lists: CountPerResource,
-    /// Watches that begin with the initial objects, whether the client asked for them or the server's default did.
+    /// Watches that begin with the initial objects, because of the client's request or the server's default.
     pub watch_lists: CountPerResource,
     pub watches_open: CountPerResource,
     pub watches_opened: CountPerResource,
     pub writes: CountPerResource,
-    /// Requests of any kind, discovery and health included.
+    /// All requests, including discovery and health.
     pub requests: u64,
     pub connections: u64,
 }

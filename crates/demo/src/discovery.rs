@@ -1,4 +1,4 @@
-//! Answers what clients ask before they read objects: groups, resources, version, health, schemas.
+//! Serves what clients request before they read objects: groups, resources, version, health, schemas.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -10,7 +10,8 @@ use super::route::Discovery;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-/// `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf, as kubectl asks for it.
+/// `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf, the form that kubectl
+/// requests.
 const OPENAPI_V2_BODY: &[u8] = b"\x0a\x032.0\x12\x09\x0a\x04demo\x12\x011\x42\x00";
 const VERSION: &[u8] = include_bytes!("objects/version.json");
 const VERBS: &str = r#"["create","delete","deletecollection","get","list","patch","update","watch"]"#;
@@ -34,7 +35,7 @@ fn versions(group: &str) -> Vec<&'static str> {
     versions
 }
 
-/// Answers a discovery request. `known` is the entity tag of the answer that the client has (`If-None-Match`).
+/// Answers a discovery request. `known` is the entity tag of the response that the client has (`If-None-Match`).
 pub(crate) fn reply(what: &Discovery, style: &Style, known: Option<&HeaderValue>) -> DemoReply {
     let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
@@ -65,7 +66,7 @@ pub(crate) fn reply(what: &Discovery, style: &Style, known: Option<&HeaderValue>
     style.json(StatusCode::OK, format!("{body}\n").into_bytes())
 }
 
-/// Returns the entity tag of an answer, which differs if its bytes differ.
+/// Returns the entity tag of a response: a hash of its bytes.
 fn etag(body: &str) -> HeaderValue {
     let mut hasher = DefaultHasher::new();
     body.hash(&mut hasher);
@@ -151,7 +152,7 @@ fn aggregated_resource(kind: &ServedKind) -> String {
     format!("{{{}}}", members.join(","))
 }
 
-/// Answers paths that are not resources.
+/// Answers requests for paths that are not resources.
 pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> DemoReply {
     match path {
         "" => style.json(StatusCode::OK, PATHS.into()),

@@ -1,4 +1,4 @@
-//! Faults that a test can order. A test can await the point at which each takes effect, so that none needs a sleep.
+//! Faults that a test can inject. A test can await the point at which each takes effect, so that none needs a sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use super::shared::DemoState;
 pub use super::store::Backup;
 use super::switches::{Act, FaultOrder, OrderedAnswer, RequestKind, Stall};
 
-/// What a test can do to a running upstream. Faults concern all resources, unless [`Faults::only`] names one.
+/// The faults of a running upstream. They concern all resources, unless [`Faults::only`] names one.
 #[derive(Clone)]
 pub struct Faults {
     shared: Arc<DemoState>,
@@ -20,7 +20,7 @@ impl Faults {
         Self { shared, kind: None }
     }
 
-    /// The same faults, for one resource only: orders to open watches, and ordered answers.
+    /// Returns the same faults for one resource only. This limits orders to open watches, and ordered responses.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -29,20 +29,21 @@ impl Faults {
         Self { shared: self.shared.clone(), kind: Some(known(plural)) }
     }
 
-    /// Closes the listening socket and every connection; new ones are refused. No other process can take the port.
+    /// Closes the listening socket and every connection; refuses new ones. No other process can take the port.
     pub async fn down(&self) {
         self.shared.listening.send_replace(false);
         self.until_bound(false).await;
         self.drop_connections();
     }
 
-    /// Listens again, on the same port. Returns when connections are accepted.
+    /// Listens on the same port again. Returns when connections are accepted.
     pub async fn up(&self) {
         self.shared.listening.send_replace(true);
         self.until_bound(true).await;
     }
 
-    /// Waits until the accept loop has done what was ordered. After `stop` there is no such loop, and no wait.
+    /// Waits until the accept loop has carried out the order. After `stop` there is no such loop, and this returns at
+    /// once.
     async fn until_bound(&self, wanted: bool) {
         let mut bound = self.shared.bound.subscribe();
         tokio::select! {
@@ -92,19 +93,19 @@ impl Faults {
         self.order(Act::Regress);
     }
 
-    /// Sends a bookmark on every open watch that takes bookmarks and is behind the current revision.
+    /// Sends a bookmark on every open watch that takes bookmarks and has not sent the current revision yet.
     pub fn bookmark(&self) {
         self.order(Act::Bookmark);
     }
 
-    /// Sends a bookmark at the revision of the last event that was sent, on every open watch that has sent any: in the
-    /// middle of a transaction as well, as the apiserver does.
+    /// Sends a bookmark at the revision of the last event, on every open watch that has sent any. This may be in the
+    /// middle of a transaction, as with the apiserver.
     pub fn bookmark_at_last_event(&self) {
         self.order(Act::BookmarkAtLast);
     }
 
     fn order(&self, act: Act) {
-        // Sending fails only if no watch is open, and then there is nothing to do.
+        // Sending fails only if no watch is open, which is not an error.
         let _ = self.shared.faults.orders.send(FaultOrder { kind: self.kind, act });
     }
 
@@ -117,7 +118,7 @@ impl Faults {
         self.shared.faults.freeze.set(false);
     }
 
-    /// Stops all output of watches, bookmarks and ends included. All else goes on, HTTP/2 pings included.
+    /// Stops all output of watches, including bookmarks and ends. Everything else continues, including HTTP/2 pings.
     pub fn hush_watches(&self) {
         self.shared.faults.hushed.send_replace(true);
     }
@@ -137,12 +138,12 @@ impl Faults {
         self.shared.faults.stall.send_modify(|stall| stall.after_events = None);
     }
 
-    /// Takes back what [`Faults::answer`] has ordered and nobody has met.
+    /// Cancels the responses ordered with [`Faults::answer`] that were not sent yet.
     pub fn answer_as_usual(&self) {
         self.shared.faults.answers.lock().clear();
     }
 
-    /// Answers the next `times` requests of a kind with this status instead of what they ask for.
+    /// Answers the next `times` requests of a kind with this status instead of a result.
     pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
         if times > 0 {
             self.shared.faults.answers.lock().push_back(OrderedAnswer {
@@ -160,46 +161,46 @@ impl Faults {
         *self.shared.faults.behind.lock() = (times, revision);
     }
 
-    /// Begins watches of any version with the state of `revision`, as a server does whose watch cache is so far behind.
-    /// What has happened since is not told to them. Consistent reads are as they were.
+    /// Begins watches of any version with the state of `revision`, as a server with a stale watch cache does. They do
+    /// not receive later changes. Consistent reads are not affected.
     pub fn cache_lags(&self, revision: u64) {
         *self.shared.faults.cached_at.lock() = Some(revision);
     }
 
-    /// Tells the next `times` deletions without their objects, each on one watch.
+    /// Sends the next `times` deletions without their objects, each on one watch.
     pub fn hollow_deletions(&self, times: u64) {
         self.shared.faults.hollow_deletions.store(times, Ordering::Relaxed);
     }
 
-    /// Copies what the storage holds now, to be restored later.
+    /// Returns a copy of the storage, to be restored later.
     pub fn backup(&self) -> Backup {
         self.shared.store.backup()
     }
 
-    /// Restores the storage from a backup: objects, history and the current revision. Open watches are not told. An
+    /// Restores the storage from a backup: objects, history and the current revision. Open watches get no event. An
     /// operator stops the apiserver before a restore, and so should a test.
     pub fn restore(&self, backup: &Backup) {
         self.shared.store.restore(backup);
     }
 
-    /// Forgets the history up to a revision: older watches and exact lists get 410.
+    /// Forgets the history up to a revision. Older watches and exact lists get 410.
     pub fn compact(&self, revision: u64) {
         self.shared.store.compact(revision);
     }
 
-    /// Forgets all history, as a storage that was compacted. Open watches are not touched.
+    /// Forgets all history, as a compacted storage does. Open watches are not affected.
     pub fn forget_history(&self) {
         self.shared.store.forget();
     }
 
-    /// Forgets the history that watches start from, as an apiserver does when it restarts. Exact lists still find the
-    /// past in storage. Open watches are not touched.
+    /// Forgets the history that watches start from, as an apiserver does when it restarts. Exact lists still read the
+    /// past from storage. Open watches are not affected.
     pub fn forget_window(&self) {
         self.shared.store.forget_window();
     }
 
-    /// Turns this into a server of release `1.minor`, which writes the same objects in another way: with an annotation
-    /// `release`. Their versions stay the same, and watches are not told.
+    /// Simulates an upgrade to release `1.minor`, which writes the same objects differently: with an annotation
+    /// `release`. Their resourceVersions stay the same, and watches get no event.
     pub fn upgrade(&self, minor: u32) {
         let all = |_, _: &str| true;
         self.shared.store.rewrite(all, |meta| {
@@ -208,12 +209,12 @@ impl Faults {
         self.say_releases(&[minor]);
     }
 
-    /// Loses the events of the next write: no watch ever tells them. All else goes on.
+    /// Drops the events of the next write: no watch ever sends them. Everything else continues.
     pub fn lose_next_event(&self) {
         self.shared.faults.lost.lock().insert(self.shared.store.revision() + 1);
     }
 
-    /// Changes an object's bytes and neither its version nor anything else: with an annotation `altered`.
+    /// Adds an annotation `altered` to an object without changing its resourceVersion and without an event.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -225,24 +226,24 @@ impl Faults {
         );
     }
 
-    /// Answers questions for the version with these releases in turn, as several servers behind one address do while
-    /// they are upgraded.
+    /// Answers requests for the version with these releases in turn, as several servers at one address do during an
+    /// upgrade.
     pub fn say_releases(&self, minors: &[u32]) {
         *self.shared.faults.releases.lock() = minors.iter().copied().collect();
     }
 
-    /// Lets LISTs wait at a gate until [`Faults::release_lists`].
+    /// Holds LISTs at a gate until [`Faults::release_lists`].
     pub fn hold_lists(&self) {
         self.shared.faults.lists_held.send_replace(true);
     }
 
-    /// Answers each LIST only when this many writes have happened since its state was taken. A LIST with a limit of 1
-    /// does not wait.
+    /// Delays the response to each LIST until this many writes have happened since its state was taken. A LIST with a
+    /// limit of 1 is not delayed.
     pub fn lists_outlast(&self, writes: u64) {
         self.shared.faults.lists_outlast.store(writes, Ordering::Relaxed);
     }
 
-    /// Answers each page of a LIST behind its first one with nothing but the token of a further page, always another.
+    /// Answers each page of a LIST after the first with an empty page and a new continue token.
     pub fn pages_never_end(&self) {
         self.shared.faults.pages_never_end.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Decides in which form a client wants objects. This server writes only JSON.
+//! Negotiates the form of objects in a response. This server writes only JSON.
 
 use super::kinds::ServedKind;
 use super::status::DemoStatus;

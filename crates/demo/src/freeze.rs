@@ -28,13 +28,13 @@ impl Freeze {
         }
     }
 
-    /// Returns `Pending` while the sockets are frozen, and wakes the task when they are not any more.
+    /// Returns `Pending` while the sockets are frozen, and wakes the task when the freeze ends.
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         if !self.0.frozen.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
         let mut sleepers = self.0.sleepers.lock();
-        // Checked again under the lock: if the freeze has ended in between, nothing would wake this task any more.
+        // This is checked again under the lock. If the freeze has ended in between, nothing would wake this task.
         if !self.0.frozen.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
@@ -49,7 +49,7 @@ impl Freeze {
 pub(crate) struct Socket {
     inner: TcpStream,
     freeze: Freeze,
-    /// Set if the connection must end with a reset (RST) and not with a FIN.
+    /// Set if the connection must end with a reset (RST) instead of a FIN.
     reset: Arc<AtomicBool>,
 }
 

@@ -1,4 +1,4 @@
-//! Answers one request: finds out what it names and whether a test ordered an answer, and calls what answers it.
+//! Answers one request: finds its target, sends a response that a test ordered, or calls the handler.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,11 +29,11 @@ use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};
 use kubeapi::{GetOptions, ListOptions, Query, ResourceVersion, VersionMatch, WatchStart, WatchTimeout};
 
-/// Bytes that the body of a request may have.
+/// The maximum size of a request body.
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
-/// How long a LIST waits at most for the writes that a test told it to wait for.
+/// The longest wait of a LIST for the writes that a test configured.
 const LIST_MAX: Duration = Duration::from_secs(60);
-/// The shortest life of a watch without a timeout of its own, in seconds. The longest is twice that.
+/// The shortest lifetime of a watch without a timeout of its own, in seconds. The longest is twice that.
 const WATCH_SECONDS: u64 = 1800;
 
 pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -> DemoReply {
@@ -98,7 +98,7 @@ struct Call {
 }
 
 impl Call {
-    /// Returns the status that a test ordered for such a request, if there is one.
+    /// Returns the status that a test ordered for such a request, as an error.
     fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
         match self.shared.faults.answer(on, kind) {
             Some((code, retry_after)) => Err(DemoStatus::ordered(code, retry_after)),
@@ -106,18 +106,18 @@ impl Call {
         }
     }
 
-    /// Refuses HEAD on built-in resources, as the apiserver does. On custom resources it reads like GET.
+    /// Refuses HEAD on built-in resources, as the apiserver does. On custom resources HEAD works like GET.
     fn check_head(&self, kind: &ServedKind) -> Result<(), DemoStatus> {
         if self.method == Method::HEAD && !kind.custom { Err(DemoStatus::method_not_allowed()) } else { Ok(()) }
     }
 
-    /// Returns the first value of a parameter, or nothing.
+    /// Returns the first value of a parameter; empty if there is none.
     fn text(&self, name: &str) -> &str {
         self.query.first(name).unwrap_or_default()
     }
 
-    /// Reads the options of a LIST or WATCH, without its selectors. A watch that only the `/watch/` form of the path
-    /// asks for is validated as a list.
+    /// Reads the options of a LIST or WATCH, without its selectors. If only the `/watch/` form of the path requests a
+    /// watch, the options are validated as for a list.
     fn options(&self) -> Result<ListOptions, DemoStatus> {
         let options = ListOptions::decode(&without_selectors(&self.query))?.defaulted();
         options.validate(options.watch)?;
@@ -259,7 +259,7 @@ fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
     })
 }
 
-/// Returns how long a watch may last. If the client does not say, the server chooses.
+/// Returns how long a watch may last. Without a value from the client, the server chooses.
 fn watch_timeout(seconds: Option<i64>) -> Duration {
     match WatchTimeout::of(seconds) {
         WatchTimeout::Over => Duration::ZERO,

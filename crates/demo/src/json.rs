@@ -1,4 +1,4 @@
-//! JSON that keeps the order of keys, and is written as Go writes it.
+//! JSON that preserves the order of keys, and is written as Go writes it.
 //!
 //! The apiserver writes built-in kinds in the order of their struct fields, and custom resources with sorted keys.
 //! `serde_json::Value` (without `preserve_order`) can only do the second, hence this small tree.
@@ -74,7 +74,7 @@ impl Json {
         }
     }
 
-    /// Returns the text that a field selector compares: strings as they are, booleans and integers in their JSON form.
+    /// Returns the text that a field selector compares: strings unchanged, booleans and integers in their JSON form.
     pub(crate) fn selectable(&self) -> String {
         match self {
             Self::String(text) => text.clone(),
@@ -84,7 +84,7 @@ impl Json {
         }
     }
 
-    /// Sorts the keys at every level, as custom resources are written.
+    /// Sorts the keys at every level, as in custom resources.
     pub(crate) fn sort(&mut self) {
         match self {
             Self::Array(items) => items.iter_mut().for_each(Self::sort),

@@ -1,6 +1,6 @@
 //! The table of the resources that the demo upstream serves.
 
-/// A resource as the server knows it. Everything that differs between resources is here, not in the handlers.
+/// A resource as the server defines it. Every difference between resources is here, not in the handlers.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "four independent facts, none of which is a state")]
 pub(crate) struct ServedKind {
@@ -14,13 +14,13 @@ pub(crate) struct ServedKind {
     pub(crate) namespaced: bool,
     /// True for custom resources: their keys are sorted, list items keep their type, and negotiation differs slightly.
     pub(crate) custom: bool,
-    /// False for events: the real server has no watch cache for them. Some texts and bookmarks show that.
+    /// False for events: the real server has no watch cache for them, which affects some messages and bookmarks.
     pub(crate) cached: bool,
     /// True where the server counts changes of the specification in `metadata.generation`.
     pub(crate) generation: bool,
     /// The top-level members after `metadata`, in the order of the Go struct.
     pub(crate) layout: &'static [&'static str],
-    /// The members after `metadata` of a zero object, as a bookmark carries it; empty or starting with a comma.
+    /// The members after `metadata` of a zero object, as in a bookmark; empty or starting with a comma.
     pub(crate) zero: &'static str,
     pub(crate) selectable: Selectable,
 }
@@ -29,7 +29,7 @@ pub(crate) struct ServedKind {
 #[derive(Debug)]
 pub(crate) struct Selectable {
     pub(crate) namespace: bool,
-    /// The accepted keys, each with the path that its value is read from, and the value if nothing is at that path.
+    /// The accepted keys, each with the path of its value, and the value if the path does not exist.
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
     /// True for kinds that refuse an unknown key with the server's short text.
     pub(crate) short_text: bool,
@@ -50,7 +50,7 @@ impl ServedKind {
     }
 }
 
-/// Finds a kind's place in [`KINDS`], which is also the index of its table in the store.
+/// Finds a kind's index in [`KINDS`], which is also the index of its table in the store.
 pub(crate) fn position(group: &str, version: &str, plural: &str) -> Option<usize> {
     KINDS.iter().position(|kind| kind.group == group && kind.version == version && kind.plural == plural)
 }

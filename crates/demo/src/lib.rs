@@ -1,8 +1,8 @@
 //! The demo: an embedded upstream, and a live view of how its events are delivered.
 //!
-//! It has two parts that do not know of each other. [`upstream()`] starts a small apiserver-alike over an in-memory
-//! store; tests use it too, because it can be told to misbehave. [`LiveView`] shows numbers that it is given. The
-//! caller decides who watches, and through what.
+//! It has two independent parts. [`upstream()`] starts a small apiserver-alike over an in-memory store. Tests use it
+//! too, because it can inject faults. [`LiveView`] displays the numbers that it is given. The caller decides which
+//! watches to open, and through which server.
 //!
 //! Invariant: nothing here imports the daemon. The store, watches, faults and selectors share no logic with the code
 //! that tests judge by them. The rest of a request is read by `kubeapi`, which is compared with the real control plane
@@ -61,7 +61,7 @@ pub use switches::RequestKind;
 pub use upstream::{RunningUpstream, Upstream, upstream};
 pub use view::{LiveFigures, LiveView, Summary};
 
-/// Returns a random identifier in the form of a version 4 UUID.
+/// Returns a random UUID, version 4.
 fn uid() -> String {
     let (high, low) = (fastrand::u64(..), fastrand::u64(..));
     format!(
@@ -74,7 +74,7 @@ fn uid() -> String {
     )
 }
 
-/// Returns five random characters, which a generated name ends in.
+/// Returns five random characters: the suffix of a generated name.
 fn suffix() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     (0..5).map(|_| char::from(LETTERS[fastrand::usize(..LETTERS.len())])).collect()

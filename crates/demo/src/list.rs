@@ -1,4 +1,4 @@
-//! Answers GET and LIST: decides which revision answers, which page of it, and in which form.
+//! Answers GET and LIST: chooses the revision, the page and the form of the response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::store::{ObjectMap, ObjectStore};
 use super::table::{self, IncludeObject};
 use kubeapi::{ContinueAt, ContinueToken, ListOptions, ListPlan, PageStore, ResourceVersion, VersionMatch};
 
-/// The least length of a chunk of a list's body, except for the last one.
+/// The minimum size of a chunk of a list's body, except for the last one.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// A page of a LIST, before it is written.
@@ -27,7 +27,7 @@ pub(crate) struct DemoPage {
     remaining: Option<usize>,
 }
 
-/// Decides the revision as the apiserver does for these options, and takes the page from it.
+/// Chooses the revision as the apiserver does for these options, and takes the page from it.
 pub(crate) async fn list(
     store: &ObjectStore,
     kind: usize,
@@ -50,7 +50,7 @@ pub(crate) async fn list(
     Ok(page(&objects, revision, "", limit, selector, false))
 }
 
-/// Returns the version that an answer must have at least.
+/// Returns the minimum version of a response.
 pub(crate) fn least(version: VersionMatch) -> u64 {
     match version {
         VersionMatch::Unset | VersionMatch::Any => 0,
@@ -83,7 +83,7 @@ fn continued(
     }
 }
 
-/// Takes a page from the objects. `exact` means that the client asked for this very version.
+/// Takes a page from the objects. `exact` means that the client requested exactly this version.
 fn page(
     objects: &ObjectMap,
     revision: u64,
@@ -111,7 +111,7 @@ fn page(
 }
 
 impl DemoPage {
-    /// Makes it an empty page that names another one, as no apiserver does.
+    /// Turns this into an empty page with a continue token, which no apiserver sends.
     pub(crate) fn leads_on(&mut self) {
         let at = ContinueAt::Version(ResourceVersion(self.revision));
         let start = format!("nowhere/{:x}\0", fastrand::u64(..));
@@ -119,7 +119,7 @@ impl DemoPage {
         self.next = Some(ContinueToken { at, start }.encode(PageStore::FromCache));
     }
 
-    /// Returns the body, made piece by piece while it is sent.
+    /// Returns the body, generated piece by piece while it is sent.
     pub(crate) fn into_chunks(
         self,
         kind: &'static ServedKind,
@@ -144,7 +144,7 @@ impl DemoPage {
         })
     }
 
-    /// Returns what stands before and after the items.
+    /// Returns the bytes before and after the items.
     fn frame(&self, kind: &ServedKind, form: Form) -> (Vec<u8>, Vec<u8>) {
         let revision = self.revision;
         let next = self.next.as_deref().unwrap_or_default();

@@ -24,16 +24,16 @@ const BACKLOG: u32 = 4096;
 /// The HTTP/2 window and frame size that the apiserver announces.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 const FRAME_BYTES_MAX: u32 = 256 * 1024;
-/// How long a connection may take to close when the upstream stops. Streams end by themselves then; only a client that
-/// does not read takes longer, and it is not waited for.
+/// How long a connection may take to close when the upstream stops. Streams end immediately then. Only a client that
+/// does not read takes longer, and the upstream does not wait for it.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// Bytes that a connection in memory holds in each direction.
+/// The buffer of an in-memory connection in each direction, in bytes.
 const IN_MEMORY_BYTES: usize = 256 * 1024;
-/// The pause before another attempt to listen on the port again.
+/// The pause before another attempt to listen on the port.
 const LISTEN_AGAIN: Duration = Duration::from_millis(2);
 
-/// A port that no other process can take, whether we listen on it or not: a second socket is bound to it and never
-/// listens.
+/// A port that no other process can take, even while the upstream does not listen: a second socket is bound to it and
+/// never listens.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) address: SocketAddr,
@@ -58,7 +58,7 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Follows a test's orders to be up or down, for an upstream without a port.
+/// Carries out a test's orders to go up or down, for an upstream without a port.
 pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
     let mut listening = shared.listening.subscribe();
     loop {
@@ -72,7 +72,7 @@ pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
     }
 }
 
-/// Accepts until the upstream stops. While it is down, the port refuses connections.
+/// Accepts connections until the upstream stops. While it is down, the port refuses connections.
 pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<DemoState>) {
     let mut listening = shared.listening.subscribe();
     loop {
@@ -83,7 +83,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<De
                 _ = listening.wait_for(|wanted| !*wanted) => break,
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => drop(shared.tasks.spawn(serve(stream, shared.clone()))),
-                    // There is no descriptor left, or the client has gone: neither is a reason to stop.
+                    // No descriptor is left, or the client has disconnected: neither is a reason to stop.
                     Err(error) => tracing::debug!(%error, "accept failed"),
                 },
             }
@@ -98,7 +98,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<De
         listener = loop {
             match port.listen() {
                 Ok(listener) => break listener,
-                // A child process that was forked just now has the old socket until it executes its program.
+                // A recently forked child process keeps the old socket open until it executes its program.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && !shared.stopping.is_cancelled() => {
                     sleep(LISTEN_AGAIN).await;
                 }
@@ -131,7 +131,7 @@ pub(crate) fn connect(shared: &Arc<DemoState>) -> Option<DuplexStream> {
     Some(near)
 }
 
-/// Serves a connection until it ends, the upstream stops, or a test drops all connections: then `reset` is called.
+/// Serves a connection until it ends or the upstream stops. If a test drops all connections, it calls `reset`.
 async fn converse<T>(io: T, shared: Arc<DemoState>, reset: impl FnOnce())
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -154,7 +154,7 @@ where
         _ = generation.changed() => reset(),
         () = shared.stopping.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            // A client that does not close in time is cut off when the future is dropped.
+            // If a client does not close in time, dropping the future closes the connection.
             let _ = timeout(GOODBYE, connection).await;
         }
     }
@@ -172,7 +172,7 @@ fn builder(shared: &DemoState) -> auto::Builder<Tracked> {
     builder
 }
 
-/// An executor for the tasks of HTTP/2 streams that lets `stop` wait for them.
+/// An executor for the tasks of HTTP/2 streams. It lets `stop` wait for them.
 #[derive(Clone)]
 struct Tracked(TaskTracker);
 

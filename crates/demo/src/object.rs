@@ -1,4 +1,4 @@
-//! One revision of one object: its metadata, what selectors look at, and its bytes as a GET returns them.
+//! One revision of one object: its metadata, the values for selectors, and its bytes as a GET returns them.
 
 use std::collections::BTreeMap;
 
@@ -29,9 +29,9 @@ pub(crate) struct StoredObject {
     pub(crate) body: Bytes,
     /// Values for field selectors, in the order of `ServedKind::selectable.fields`.
     pub(crate) fields: Vec<String>,
-    /// Where the digits of `metadata.resourceVersion` are in `body`.
+    /// The position of the digits of `metadata.resourceVersion` in `body`.
     rv_at: std::ops::Range<usize>,
-    /// How many bytes of `body` a list item leaves out after the opening brace: the type of a built-in kind.
+    /// How many bytes after the opening brace of `body` a list item omits: the type of a built-in kind.
     type_len: usize,
 }
 
@@ -51,7 +51,7 @@ const STRUCT_ORDER: [&str; 13] = [
     "ownerReferences",
     "finalizers",
 ];
-/// The same members sorted, as custom resources are written.
+/// The same members sorted, as in custom resources.
 const SORTED_ORDER: [&str; 13] = [
     "annotations",
     "creationTimestamp",
@@ -72,7 +72,7 @@ const OTHERS: [&str; 5] =
     ["generateName", "deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences", "finalizers"];
 
 impl Meta {
-    /// Reads the members that clients may set. A resourceVersion that is not a number counts as none.
+    /// Reads the members that clients may set. A resourceVersion that is not a number is ignored.
     pub(crate) fn read(mut fields: JsonMembers) -> Self {
         let mut text = |key: &str| match fields.take(key) {
             Some(Json::String(text)) => text,
@@ -91,7 +91,7 @@ impl Meta {
         if self.namespace.is_empty() { self.name.clone() } else { format!("{}/{}", self.namespace, self.name) }
     }
 
-    /// Writes the metadata; returns where in `out` the digits of the resourceVersion are.
+    /// Writes the metadata; returns the position of the resourceVersion's digits in `out`.
     fn write(&self, sorted: bool, out: &mut Vec<u8>) -> std::ops::Range<usize> {
         let mut rv_at = 0..0;
         let mut opening = b'{';
@@ -151,13 +151,12 @@ impl StoredObject {
         Self { meta, body: body.into(), fields, rv_at, type_len }
     }
 
-    /// Returns the object as an element of `items`, in two parts that follow each other. Built-in kinds leave their
-    /// type out there.
+    /// Returns the object as an element of `items`, in two consecutive parts. Built-in kinds omit their type there.
     pub(crate) fn item(&self) -> (&[u8], &[u8]) {
         (&self.body[..1], &self.body[1 + self.type_len..])
     }
 
-    /// Returns the same bytes with another resourceVersion, as a DELETED event carries them.
+    /// Returns the same bytes with another resourceVersion, as in a DELETED event.
     pub(crate) fn restamped(&self, rv: u64) -> Bytes {
         let mut out = Vec::with_capacity(self.body.len() + 4);
         out.extend_from_slice(&self.body[..self.rv_at.start]);
@@ -166,7 +165,7 @@ impl StoredObject {
         out.into()
     }
 
-    /// Returns the `PartialObjectMetadata` at this resourceVersion. It has the order of the struct, also for custom
+    /// Returns the `PartialObjectMetadata` at this resourceVersion. It uses the struct's order, also for custom
     /// resources.
     pub(crate) fn partial(&self, rv: u64) -> Vec<u8> {
         let mut out = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#.to_vec();
@@ -175,7 +174,7 @@ impl StoredObject {
         out
     }
 
-    /// Returns all members but type and metadata, read back from the bytes.
+    /// Returns all members except type and metadata, parsed from the bytes.
     pub(crate) fn rest(&self) -> JsonMembers {
         let parsed = Json::parse(&self.body).ok().and_then(Json::into_fields);
         let mut fields = parsed.unwrap_or_default();

@@ -12,7 +12,7 @@ pub(crate) const POD_STATUS: &str = include_str!("objects/pod-status.json");
 pub(crate) const POD_STATUS_PENDING: &str = include_str!("objects/pod-status-pending.json");
 pub(crate) const SERVICE: &str = include_str!("objects/service.json");
 
-/// Replaces each `$name` in the template by its value, without quoting it. Unknown names stay.
+/// Replaces each `$name` in the template with its value, without quoting it. Unknown names stay.
 pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> Json {
     let mut out = String::with_capacity(template.len() + 256);
     let mut rest = template;

@@ -1,4 +1,4 @@
-//! Makes the demo's objects: pods of about 2.5 KB, and a few objects of each other resource.
+//! Generates the demo's objects: pods of about 2.5 KB, and a few objects of each other resource.
 
 use super::clock;
 use super::json::{Json, JsonMembers};
@@ -13,7 +13,7 @@ pub(crate) const NODES: usize = 10;
 const PHASES: [&str; 4] = ["Pending", "Running", "Succeeded", "Failed"];
 const APPS: [&str; 8] = ["api", "cache", "front", "gateway", "indexer", "ledger", "queue", "worker"];
 
-/// What a test or the churn says about a pod; the rest of it is invented.
+/// The properties of a pod that a test or the churn sets; the rest of the pod is generated.
 #[derive(Clone, Debug)]
 pub struct Pod {
     pub namespace: String,
@@ -63,7 +63,7 @@ impl Pod {
         self
     }
 
-    /// Reads a pod back from what [`Pod::document`] wrote.
+    /// Reads a pod back from the output of [`Pod::document`].
     pub(crate) fn of(object: &StoredObject) -> Self {
         let rest = Json::Object(object.rest());
         let phase = rest.at("status.phase").and_then(Json::as_str).unwrap_or_default();
@@ -83,8 +83,8 @@ impl Pod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Makes the metadata and the other members, with now as the time of writing. The identity is that of the object
-    /// `before`, if there is one.
+    /// Generates the metadata and the other members, written now. If there is an object `before`, they keep its
+    /// identity.
     pub(crate) fn document(&self, before: Option<&Meta>) -> (Meta, JsonMembers) {
         let app = self.labels.iter().find(|(key, _)| key == "app").map_or("api", |(_, value)| value.as_str());
         let mut meta = Meta {

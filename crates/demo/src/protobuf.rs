@@ -1,5 +1,5 @@
-//! Reads as much protobuf as `kubectl create` writes: its typed client sends simple objects in protobuf, also where it
-//! reads JSON.
+//! A reader for the protobuf that `kubectl create` writes. Its typed client sends simple objects in protobuf, even
+//! where it reads JSON.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ use super::kinds::ServedKind;
 
 const MAGIC: &[u8] = b"k8s\0";
 
-/// Reads the object in a `k8s\0` envelope; `None` for a kind that we do not read, or bytes that are no such envelope.
+/// Reads the object in a `k8s\0` envelope. `None` if the kind is not supported or the bytes are not such an envelope.
 pub(crate) fn read(kind: &ServedKind, body: &[u8]) -> Option<Json> {
     // The envelope is a runtime.Unknown: its field 1 is the type, field 2 the message.
     let envelope = message(body.strip_prefix(MAGIC)?)?;

@@ -1,4 +1,4 @@
-//! Makes responses: the headers that every answer carries, and the ways in which a Status is written.
+//! Builds responses: the headers of every response, and the ways in which a Status is written.
 
 use std::convert::Infallible;
 
@@ -34,7 +34,7 @@ const PRIORITY: [(HeaderName, HeaderValue); 2] = [
     ),
 ];
 
-/// How the answer to a request is written.
+/// The representation of a response: its encoding and indentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Style {
     accept: Option<String>,
@@ -61,7 +61,7 @@ impl Style {
         asks_for(self.accept.as_deref(), kind, group, version)
     }
 
-    /// Answers with a compact JSON document that ends in a newline, or with its indented form that does not.
+    /// Returns a response with compact JSON that ends in a newline, or with indented JSON that does not.
     pub(crate) fn json(&self, code: StatusCode, body: Vec<u8>) -> DemoReply {
         let body = if self.pretty { json::pretty(&body) } else { body };
         self.reply(code, JSON, full(body))
@@ -87,7 +87,8 @@ impl Style {
         reply
     }
 
-    /// Answers a request that cannot be read, in text. The apiserver does so before its filter adds Cache-Control.
+    /// Returns a plain-text response to a malformed request. The apiserver sends it before its filter adds
+    /// Cache-Control.
     pub(crate) fn unread(&self, error: &RequestInfoError) -> DemoReply {
         let code = match error {
             RequestInfoError::NoResource(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -108,7 +109,7 @@ impl Style {
         self.reply(StatusCode::OK, content_type, full(body))
     }
 
-    /// Answers with a JSON body that is made while it is sent. To be indented, it is collected first.
+    /// Returns a response whose JSON body is generated while it is sent. If it must be indented, it is collected first.
     pub(crate) async fn chunks(&self, chunks: impl Stream<Item = Bytes> + Send + 'static) -> DemoReply {
         if self.pretty {
             let whole = chunks.fold(Vec::new(), |mut whole, chunk| async move {
@@ -121,7 +122,7 @@ impl Style {
         self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())
     }
 
-    /// Answers with a watch stream, which is never indented.
+    /// Returns a response with a watch stream, which is never indented.
     pub(crate) fn events(&self, events: impl Stream<Item = Result<Bytes, BrokenWatch>> + Send + 'static) -> DemoReply {
         let frames = events.map(|event| event.map(Frame::data));
         self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())

@@ -1,5 +1,5 @@
-//! Answers `TokenReviews` and `SubjectAccessReviews` as a test orders. At first no token is valid and nobody has a
-//! right.
+//! Answers `TokenReviews` and `SubjectAccessReviews` as a test orders. Initially no token is valid and no user has a
+//! permission.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::status::DemoStatus;
 
-/// The answers of the upstream to reviews.
+/// The upstream's responses to reviews.
 #[derive(Debug, Default)]
 pub struct ReviewAnswers {
     rules: Mutex<Rules>,
 }
 
-/// How many reviews were asked for since the start.
+/// How many reviews were requested since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReviewCounts {
     pub tokens: u64,
@@ -24,13 +24,13 @@ pub struct ReviewCounts {
 
 #[derive(Debug, Default)]
 struct Rules {
-    /// Users as they are told, by their tokens.
+    /// The users by their tokens, in the form of a review's status.
     holders: HashMap<String, Value>,
-    /// Pairs of a user and a namespace, or a path that is no resource's; `*` stands for everything.
+    /// Pairs of a user and a namespace, or a path that is not a resource's; `*` means everything.
     rights: HashSet<(String, String)>,
-    /// Verbs and resources that whoever asks about itself is said to lack.
+    /// Verbs and resources that self access reviews deny.
     lacking: HashSet<(String, String)>,
-    /// Why something is allowed.
+    /// The reason for allowing a request.
     reason: String,
     denial: String,
     refusal: Option<u16>,
@@ -41,17 +41,17 @@ const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const OWN_ACCESSES: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-/// The name of the user that every caller is, who is not authenticated here.
+/// The user name of every caller, because this server does not authenticate callers.
 const ASKER: &str = "demo";
 const FORBIDDEN: u16 = 403;
 
 impl ReviewAnswers {
-    /// Gives the token to the user.
+    /// Makes the token valid for the user.
     pub fn give(&self, token: &str, user: &str) {
         self.rules.lock().holders.insert(token.to_owned(), user_info(user));
     }
 
-    /// Gives the token to a pod of a service account, which runs on the node.
+    /// Makes the token valid for a pod of a service account that runs on the node.
     pub fn give_to_pod(&self, token: &str, account: &str, node: &str) {
         let mut user = user_info(account);
         user["extra"] = json!({
@@ -71,34 +71,34 @@ impl ReviewAnswers {
         self.rules.lock().rights.insert((user.to_owned(), namespace.to_owned()));
     }
 
-    /// Takes back what [`allow`](Self::allow) gave.
+    /// Revokes a permission that [`allow`](Self::allow) granted.
     pub fn deny(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Gives this as the reason of what is denied from now on.
+    /// Sets the reason for later denials.
     pub fn deny_because(&self, reason: &str) {
         reason.clone_into(&mut self.rules.lock().denial);
     }
 
-    /// Gives this as the reason of what is allowed from now on.
+    /// Sets the reason for later allow decisions.
     pub fn because(&self, reason: &str) {
         reason.clone_into(&mut self.rules.lock().reason);
     }
 
-    /// Says to whoever asks about its own rights that it has not this one, or none for two `*`. Nothing else is refused
-    /// for it.
+    /// Denies this permission in self access reviews, or all permissions for two `*`. Nothing else is denied because of
+    /// it.
     pub fn lack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));
     }
 
-    /// Takes back what [`lack`](Self::lack) has taken away.
+    /// Reverts [`lack`](Self::lack).
     pub fn unlack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.remove(&(verb.to_owned(), resource.to_owned()));
     }
 
-    /// Answers all reviews with this status code instead; `None` ends that. With 403 who asks about itself is told that
-    /// it may not create reviews of others.
+    /// Answers all reviews with this status code instead; `None` ends that. With 403, a self review says that the
+    /// caller may not create reviews of others.
     pub fn refuse(&self, code: Option<u16>) {
         self.rules.lock().refusal = code;
     }
@@ -107,7 +107,7 @@ impl ReviewAnswers {
         self.rules.lock().asked
     }
 
-    /// Whether reviews are posted to this path.
+    /// Whether this is the path of a review resource.
     pub(crate) fn are_at(path: &str) -> bool {
         [TOKENS, OURSELVES, ACCESSES, OWN_ACCESSES].contains(&path)
     }

@@ -1,4 +1,4 @@
-//! Finds what a request names on this server. `kubeapi` reads the request; the resource is looked up in the table.
+//! Finds the target of a request on this server. `kubeapi` parses the request; the resource is looked up in the table.
 
 use super::kinds::{KINDS, position};
 use kubeapi::{Query, RequestInfo, RequestInfoError, Verb};
@@ -8,7 +8,7 @@ pub(crate) enum DemoRoute {
     Collection {
         kind: usize,
         namespace: String,
-        /// Whether the deprecated `/watch/` form or the query asks for a watch.
+        /// Whether the deprecated `/watch/` form or the query requests a watch.
         watch: bool,
     },
     /// One object, or a watch of it in the deprecated `/watch/` form.
@@ -20,9 +20,9 @@ pub(crate) enum DemoRoute {
         watch: bool,
     },
     Discovery(Discovery),
-    /// Health, version and others that have a fixed path.
+    /// Health, version and other fixed paths.
     Fixed(String),
-    /// A path below a group that we serve, but not a resource: 404 with a Status.
+    /// A path below a group that this server has, but not a resource: 404 with a Status.
     NoResource,
     /// A path that no API group owns: 404 in plain text.
     NoGroup,
@@ -36,8 +36,8 @@ pub(crate) enum Discovery {
     Version(String, String),
 }
 
-/// Returns the query without its selectors. The demo reads those itself, because the checker of guarantees judges by
-/// them: an error of `kubeapi` must not hide there.
+/// Returns the query without its selectors. The demo parses those itself, because the checker of guarantees judges by
+/// them. An error of `kubeapi` must not hide there.
 pub(crate) fn without_selectors(query: &Query) -> Query {
     let is_selector = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
@@ -47,10 +47,10 @@ pub(crate) fn without_selectors(query: &Query) -> Query {
     Query::parse(&rest.join("&"))
 }
 
-/// Finds what a request names.
+/// Finds the target of a request.
 ///
 /// # Errors
-/// What the apiserver refuses before it knows what a request is about.
+/// Whatever the apiserver refuses before it knows the target of a request.
 pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute, RequestInfoError> {
     let info = RequestInfo::parse(method, path, &without_selectors(query))?;
     if path.starts_with("//") {
@@ -84,8 +84,8 @@ fn version(group: &str, version: &str) -> DemoRoute {
     }
 }
 
-/// Decides the 404 for an unknown resource. Custom groups are served by another router of the apiserver, which answers
-/// in text.
+/// Chooses the 404 for an unknown resource. Another router of the apiserver serves custom groups, and it answers in
+/// plain text.
 fn unknown(group: &str) -> DemoRoute {
     if KINDS.iter().any(|kind| kind.group == group && kind.custom) { DemoRoute::NoGroup } else { DemoRoute::NoResource }
 }
@@ -100,7 +100,7 @@ fn resource(info: &RequestInfo) -> DemoRoute {
         return unknown(group);
     };
     let depth = format!("{}/", info.path.trim_end_matches('/')).matches("/namespaces/").count();
-    // `kubeapi` reads a Namespace as an object in itself. It has no namespace here, and cannot be below another one.
+    // `kubeapi` reads a Namespace as an object in itself. It has no namespace here, and cannot be inside another one.
     let is_namespace = resource == "namespaces" && depth < 2;
     let namespace = if is_namespace { String::new() } else { info.namespace.clone() };
     let namespaced = KINDS[kind].namespaced;
@@ -117,8 +117,8 @@ fn resource(info: &RequestInfo) -> DemoRoute {
     DemoRoute::Object { kind, namespace, name, subresource, watch: info.watch_via_path }
 }
 
-/// Whether the path ends after what was read. `kubeapi` ignores what follows a subresource; the apiserver's router
-/// answers 404.
+/// Whether the path has no segments after the parsed ones. `kubeapi` ignores segments after a subresource; the
+/// apiserver's router answers 404.
 fn ends_with(info: &RequestInfo) -> bool {
     let RequestInfo { resource, name, subresource, .. } = info;
     let end = match (name.as_str(), subresource.as_str()) {

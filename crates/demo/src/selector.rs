@@ -15,13 +15,13 @@ pub(crate) struct ObjectSelector {
     fields: Vec<Condition>,
 }
 
-/// One `key=value` or `key!=value`. `source` says where the value of an object is found.
+/// One `key=value` or `key!=value`. `source` says where an object's value is.
 #[derive(Clone, Debug)]
 struct Condition {
     source: Source,
     value: String,
     equal: bool,
-    /// Whether the apiserver's cache has an index of this field, so that it does not scan.
+    /// Whether the apiserver's cache has an index of this field, and so does not scan.
     indexed: bool,
 }
 
@@ -54,13 +54,13 @@ impl ObjectSelector {
             })
     }
 
-    /// Whether there is a label or field selector. Lists with one do not say how many items remain.
+    /// Whether there is a label or field selector. Lists with one do not have a `remainingItemCount`.
     pub(crate) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
 
-    /// Whether the apiserver would still look at this object after a page was full, and so give a continue token. A
-    /// list of one name never does. At an exact version, the indexes of its cache are not used.
+    /// Whether the apiserver would scan this object after a page was full, and so return a continue token. A list of
+    /// one name never does. At an exact version, the apiserver does not use its cache's indexes.
     pub(crate) fn would_scan(&self, object: &StoredObject, exact: bool) -> bool {
         let namespace = self.fields.iter().find(|c| c.source == Source::Namespace && c.equal);
         let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);

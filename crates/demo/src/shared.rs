@@ -16,15 +16,15 @@ use super::switches::Switches;
 use base::now_ns;
 use tokio::sync::watch;
 
-/// Requests that are remembered for tests to look at.
+/// How many requests are recorded for tests.
 const SEEN_MAX: usize = 4096;
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
 pub struct ReceivedRequest {
-    /// When it arrived, in the time of `base::now_ns`.
+    /// The time of arrival, from `base::now_ns`.
     pub at_ns: u64,
-    /// What the head of its answer said, once there is one.
+    /// The status of the response, once it is known.
     pub status: Option<u16>,
     pub method: Method,
     pub uri: Uri,
@@ -42,7 +42,7 @@ pub(crate) struct Settings {
 
 #[derive(Debug)]
 pub(crate) struct DemoState {
-    /// Several servers may have one storage.
+    /// The storage, which several servers may share.
     pub(crate) store: Arc<ObjectStore>,
     pub(crate) settings: Settings,
     pub(crate) faults: Switches,
@@ -50,15 +50,15 @@ pub(crate) struct DemoState {
     pub(crate) counts: Counter,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
-    /// `listening` says whether the accept loop should listen, `bound` whether it does.
+    /// `listening` is whether the accept loop should listen, `bound` whether it does.
     pub(crate) listening: watch::Sender<bool>,
     pub(crate) bound: watch::Sender<bool>,
-    /// The generation of connections. When it rises, all connections that are open reset themselves.
+    /// The generation of connections. When it increases, all open connections reset themselves.
     pub(crate) connections: watch::Sender<u64>,
     seen: Mutex<Seen>,
 }
 
-/// The last requests, and how many were before them.
+/// The most recent requests, and how many preceded them.
 #[derive(Debug, Default)]
 struct Seen {
     forgotten: usize,
@@ -82,7 +82,7 @@ impl DemoState {
         }
     }
 
-    /// Remembers a request; the number tells it apart.
+    /// Records a request; returns the number that identifies it.
     pub(crate) fn remember(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> usize {
         if !self.settings.remember_requests {
             return 0;
@@ -97,7 +97,7 @@ impl DemoState {
         seen.forgotten + seen.requests.len()
     }
 
-    /// Notes the answer to the request with this number, if it is still remembered.
+    /// Records the response to the request with this number, if the request is still recorded.
     pub(crate) fn answered(&self, number: usize, status: StatusCode) {
         let mut seen = self.seen.lock();
         let place = number.checked_sub(seen.forgotten + 1);

@@ -13,7 +13,7 @@ pub(crate) struct DemoStatus {
     pub(crate) message: String,
     /// The JSON text of `details`; absent for some constructors, `{}` for others.
     pub(crate) details: Option<String>,
-    /// `metadata.continue`, which only an expired continue token has.
+    /// `metadata.continue`, which only the Status for an expired continue token has.
     pub(crate) next: Option<String>,
     pub(crate) retry_after: Option<u32>,
 }
@@ -132,7 +132,7 @@ impl DemoStatus {
         if by_router { status.details("{}") } else { status }
     }
 
-    /// Makes the status that a test ordered. Retry-After is also in its details, as the apiserver writes it.
+    /// Returns the Status that a test ordered. Retry-After is also in its details, as the apiserver writes it.
     pub(crate) fn ordered(code: u16, retry_after: Option<u32>) -> Self {
         let (reason, message) = match code {
             401 => ("Unauthorized", "Unauthorized"),

@@ -1,7 +1,7 @@
 //! The demo's store: for each resource its current objects and a bounded ring of events, and one revision for all.
 //!
-//! Writers apply their change under the lock and wake the watches afterwards. Watches have a position in the ring, and
-//! pull.
+//! Writers apply their change under the lock and wake the watches afterwards. Each watch has a position in the ring and
+//! pulls from there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -35,25 +35,25 @@ struct State {
     tables: Vec<Table>,
 }
 
-/// What a storage held at one moment.
+/// A copy of a storage's contents.
 #[derive(Clone, Debug)]
 pub struct Backup(State);
 
 #[derive(Clone, Debug, Default)]
 struct Table {
     objects: BTreeMap<String, Arc<StoredObject>>,
-    /// The objects as a slice, made at most once between two writes.
+    /// The objects as a slice, built at most once between two writes.
     listed: OnceLock<ObjectMap>,
     ring: VecDeque<Arc<StoreEvent>>,
     /// Sequence number of the first event in the ring.
     first: u64,
     /// The oldest revision that a watch or an exact list may start from.
     floor: u64,
-    /// The oldest revision that a watch may start from, if it is above `floor`: exact lists find older ones in storage.
+    /// The oldest revision that a watch may start from, if it is above `floor`. Exact lists find older ones in storage.
     window: u64,
 }
 
-/// A change of one object. It has the object before and after: a selector may match only one of the two.
+/// A change of one object. It has the object before and after, because a selector may match only one of the two.
 #[derive(Debug)]
 pub(crate) struct StoreEvent {
     pub(crate) rv: u64,
@@ -69,7 +69,7 @@ pub(crate) enum StoreEventType {
     Deleted,
 }
 
-/// What a writer decided after it saw the current object.
+/// The decision of a writer after it saw the current object.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack of one write")]
 pub(crate) enum WriteDecision {
@@ -77,7 +77,7 @@ pub(crate) enum WriteDecision {
     Remove,
 }
 
-/// The result of a write: the object as it is now, or its last state if it was removed.
+/// The result of a write: the object's new state, or its last state if it was removed.
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     pub(crate) object: Arc<StoredObject>,
@@ -130,14 +130,14 @@ impl ObjectStore {
         self.state.read().tables[kind].objects.get(key).cloned()
     }
 
-    /// Returns the current objects, the revision that they are current at, and the ring position after it.
+    /// Returns the current objects, their revision, and the ring position after it.
     pub(crate) fn now(&self, kind: usize) -> (ObjectMap, u64, u64) {
         let state = self.state.read();
         let table = &state.tables[kind];
         (table.listed(), state.revision, table.next())
     }
 
-    /// Returns the objects as they were at exactly `rv`. They are found by undoing the later events.
+    /// Returns the objects at exactly `rv`, reconstructed by undoing the later events.
     pub(crate) fn at(&self, kind: usize, rv: u64) -> Result<ObjectMap, DemoStatus> {
         let state = self.state.read();
         let table = &state.tables[kind];
@@ -172,7 +172,7 @@ impl ObjectStore {
         Ok(table.first + table.ring.partition_point(|event| event.rv <= rv) as u64)
     }
 
-    /// Returns up to `max` events from a ring position on; `None` if the ring has moved past it.
+    /// Returns up to `max` events from a ring position on; `None` if the ring no longer holds that position.
     pub(crate) fn pull(&self, kind: usize, from: u64, max: usize) -> Option<Pulled> {
         let state = self.state.read();
         let table = &state.tables[kind];
@@ -207,8 +207,8 @@ impl ObjectStore {
         Ok(written)
     }
 
-    /// Removes those of these objects that exist, all at one revision, as etcd does when one of its leases
-    /// expires; returns the revision.
+    /// Removes the existing ones of these objects, all at one revision, as etcd does when a lease expires. Returns the
+    /// revision.
     pub(crate) fn remove_all<'a>(&self, kind: usize, keys: impl IntoIterator<Item = &'a str>) -> u64 {
         let (revision, next) = {
             let mut state = self.state.write();
@@ -244,7 +244,7 @@ impl ObjectStore {
         Backup(self.state.read().clone())
     }
 
-    /// Goes back to a backup. Later revisions are given out a second time; open watches are not told.
+    /// Restores a backup. Later revisions are assigned a second time; open watches get no event.
     pub(crate) fn restore(&self, Backup(state): &Backup) {
         let mut now = self.state.write();
         *now = state.clone();
@@ -254,13 +254,13 @@ impl ObjectStore {
         }
     }
 
-    /// Forgets all history, as an apiserver that has just started on a storage that was compacted.
+    /// Forgets all history, as an apiserver does that has started on a compacted storage.
     pub(crate) fn forget(&self) {
         self.compact(self.revision());
     }
 
-    /// Changes the bytes of those objects whose kind and key are meant, and keeps their versions, as a server of
-    /// another release writes what it reads from storage. There is no event, and the history stays the same.
+    /// Changes the bytes of the objects that `is_meant` selects, and keeps their versions, as a server of another
+    /// release does with objects that it reads from storage. There is no event, and the history stays the same.
     pub(crate) fn rewrite(&self, is_meant: impl Fn(usize, &str) -> bool, change: impl Fn(&mut Meta)) {
         let mut state = self.state.write();
         for (number, (kind, table)) in KINDS.iter().zip(&mut state.tables).enumerate() {
@@ -273,7 +273,8 @@ impl ObjectStore {
         }
     }
 
-    /// Lets watches start only from the current revision on, as after a restart; exact lists still find the past.
+    /// Lets watches start only from the current revision on, as after a restart; exact lists still find older
+    /// revisions.
     pub(crate) fn forget_window(&self) {
         let mut state = self.state.write();
         let revision = state.revision;
@@ -329,14 +330,14 @@ impl StoreEvent {
         Self { rv, previous, current, frames: [const { OnceLock::new() }; 3] }
     }
 
-    /// Returns the line of the event in plain JSON, made at most once for each type. It is empty if the event has no
+    /// Returns the line of the event in plain JSON, built at most once for each type. It is empty if the event has no
     /// object for this type.
     pub(crate) fn frame(&self, as_type: StoreEventType) -> Bytes {
         let make = || self.body(as_type).map(|body| as_type.frame(&body)).unwrap_or_default();
         self.frames[as_type as usize].get_or_init(make).clone()
     }
 
-    /// Returns the object as the event shows it. A deletion shows the last state, at the revision of the deletion.
+    /// Returns the object of the event. A deletion has the last state, at the revision of the deletion.
     fn body(&self, as_type: StoreEventType) -> Option<Bytes> {
         match as_type {
             StoreEventType::Deleted => self.previous.as_ref().map(|object| object.restamped(self.rv)),

@@ -1,4 +1,4 @@
-//! Holds what a test has ordered and the upstream has not done yet.
+//! The faults that a test has ordered and the upstream has not carried out yet.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,24 +9,24 @@ use tokio::sync::broadcast;
 use super::freeze::Freeze;
 use tokio::sync::watch;
 
-/// Orders that an open watch may fall behind by before it misses one.
+/// How many orders an open watch may lag before it misses one.
 const ORDERS_MAX: usize = 64;
 
-/// Kinds of requests that an answer can be ordered for.
+/// The kinds of requests for which a test can order a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     Any,
     Get,
     List,
-    /// A LIST with a field selector. An answer that is ordered for `List` also answers it.
+    /// A LIST with a field selector. A response ordered for `List` also applies to it.
     Selection,
-    /// A page of a LIST behind its first one. An answer that is ordered for `List` also answers it.
+    /// A page of a LIST after its first one. A response ordered for `List` also applies to it.
     Page,
     Watch,
     Write,
 }
 
-/// An order for open watches. A watch carries it out after it has sent all events that came before the order.
+/// An order for open watches. A watch carries it out after it has sent all events that preceded the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultOrder {
     /// The resource whose watches obey; `None` for all.
@@ -50,13 +50,13 @@ pub(crate) enum Act {
 /// An order to stall, for the watches that are open when it is given.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stall {
-    /// How many orders to stall there have been: a watch obeys those that came after it was opened.
+    /// The number of orders to stall so far. A watch obeys those given after it was opened.
     pub(crate) ordered: u64,
     /// How many events each watch may still send; `None` if the stall is over.
     pub(crate) after_events: Option<usize>,
 }
 
-/// A status that the next `left` requests of a kind are answered with.
+/// The response status for the next `left` requests of a kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OrderedAnswer {
     pub(super) on: RequestKind,
@@ -76,17 +76,17 @@ pub(crate) struct Switches {
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
-    /// Whether each page behind the first one is empty and names another.
+    /// Whether each page after the first one is empty and has another continue token.
     pub(super) pages_never_end: AtomicBool,
-    /// How many more streamed lists of a selection end with an old version, and with which.
+    /// How many more streamed lists of a selection end with an old version, and that version.
     pub(super) behind: Mutex<(usize, u64)>,
-    /// The version of the state that reads of any version get, if that is not the current one.
+    /// The version of the state that reads of any version get, if it is not the current one.
     pub(super) cached_at: Mutex<Option<u64>>,
-    /// How many more deletions are told without their objects.
+    /// How many more deletions are sent without their objects.
     pub(super) hollow_deletions: AtomicU64,
-    /// The minor versions that questions for the version are answered with, in turn; empty for the demo's own.
+    /// The minor versions to return for the next requests for the version, in turn; empty for the demo's own.
     pub(super) releases: Mutex<VecDeque<u32>>,
-    /// Revisions whose events are never told.
+    /// Revisions whose events are never sent.
     pub(super) lost: Mutex<BTreeSet<u64>>,
     pub(crate) freeze: Freeze,
 }
@@ -123,7 +123,7 @@ impl Switches {
         self.hushed.subscribe()
     }
 
-    /// Returns the status that was ordered for such a request, if one was, and counts it.
+    /// Returns the status that was ordered for such a request, if any, and decrements its count.
     pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
         let mut answers = self.answers.lock();
         let fits = |answer: &OrderedAnswer| {
@@ -141,7 +141,7 @@ impl Switches {
         Some(found)
     }
 
-    /// Returns the version that a streamed list of a selection ends with, if it was made at `revision`.
+    /// Returns the version at which a streamed list of a selection ends, if it was taken at `revision`.
     pub(crate) fn told_of(&self, revision: u64) -> u64 {
         let (left, old) = &mut *self.behind.lock();
         if *left == 0 {
@@ -151,18 +151,18 @@ impl Switches {
         *old
     }
 
-    /// Returns the version of the state that a read of any version gets, if that is not the current one.
+    /// Returns the version of the state that reads of any version get, if it is not the current one.
     pub(crate) fn cached_at(&self) -> Option<u64> {
         *self.cached_at.lock()
     }
 
-    /// Returns whether the next deletion is told without its object, and counts it.
+    /// Whether the next deletion is sent without its object. Decrements the count.
     pub(crate) fn is_next_deletion_hollow(&self) -> bool {
         let less = |left: u64| left.checked_sub(1);
         self.hollow_deletions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// Returns the minor version to answer the next question for the version with, if it is not the demo's own.
+    /// Returns the minor version for the next request for the version, if it is not the demo's own.
     pub(crate) fn next_release(&self) -> Option<u32> {
         let mut releases = self.releases.lock();
         let next = releases.pop_front()?;
@@ -170,17 +170,17 @@ impl Switches {
         Some(next)
     }
 
-    /// Says whether watches leave out the events of a revision.
+    /// Whether watches omit the events of a revision.
     pub(crate) fn is_lost(&self, revision: u64) -> bool {
         self.lost.lock().contains(&revision)
     }
 
-    /// Returns how many writes a LIST waits for before it is answered.
+    /// Returns how many writes a LIST must wait for.
     pub(crate) fn writes_outlasted(&self) -> u64 {
         self.lists_outlast.load(Ordering::Relaxed)
     }
 
-    /// Waits while LISTs are held. A LIST is counted as waiting until it goes on or its client gives up.
+    /// Waits while LISTs are held. A LIST counts as waiting until it continues or its client disconnects.
     pub(crate) async fn pass_gate(&self) {
         struct Waiting<'a>(&'a watch::Sender<usize>);
         impl Drop for Waiting<'_> {

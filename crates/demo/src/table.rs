@@ -1,11 +1,11 @@
-//! Writes Tables, the form that kubectl prints: with the usual columns for pods, and name and age for all else.
+//! Writes Tables, the form that kubectl prints: with the usual columns for pods, and name and age for all other kinds.
 
 use super::clock;
 use super::json::{Json, JsonMembers, write_string};
 use super::kinds::{KINDS, PODS, ServedKind};
 use super::object::StoredObject;
 
-/// What a row has besides its cells.
+/// What a row contains besides its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum IncludeObject {
     None,
@@ -104,7 +104,7 @@ pub(crate) fn single(
     out
 }
 
-/// Writes the table of a bookmark. Its row has the cells of a zero object, and an object that has the revision.
+/// Writes the table of a bookmark. Its row has the cells of a zero object, and an object with the revision.
 pub(crate) fn bookmark(kind: &ServedKind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
     let cells = if is_pod(kind) {
         r#""","0/0","","0","<unknown>","<none>","<none>","<none>","<none>""#
@@ -140,8 +140,8 @@ fn pod_cells(object: &StoredObject) -> Vec<String> {
     ]
 }
 
-/// Returns the text of the STATUS column. A pod that is being deleted is Terminating; otherwise the reason of a
-/// container that waits or has ended comes before the phase.
+/// Returns the text of the STATUS column. A pod that is being deleted is Terminating. Otherwise the reason of a waiting
+/// or terminated container takes precedence over the phase.
 fn pod_status(metadata: &JsonMembers, rest: &Json, statuses: &[Json]) -> String {
     let text = |json: &Json, path: &str| json.at(path).and_then(Json::as_str).map(str::to_owned);
     if metadata.get("deletionTimestamp").is_some() {

@@ -1,4 +1,4 @@
-//! The interface of the demo upstream: starts it, changes its objects, and tells what it was asked for.
+//! The interface of the demo upstream: starts it, changes its objects, and returns the requests that it received.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -37,7 +37,7 @@ pub struct Upstream {
     settings: Settings,
 }
 
-/// Describes a small apiserver-alike on a loopback port, with no pods and no churn unless told otherwise.
+/// Describes a small apiserver-alike on a loopback port, by default with no pods and no churn.
 #[must_use]
 pub fn upstream() -> Upstream {
     Upstream {
@@ -81,7 +81,7 @@ impl Upstream {
         Self { seed, ..self }
     }
 
-    /// Sets how many events a resource's history holds. Watches from before it get 410.
+    /// Sets how many events a resource's history holds. Watches from older revisions get 410.
     #[must_use]
     pub fn ring_events_max(self, ring_events_max: usize) -> Self {
         Self { ring_events_max: Some(ring_events_max), ..self }
@@ -145,8 +145,8 @@ impl Upstream {
         Ok(running)
     }
 
-    /// Starts the upstream without a port: only [`RunningUpstream::connector`] leads there. This is for tests that
-    /// pause the clock, which does not stop a kernel's sockets. Nothing is left to another thread.
+    /// Starts the upstream without a port, reachable only through [`RunningUpstream::connector`]. This is for tests
+    /// that pause the clock, which does not stop a kernel's sockets. No work runs on another thread.
     #[must_use]
     pub fn in_memory(self) -> RunningUpstream {
         let address = self.address;
@@ -164,7 +164,7 @@ impl Upstream {
         Ok(self.of(store, address))
     }
 
-    /// A store with what there is at the start.
+    /// Returns a store with the initial objects.
     fn store(&self) -> ObjectStore {
         let ring_events = usize::try_from(self.rate.saturating_mul(RING_SECONDS)).unwrap_or(usize::MAX);
         let ring_events_max =
@@ -195,8 +195,8 @@ impl RunningUpstream {
         self.address
     }
 
-    /// Starts another server of the same storage, on a free loopback port: with connections, counts, reviews and faults
-    /// of its own. Faults that concern the storage concern both.
+    /// Starts another server on the same storage, on a free loopback port. It has its own connections, counts, reviews
+    /// and faults. Faults that concern the storage concern both.
     ///
     /// # Panics
     /// If there is no free port.
@@ -219,8 +219,8 @@ impl RunningUpstream {
         format!("http://{}", self.address)
     }
 
-    /// Makes connections within this process; none while the upstream is down. [`Faults`] that freeze sockets do not
-    /// freeze them.
+    /// Returns a function that opens connections within this process, or `None` while the upstream is down. [`Faults`]
+    /// that freeze sockets do not freeze them.
     pub fn connector(&self) -> impl Fn() -> Option<DuplexStream> + Send + Sync + 'static + use<> {
         let shared = self.shared.clone();
         move || connect(&shared)
@@ -231,7 +231,7 @@ impl RunningUpstream {
         self.shared.store.revision()
     }
 
-    /// Returns how many events a resource has had since the start. Each object that it started with counts as one.
+    /// Returns how many events a resource has had since the start. Each initial object counts as one.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake of the caller.
@@ -262,7 +262,7 @@ impl RunningUpstream {
         Faults::new(self.shared.clone())
     }
 
-    /// Returns the answers to reviews, which a test can set: which tokens are valid, and which users may do what.
+    /// Returns the responses to reviews, which a test can set: which tokens are valid, and which users may do what.
     pub fn reviews(&self) -> &ReviewAnswers {
         &self.shared.reviews
     }
@@ -277,7 +277,7 @@ impl RunningUpstream {
         churn::put_pod(&self.shared.store, pod)
     }
 
-    /// Changes the status of a pod, by one more restart; creates the pod if there is none.
+    /// Increments the restart count in the status of a pod; creates the pod if there is none.
     pub fn update_pod(&self, namespace: &str, name: &str) -> u64 {
         let new = Pod::new(namespace, name);
         let found = self.shared.store.get(PODS, &new.key());
@@ -291,15 +291,14 @@ impl RunningUpstream {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
-    /// Deletes those of these pods of a namespace that exist, all at one revision, as etcd does when one of its leases
-    /// expires.
+    /// Deletes the existing ones of these pods of a namespace, all at one revision, as etcd does when a lease expires.
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))
     }
 
-    /// Deletes those of these objects (`namespace/name`) that exist, all at one revision, as etcd does when one of its
-    /// leases expires.
+    /// Deletes the existing ones of these objects (`namespace/name`), all at one revision, as etcd does when a lease
+    /// expires.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -307,7 +306,7 @@ impl RunningUpstream {
         self.shared.store.remove_all(known(plural), keys)
     }
 
-    /// What happens to a resource from now on, from the store itself.
+    /// Subscribes to the changes of a resource from now on, read from the store itself.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -315,12 +314,12 @@ impl RunningUpstream {
         StoreChanges::of(&self.shared.store, known(plural))
     }
 
-    /// Starts pod events in the demo's mix, at the [`rate`](Upstream::rate) that was set.
+    /// Starts pod events in the demo's mix, at the configured [`rate`](Upstream::rate).
     pub fn churning(&self) -> Churning {
         Churning::start(&self.shared, &self.population, self.rate)
     }
 
-    /// Makes `n` pod events in the demo's mix, as fast as possible.
+    /// Creates `n` pod events in the demo's mix, as fast as possible.
     pub async fn churn(&self, n: usize) -> u64 {
         churn::churn(&self.shared, &self.population, n).await
     }

@@ -1,4 +1,4 @@
-//! The live view: shows the numbers that it is given in a few lines of the terminal.
+//! The live view: displays numbers in a few lines of the terminal.
 //!
 //! On a terminal the lines are redrawn in place; elsewhere each update is one plain line. Both go to stderr, so that
 //! stdout has only the summary at the end.
@@ -13,7 +13,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 pub use summary::Summary;
 use summary::{count, latency, per_second};
 
-/// The state of the demo at one moment. Counters only grow; latencies are those since the last update.
+/// The state of the demo at one moment. Counters only increase; latencies are those since the last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveFigures {
     pub elapsed: Duration,
@@ -64,7 +64,7 @@ impl LiveFigures {
     }
 }
 
-/// Shows each update that it is given. About one per second is readable.
+/// A display of updates. About one per second is readable.
 #[derive(Debug)]
 pub struct LiveView {
     last: LiveFigures,

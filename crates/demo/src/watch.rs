@@ -1,4 +1,4 @@
-//! Serves one WATCH: it has a position in the ring, and pulls from there whenever the connection can take more.
+//! Serves one WATCH: holds a position in the ring, and pulls from there whenever the connection can take more.
 
 mod frames;
 
@@ -28,7 +28,7 @@ const BATCH_BYTES: usize = 64 * 1024;
 const BATCH_EVENTS_MAX: usize = 64;
 /// How long before its deadline a watch gets a last bookmark.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
-/// The pause before a stream is broken, so that what was written is sent first.
+/// The pause before a stream is broken, so that earlier output is sent first.
 const BEFORE_CUT: Duration = Duration::from_millis(10);
 
 /// A validated request for a watch.
@@ -45,8 +45,8 @@ pub(crate) struct WatchPlan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum WatchOrigin {
-    /// All objects at a revision of at least `rv`, of a cache that may be behind if `any` is set, then a bookmark that
-    /// marks their end if `mark_end` is set.
+    /// All objects at a revision of at least `rv`, then a bookmark that marks their end if `mark_end` is set. If `any`
+    /// is set, the objects may come from a stale cache.
     Initial { rv: u64, any: bool, mark_end: bool },
     /// Events after this revision.
     After(u64),
@@ -62,7 +62,7 @@ enum Phase {
         at: usize,
     },
     Live,
-    /// What comes before the break was sent; the break follows.
+    /// Everything before the break was sent; the break follows.
     Breaking,
     Over,
 }
@@ -80,9 +80,9 @@ pub(crate) struct Watch {
     /// The revision of the last event that was sent.
     last_sent: Option<u64>,
     stall: watch::Receiver<Stall>,
-    /// The last order to stall that this watch knows, and how many events it may still send by it.
+    /// The last stall order that this watch has seen, with the number of events that it may still send.
     stalled: Stall,
-    /// Bytes that were made when the watch was told to be silent. They are sent first when it may send again.
+    /// Bytes that were ready when the watch was silenced. They are sent first when it may send again.
     kept_back: Option<Bytes>,
     deadline: Instant,
     next_bookmark: Instant,
@@ -182,8 +182,8 @@ impl Watch {
                 if let Some(old) = self.shared.faults.cached_at().filter(|_| any) {
                     (objects, revision) = (store.at(kind, old).unwrap_or_default(), old);
                 }
-                // Only a list of a selection may end with an old version: the proxy asks for a selection that matches
-                // nothing where it wants only the version.
+                // Only a list of a selection may end with an old version. The proxy requests a selection that matches
+                // nothing where it needs only the version.
                 let selective = self.plan.selector.is_selective();
                 let told = if selective { self.shared.faults.told_of(revision) } else { revision };
                 (self.position, self.after) = (next, told);
@@ -205,7 +205,7 @@ impl Watch {
         Some(Bytes::new())
     }
 
-    /// Writes a refusal as an ERROR event, which is the last one: the response has already begun.
+    /// Writes a refusal as an ERROR event, because the response has already begun. It is the last event.
     fn fail(&mut self, status: &DemoStatus) -> Bytes {
         self.phase = Phase::Over;
         frame("ERROR", status.to_json().as_bytes())
@@ -233,7 +233,7 @@ impl Watch {
         self.end_if_unencodable(out.freeze())
     }
 
-    /// Returns the lines of events that have happened; empty if there are none, `None` if the ring has moved past them.
+    /// Returns the lines of new events; empty if there are none, `None` if the ring no longer holds their position.
     fn pull(&mut self) -> Option<Bytes> {
         loop {
             let max = self.may_send();
@@ -278,8 +278,8 @@ impl Watch {
         self.stalled.after_events.unwrap_or(BATCH_EVENTS_MAX).min(BATCH_EVENTS_MAX)
     }
 
-    /// Ends a watch that asks for `PartialObjectMetadataList` at its first event, as the apiserver does: an event
-    /// cannot have that form.
+    /// Ends a watch that requests `PartialObjectMetadataList` at its first event, as the apiserver does, because an
+    /// event cannot have that form.
     fn end_if_unencodable(&mut self, chunk: Bytes) -> Bytes {
         if self.plan.form == (Form::Partial { list: true }) && !chunk.is_empty() {
             self.phase = Phase::Over;
@@ -288,7 +288,7 @@ impl Watch {
         chunk
     }
 
-    /// Waits for the next event, bookmark, order or end, when everything was sent.
+    /// Waits for the next event, bookmark, order or end, once everything was sent.
     async fn idle(&mut self) -> Option<Bytes> {
         let stopping = self.shared.stopping.clone();
         tokio::select! {
@@ -307,7 +307,8 @@ impl Watch {
         }
     }
 
-    /// Returns a bookmark for everything that was sent; empty if it says nothing new, or events must be sent first.
+    /// Returns a bookmark for everything that was sent; empty if its version is not new, or if events must be sent
+    /// first.
     fn bookmark(&mut self) -> Bytes {
         match self.shared.store.pull(self.plan.kind, self.position, 1) {
             _ if self.stalled.after_events == Some(0) => Bytes::new(),
@@ -352,7 +353,7 @@ impl Watch {
     }
 }
 
-/// Returns when the next bookmark is due: there is one each period, and one shortly before the deadline.
+/// Returns when the next bookmark is due: one each period, and one shortly before the deadline.
 fn next_bookmark(now: Instant, deadline: Instant, period: Duration) -> Instant {
     let periodic = now + period;
     match deadline.checked_sub(LAST_BOOKMARK) {

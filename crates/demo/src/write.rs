@@ -1,4 +1,4 @@
-//! Answers POST, PUT, PATCH and DELETE: makes a change of the store, or a refusal, of what a client sent.
+//! Answers POST, PUT, PATCH and DELETE: converts a client's request into a change of the store or a refusal.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) enum WriteOutcome {
         object: Arc<StoredObject>,
         created: bool,
     },
-    /// The body to answer with.
+    /// The response body.
     Deleted(String),
 }
 
@@ -212,8 +212,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Stores what `decide` makes of the current object, completed as the server does. If that changes nothing, there
-    /// is no new revision.
+    /// Stores the object that `decide` returns, completed as the server does. If nothing changes, there is no new
+    /// revision.
     fn commit<D>(&self, key: &str, decide: D) -> Result<WriteOutcome, DemoStatus>
     where
         D: FnOnce(Option<&Arc<StoredObject>>) -> Result<(Meta, JsonMembers), DemoStatus>,
@@ -239,8 +239,8 @@ impl Writer<'_> {
         Ok(WriteOutcome::Object { object, created })
     }
 
-    /// Sets what a client cannot: identity, generation, and whichever of specification and status the request is not
-    /// about.
+    /// Sets the members that a client cannot: identity, generation, and the specification or status if the request must
+    /// not change it.
     fn complete(
         &self,
         current: Option<&Arc<StoredObject>>,

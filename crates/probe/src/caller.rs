@@ -10,11 +10,11 @@ use super::protocol::WatchProtocol;
 use super::target::{Ask, Target};
 use base::Tasks;
 
-/// Answers of which more is not looked at.
+/// The most bytes of a response body that are kept.
 const BODY_BYTES_MAX: usize = 4 << 20;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
-/// Short requests to one server over one connection, which is dialled again when it breaks.
+/// A client for short requests to one server over one connection. It reconnects if the connection breaks.
 pub struct ShortClient {
     target: Target,
     protocol: WatchProtocol,
@@ -24,11 +24,11 @@ pub struct ShortClient {
 
 struct Connection {
     sender: Sender,
-    /// The server has closed it: they do that to connections on which nothing happens for a while.
+    /// Set once the server has closed the connection, as servers do with idle ones.
     is_over: Arc<AtomicBool>,
 }
 
-/// An answer, read.
+/// A response whose body has been read.
 #[derive(Debug)]
 pub struct ShortReply {
     pub status: StatusCode,
@@ -37,7 +37,7 @@ pub struct ShortReply {
 
 impl ShortClient {
     pub fn new(target: &Target, protocol: WatchProtocol, tasks: &Tasks) -> Self {
-        // What opens WebSockets answers over HTTP/1.1.
+        // A server that speaks WebSocket serves ordinary requests over HTTP/1.1.
         let protocol = if protocol == WatchProtocol::H2 { WatchProtocol::H2 } else { WatchProtocol::H1 };
         Self { target: target.clone(), protocol, tasks: tasks.clone(), connection: Mutex::new(None) }
     }
@@ -84,7 +84,7 @@ impl ShortClient {
 }
 
 impl ShortReply {
-    /// The answer, if it is what was asked for.
+    /// Returns the response if its status is a success; otherwise an error that begins with `what`.
     pub fn success(self, what: &str) -> Result<Self, String> {
         if self.status.is_success() {
             return Ok(self);

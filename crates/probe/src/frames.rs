@@ -1,22 +1,22 @@
 use memchr::memchr;
 
-/// A frame longer than this is a broken stream.
+/// The longest frame that is accepted. A longer one is an error, because the stream must be broken.
 const FRAME_BYTES_MAX: usize = 32 << 20;
-/// The length before each frame of protobuf.
+/// The size of the length prefix of each protobuf frame.
 const PREFIX: usize = 4;
 
-/// How a stream is cut.
+/// How a stream is divided into frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// Ends with a newline.
+    /// Each frame ends with a newline.
     Lines,
-    /// Begins with its length, four bytes, the most significant first.
+    /// Each frame begins with its length in four bytes, big-endian.
     Lengths,
-    /// Every chunk is a frame.
+    /// Each chunk is one frame.
     Messages,
 }
 
-/// Cuts chunks into frames; copies only what spans two chunks.
+/// A splitter from chunks to frames. It copies only frames that span two chunks.
 #[derive(Debug)]
 pub struct Frames {
     framing: Framing,
@@ -31,7 +31,7 @@ impl Frames {
         Self { framing, partial: Vec::new() }
     }
 
-    /// Hands out every frame that is complete, without what delimits it.
+    /// Calls `each` with every complete frame, without its delimiter.
     pub fn feed(&mut self, chunk: &[u8], each: impl FnMut(&[u8])) -> Result<(), FrameTooLong> {
         match self.framing {
             Framing::Lines => self.lines(chunk, each),
@@ -44,7 +44,7 @@ impl Frames {
         }
     }
 
-    /// Whether all that came was frames that are complete.
+    /// Whether everything received so far consists of complete frames.
     pub fn is_whole(&self) -> bool {
         self.partial.is_empty()
     }
@@ -68,7 +68,7 @@ impl Frames {
     fn lengths(&mut self, chunk: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), FrameTooLong> {
         let mut rest = chunk;
         while !self.partial.is_empty() {
-            // First the length, then as much as it says.
+            // First completes the length prefix, then the frame.
             let wanted = match length(&self.partial)? {
                 None => PREFIX,
                 Some(len) if self.partial.len() == PREFIX + len => {
@@ -101,7 +101,7 @@ impl Frames {
     }
 }
 
-/// What the first four bytes say, once they are there.
+/// Decodes the length prefix; `None` if fewer than four bytes are there.
 fn length(bytes: &[u8]) -> Result<Option<usize>, FrameTooLong> {
     let Some(prefix) = bytes.first_chunk::<PREFIX>() else { return Ok(None) };
     let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
@@ -112,7 +112,7 @@ fn length(bytes: &[u8]) -> Result<Option<usize>, FrameTooLong> {
 mod tests {
     use super::*;
 
-    /// What comes out when the stream is cut into pieces of `size` bytes, the first one being `first` long.
+    /// Returns the frames of a stream that arrives as one chunk of `first` bytes and then chunks of `size` bytes.
     fn cut(framing: Framing, stream: &[u8], first: usize, size: usize) -> Vec<Vec<u8>> {
         let (mut frames, mut seen) = (Frames::new(framing), vec![]);
         let (head, tail) = stream.split_at(first);

@@ -1,7 +1,8 @@
-//! A server as whoever stands outside of it sees it: where it is, who asks, connections, frames, short requests. What
-//! the bench measures with and `verify` judges with.
+//! An independent client of a server: address, credentials, connections, frames and short requests. `bench` measures
+//! with it and `verify` checks with it.
 //!
-//! **Invariant:** it knows nothing of what it is connected to, and shares nothing with how the proxy talks upstream.
+//! **Invariant:** this crate does not depend on what kind of server it is connected to. It shares no code with the
+//! proxy's upstream client.
 
 #![cfg_attr(
     not(test),

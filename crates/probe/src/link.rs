@@ -1,5 +1,7 @@
-//! Connections to a server: what they cost the generator is what is left over for the server, so each is read by one
-//! task, from the socket to the recognised frame.
+//! Client connections to a server.
+//!
+//! Because the load generator must use little CPU, one task reads each connection, from the socket to the recognised
+//! frame.
 
 mod go_windows;
 mod h1;
@@ -22,12 +24,12 @@ pub use self::ws::{WebSocketMessages, WebSocketSender};
 use super::protocol::WatchProtocol;
 use super::target::{Ask, Target};
 
-/// A connection may take so long to be there; a server that takes thousands of handshakes at once is slow.
+/// The timeout of a connection attempt. It is long because a server is slow while it does thousands of handshakes.
 const CONNECT: Duration = Duration::from_secs(60);
-/// An answer's head; a proxy may park a watch while it fills its cache.
+/// The timeout of a response head. It is long because a proxy may delay a watch while it fills its cache.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Why there is no answer.
+/// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error("cannot connect: {0}")]
@@ -44,14 +46,14 @@ pub enum LinkError {
     Request(#[from] http::Error),
 }
 
-/// How many bytes a connection takes in before it is read.
+/// How many unread bytes a connection accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
     pub stream: u32,
     pub connection: u32,
-    /// The kernel's receive buffer; `None` leaves it to the kernel.
+    /// The kernel's receive buffer in bytes; `None` leaves it to the kernel.
     pub socket: Option<u32>,
-    /// Over HTTP/2 they are given back as Go's client does it.
+    /// Whether HTTP/2 windows are refreshed as Go's client does it.
     pub as_go: bool,
 }
 
@@ -60,18 +62,18 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
 type Io = Box<dyn Socket>;
 
-/// A connection that is there. Nothing moves on it unless its driver is polled.
+/// An open connection. It makes progress only while its driver is polled.
 pub struct OpenedLink {
     pub sender: Sender,
     pub driver: Driver,
-    /// The cipher suite, over TLS.
+    /// The cipher suite, if the connection uses TLS.
     pub cipher: Option<&'static str>,
 }
 
-/// Completes when the connection is over.
+/// A future that completes when the connection has ended.
 pub type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What requests are sent with. A clone shares the connection.
+/// The sending half of a connection. A clone shares the connection.
 #[derive(Clone)]
 pub enum Sender {
     H1(H1Sender),
@@ -79,7 +81,7 @@ pub enum Sender {
     Ws(WebSocketSender),
 }
 
-/// An answer whose body is still to come.
+/// A response whose body has not been read.
 pub struct PendingAnswer {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -90,11 +92,11 @@ pub enum AnswerBody {
     H1(hyper::body::Incoming),
     H2(::h2::RecvStream),
     Ws(Box<WebSocketMessages>),
-    /// What a server says that opens no WebSocket.
+    /// The body of a response that refused the WebSocket.
     Refusal(Option<Bytes>),
 }
 
-/// Dials and shakes hands.
+/// Connects and completes the TLS handshake.
 pub async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
     let opening = async {
         let alpn: &[u8] = if protocol == WatchProtocol::H2 { b"h2" } else { b"http/1.1" };
@@ -109,7 +111,7 @@ pub async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) ->
     timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
 }
 
-/// Connects; over TLS it says by which cipher suite, too.
+/// Connects. Also returns the cipher suite, if the connection uses TLS.
 async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Option<&'static str>), LinkError> {
     if let Some(connect) = target.memory() {
         let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;
@@ -134,7 +136,7 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Opt
 }
 
 impl Sender {
-    /// Sends a request with a body; the answer's body is still to come. The driver must be polled meanwhile.
+    /// Sends a request with a body; returns once the response head has arrived. The driver must be polled concurrently.
     pub async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<PendingAnswer, LinkError> {
         let answered = async {
             match self {
@@ -146,16 +148,16 @@ impl Sender {
         timeout(ANSWER, answered).await.map_err(|_| LinkError::Late(ANSWER))?
     }
 
-    /// Sends a request without one.
+    /// Sends a request without a body.
     pub async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
         self.send(target, ask, Bytes::new()).await
     }
 
-    /// Whether it is of no use any more.
+    /// Whether the connection can no longer send requests.
     pub fn is_closed(&self) -> bool {
         match self {
             Self::H1(sender) => sender.is_closed(),
-            // A connection over HTTP/2 ends with its driver.
+            // An HTTP/2 connection ends with its driver, so the sender does not track it.
             Self::H2(_) => false,
             Self::Ws(sender) => sender.is_used(),
         }
@@ -163,7 +165,7 @@ impl Sender {
 }
 
 impl AnswerBody {
-    /// The next bytes; `None` is the end.
+    /// Returns the next bytes of the body; `None` at its end.
     pub async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
         match self {
             Self::H1(body) => h1::chunk(body).await,
@@ -173,12 +175,12 @@ impl AnswerBody {
         }
     }
 
-    /// Whether a chunk is one frame, whole.
+    /// Whether each chunk is one complete frame.
     pub fn is_of_messages(&self) -> bool {
         matches!(self, Self::Ws(_))
     }
 
-    /// All of it that fits into `bytes_max`, and how many bytes there were.
+    /// Reads the whole body. Returns the first `bytes_max` bytes at most, and the length of the whole body.
     pub async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), LinkError> {
         let (mut kept, mut bytes) = (Vec::new(), 0);
         while let Some(chunk) = self.chunk().await {

@@ -5,10 +5,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Where nobody redraws, a line so often.
+/// The interval between lines when the output is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(3);
 
-/// What is going on, for whoever watches: one line that is redrawn on a terminal, a plain line now and then elsewhere.
+/// A progress display: one line that is redrawn on a terminal, or a plain line every few seconds elsewhere.
 #[derive(Debug)]
 pub struct ProgressLine {
     output: Output,
@@ -24,11 +24,11 @@ enum Output {
 }
 
 impl ProgressLine {
-    /// On standard error.
+    /// Opens a display on standard error.
     pub fn open() -> Self {
         let output = if stderr().is_terminal() {
             let bar = ProgressBar::new_spinner();
-            // A wrong template would leave the library's own.
+            // If the template is invalid, the library's default style is used.
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
                 bar.set_style(style);
             }
@@ -39,7 +39,7 @@ impl ProgressLine {
         Self::to(output)
     }
 
-    /// For those who only want results.
+    /// Returns a display that prints nothing.
     pub fn silent() -> Self {
         Self::to(Output::Nobody)
     }
@@ -48,7 +48,7 @@ impl ProgressLine {
         Self { output, phase: Mutex::new(String::new()), last: Mutex::new(None) }
     }
 
-    /// Something else begins, which is always said.
+    /// Begins a phase and always prints its name.
     pub fn phase(&self, text: impl Into<String>) {
         let text = text.into();
         self.show(&text);
@@ -56,7 +56,7 @@ impl ProgressLine {
         *self.last.lock() = Some(Instant::now());
     }
 
-    /// How far it has come, said if it is time to.
+    /// Prints the progress within the phase. Without a terminal, at most one line per interval is printed.
     pub fn tick(&self, text: impl FnOnce() -> String) {
         let mut last = self.last.lock();
         let is_due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
@@ -72,7 +72,7 @@ impl ProgressLine {
         }
     }
 
-    /// Nothing more is said.
+    /// Clears the line. Nothing is printed afterwards.
     pub fn close(&self) {
         if let Output::Terminal(bar) = &self.output {
             bar.finish_and_clear();

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// How a watch crosses the network.
+/// The protocol of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WatchProtocol {

@@ -12,11 +12,11 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::DuplexStream;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-/// Who we are, and whom we believe: the same for every server of a run.
+/// The client credentials and trust settings, shared by all servers of a run.
 #[derive(Clone, Debug, Default)]
 pub struct TargetCredentials {
     pub kubeconfig: Option<PathBuf>,
-    /// Certificates to trust, besides the kubeconfig's.
+    /// A file of certificates to trust in addition to the kubeconfig's.
     pub ca: Option<PathBuf>,
     pub insecure: bool,
     pub client_certificate: Option<PathBuf>,
@@ -24,7 +24,7 @@ pub struct TargetCredentials {
     pub token_file: Option<PathBuf>,
 }
 
-/// Why a server cannot be named or believed.
+/// Why a server's address or credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     #[error("{url}: {reason}")]
@@ -37,7 +37,7 @@ pub enum TargetError {
     Tls(String),
 }
 
-/// One server: where it is and how requests to it look.
+/// One server: its address, TLS settings and request headers.
 #[derive(Clone)]
 pub struct Target {
     url: String,
@@ -46,20 +46,20 @@ pub struct Target {
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authorization: Option<HeaderValue>,
     agent: HeaderValue,
-    /// Where connections lead to, if not to the address.
+    /// The in-memory connector that replaces TCP, if there is one.
     memory: Option<MemoryConnect>,
 }
 
-/// Makes a connection within this process; none while nobody listens there.
+/// Opens a connection within this process; returns `None` while nothing listens there.
 pub type MemoryConnect = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
 
 const AGENT: &str = "kube-fanout-bench";
 
 impl TargetCredentials {
-    /// The server that the kubeconfig names.
+    /// Returns the URL of the server that the kubeconfig names.
     ///
     /// # Errors
-    /// If there is no kubeconfig, or none that names a server.
+    /// If there is no kubeconfig, or if it names no server.
     pub fn server(&self) -> Result<String, TargetError> {
         let Some(path) = &self.kubeconfig else {
             return Err(TargetError::Credentials("no kubeconfig was given that could name a server".to_owned()));
@@ -67,7 +67,7 @@ impl TargetCredentials {
         Ok(of_kubeconfig(path)?.cluster_url.to_string().trim_end_matches('/').to_owned())
     }
 
-    /// The server at `url`, with these credentials.
+    /// Resolves the server at `url`, with these credentials.
     ///
     /// # Errors
     /// See [`TargetError`].
@@ -92,7 +92,7 @@ impl TargetCredentials {
         } else {
             None
         };
-        // Who a kubeconfig is for said so for a server that proves who it is.
+        // Kubeconfig credentials are sent only over TLS, because the server's identity is not verified otherwise.
         let shown = secure || self.token_file.is_some();
         let authorization = if shown { authorization(&config).await? } else { None };
         let authority = format!("{}:{port}", authority.host());
@@ -106,7 +106,7 @@ impl TargetCredentials {
             None => Config::new(uri.clone()),
         };
         if uri.scheme_str() == Some("http") {
-            // Nothing to verify. An empty root set also keeps the platform's roots from being read.
+            // Over plain HTTP there is nothing to verify. An empty root set also prevents loading the platform's roots.
             config.root_cert.get_or_insert_default();
         }
         config.cluster_url = uri.clone();
@@ -140,7 +140,8 @@ fn of_kubeconfig(path: &Path) -> Result<Config, TargetError> {
     Config::try_from(file).map_err(|error| fail(error.to_string()))
 }
 
-/// The header that kube-client would send now. A run is shorter than the life of a token.
+/// Returns the `Authorization` header that kube-client would send now. It is not refreshed, because a run is shorter
+/// than the lifetime of a token.
 async fn authorization(config: &Config) -> Result<Option<HeaderValue>, TargetError> {
     let fail = |error: &dyn std::fmt::Display| TargetError::Credentials(error.to_string());
     let Some(layer) = config.auth_layer().map_err(|error| fail(&error))? else { return Ok(None) };
@@ -159,7 +160,7 @@ impl Target {
         &self.url
     }
 
-    /// A server within this process, which nothing else is known of.
+    /// Returns a server within this process. It has no TLS and no credentials.
     pub fn in_memory(authority: &str, connect: MemoryConnect) -> Self {
         Self {
             url: format!("http://{authority}"),
@@ -171,19 +172,19 @@ impl Target {
         }
     }
 
-    /// The connection to make in place of one over TCP.
+    /// Returns the connector to use instead of TCP, if there is one.
     pub fn memory(&self) -> Option<&MemoryConnect> {
         self.memory.as_ref()
     }
 
-    /// The same server, asked by a program of that name.
+    /// Returns the same server with another `User-Agent`.
     #[must_use]
     pub fn by(mut self, agent: &'static str) -> Self {
         self.agent = HeaderValue::from_static(agent);
         self
     }
 
-    /// Where a page would come from that this server had sent.
+    /// Returns the server's origin (`SCHEME://HOST:PORT`), for the `Origin` header.
     pub fn origin(&self) -> String {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.authority)
     }
@@ -192,7 +193,7 @@ impl Target {
         &self.authority
     }
 
-    /// TLS that offers one application protocol, and the name that the server must have.
+    /// Returns a TLS configuration that offers one ALPN protocol, and the server name to verify.
     pub fn tls(&self, alpn: &[u8]) -> Option<(Arc<ClientConfig>, ServerName<'static>)> {
         let (config, name) = self.tls.as_ref()?;
         let mut config = ClientConfig::clone(config);
@@ -200,7 +201,8 @@ impl Target {
         Some((Arc::new(config), name.clone()))
     }
 
-    /// A request with everything but its body, as HTTP/2 wants it (`absolute`) or HTTP/1.1.
+    /// Builds a request without its body. `absolute` selects the HTTP/2 form (absolute URI); otherwise the HTTP/1.1
+    /// form with a `Host` header.
     pub fn request(&self, ask: &Ask<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = if absolute { format!("{scheme}://{}{}", self.authority, ask.path) } else { ask.path.to_owned() };
@@ -222,17 +224,17 @@ impl Target {
 }
 
 impl std::fmt::Debug for Target {
-    /// Never a secret.
+    /// Prints only the URL, so that no secret is logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Target").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
-/// What a request is about.
+/// The parts of a request that differ between requests.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
     pub method: Method,
-    /// With its query.
+    /// The path with its query.
     pub path: &'a str,
     pub accept: &'a str,
     pub content_type: &'a str,

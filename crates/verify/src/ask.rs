@@ -1,4 +1,4 @@
-//! What a request asks for: which objects, and of which version.
+//! Parses a request into what it reads: which objects, and at which version.
 
 use std::borrow::Cow;
 
@@ -14,51 +14,53 @@ use super::selection::Selection;
 pub(super) struct ParsedCall {
     /// `configmaps`, `deployments.apps`.
     pub(super) resource: String,
-    /// The collection for all namespaces, which tells versions of a group apart: `/apis/apps/v1/deployments`.
+    /// The collection across all namespaces, which identifies a version of a group: `/apis/apps/v1/deployments`.
     pub(super) collection: String,
     pub(super) selection: Selection,
     /// The key of the object that a GET names.
     pub(super) key: String,
     pub(super) plan: ReadPlan,
-    /// The first key that may be on a page that goes on.
+    /// The first key that may be on a continued page.
     pub(super) first: String,
     pub(super) limit: u64,
     pub(super) bookmarks: bool,
-    /// `sendInitialEvents=true` was said, not only meant.
+    /// Whether `sendInitialEvents=true` is in the request, not only implied.
     pub(super) explicit: bool,
-    /// For how many seconds a watch is to last, 0 if the server may choose; none where that is no number, or below 0.
+    /// The requested duration of a watch in seconds; 0 if the server may choose. `None` if it is not a number or is
+    /// negative.
     pub(super) timeout_seconds: Option<u64>,
 }
 
-/// Which version an answer is to have.
+/// The version that a response must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadPlan {
     /// A list or a GET.
     Read(Fresh),
-    /// A list of exactly this version.
+    /// A list at exactly this version.
     Exact(u64),
-    /// A page that goes on, at a version.
+    /// A continued page, at a version.
     Page(u64),
-    /// A watch that begins with the state.
+    /// A watch that begins with initial events.
     State(Fresh),
-    /// A watch that begins behind a version.
+    /// A watch that begins after a version.
     Behind(u64),
-    /// A watch that begins with what comes next.
+    /// A watch that begins with the next event.
     Next(Fresh),
 }
 
-/// How new it must be.
+/// The required freshness of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fresh {
-    /// Whatever is in memory.
+    /// Any cached version.
     Any,
     NotOlderThan(u64),
-    /// Everything that is written.
+    /// The most recent state.
     Consistent,
 }
 
 impl ParsedCall {
-    /// `None` where the path names no collection or object, or a parameter is malformed: such requests are not judged.
+    /// Parses a call. Returns `None` if the path names no collection or object, or a parameter is malformed: such
+    /// requests are not judged.
     pub(super) fn parse(call: &CallRecord) -> Option<Self> {
         let target = Target::parse(&call.path)?;
         let query = Parameters::parse(&call.query);
@@ -80,7 +82,7 @@ impl ParsedCall {
             "" => None,
             token => Some(Token::parse(token)?),
         };
-        // A limit on one object makes nothing exact.
+        // With a limit on a single object, the version is not matched exactly.
         let exact_by = if selection.is_of_one() { 0 } else { limit };
         Some(Self {
             resource: target.resource(),
@@ -111,14 +113,15 @@ fn plan(verb: ReadVerb, query: &Parameters<'_>, limit: u64, token: Option<&Token
         ReadVerb::List => match (token, matching) {
             (Some(token), _) => Some(token.plan()),
             (None, "Exact") => (version > 0).then_some(ReadPlan::Exact(version)),
-            // As it was before there was a match: a limit makes it exact.
+            // This is the rule from before `resourceVersionMatch` existed: a limit implies an exact match.
             (None, "") if version > 0 && limit > 0 => Some(ReadPlan::Exact(version)),
             (None, "" | "NotOlderThan") => Some(ReadPlan::Read(fresh)),
             (None, _) => None,
         },
         ReadVerb::Watch => match query.first("sendInitialEvents").map(is_true) {
             Some(true) => Some(ReadPlan::State(fresh)),
-            // Without a version the state is meant, since Kubernetes 1.34 as if it had been asked for.
+            // Without a version, a watch begins with initial events. Since Kubernetes 1.34 they come as if they were
+            // requested.
             None if version == 0 => Some(ReadPlan::State(fresh)),
             Some(false) if version == 0 => Some(ReadPlan::Next(fresh)),
             _ => Some(ReadPlan::Behind(version)),
@@ -126,7 +129,7 @@ fn plan(verb: ReadVerb, query: &Parameters<'_>, limit: u64, token: Option<&Token
     }
 }
 
-/// The parameters of a query, decoded. The first one of a name counts.
+/// The decoded parameters of a query. The first of several with the same name counts.
 struct Parameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'a> Parameters<'a> {
@@ -139,7 +142,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// A continue token, as far as it matters.
+/// The relevant fields of a continue token.
 #[derive(Deserialize)]
 struct Token {
     rv: i64,
@@ -152,28 +155,29 @@ impl Token {
     }
 
     fn plan(&self) -> ReadPlan {
-        // −1 is: as it is now.
+        // −1 means the current version.
         u64::try_from(self.rv).map_or(ReadPlan::Read(Fresh::Consistent), ReadPlan::Page)
     }
 
-    /// The first key that may come, whole. Tokens name it relative to the collection, with a slash or without.
+    /// Returns the first possible key, with its namespace. Tokens contain it relative to the collection, with or
+    /// without a leading slash.
     fn first(&self, namespace: &str) -> String {
         let relative = self.start.strip_prefix('/').unwrap_or(&self.start);
         if namespace.is_empty() { relative.to_owned() } else { format!("{namespace}/{relative}") }
     }
 }
 
-/// Absent and empty are zero.
+/// Parses a number; absent and empty mean zero.
 fn number(text: &str) -> Option<u64> {
     if text.is_empty() { Some(0) } else { text.parse().ok() }
 }
 
-/// Whatever is not plainly false is true.
+/// Every value except `false` and `0` is true.
 fn is_true(text: &str) -> bool {
     !text.eq_ignore_ascii_case("false") && text != "0"
 }
 
-/// The parts of a path.
+/// The components of a path.
 struct Target<'a> {
     /// `/api/v1`, `/apis/apps/v1`.
     root: &'a str,

@@ -1,4 +1,4 @@
-//! Clients that behave as real ones do: what each is follows from the seed and its number.
+//! Clients that behave like real ones. Their behaviour follows from the seed and the client's number.
 //!
 //! ```text
 //! Behaviour ─► Following (list, watch, resume) ─┐
@@ -6,7 +6,7 @@
 //!                                                        └─► decode ─► Recorder
 //! ```
 //!
-//! They judge nothing, and they believe what they are told, as clients do.
+//! Clients check nothing and trust the server's responses, as real clients do.
 
 mod asking;
 mod behaviour;
@@ -33,21 +33,21 @@ use reading::ClientReads;
 
 use super::scene::{Draws, Scene, between};
 
-/// Clients do not all begin at once.
+/// The period within which clients start, so that they do not start at once.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
-/// Nor do many more of them within that time.
+/// The start interval per client, which limits how many start within that period.
 const BEGIN_EACH: Duration = Duration::from_millis(3);
-/// After something went wrong, at first and at most.
+/// The first and the longest pause after a failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// What one client does until it is to leave.
+/// Runs one client until it must leave.
 pub(super) async fn run(scene: Arc<Scene>, client: u32) {
     let mut rng = scene.rng(Draws::Client(client));
     let behaviour = Behaviour::draw(client, &scene, &mut rng);
     follow(&scene, client, behaviour, rng).await;
 }
 
-/// What one client does that follows the apiserver itself.
+/// Runs one client that follows the apiserver directly.
 pub(super) async fn run_twin(scene: Arc<Scene>, client: u32, encoding: super::record::RecordedEncoding) {
     let rng = scene.rng(Draws::Client(client));
     follow(&scene, client, Behaviour::twin(encoding), rng).await;
@@ -66,7 +66,7 @@ async fn follow(scene: &Scene, client: u32, behaviour: Behaviour, mut rng: fastr
     }
 }
 
-/// How long to wait after so many failures in a row, where the server asks for so many seconds.
+/// Returns the pause after this many consecutive failures. `retry_after` is the server's Retry-After in seconds.
 fn backoff(rng: &mut fastrand::Rng, failures: u32, retry_after: u64) -> Duration {
     let (first, longest) = BACKOFF;
     let wait = first.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(longest);

@@ -1,5 +1,5 @@
-//! A clientele: clients and writers of a server within this process, whose records stay in memory. Whoever runs it has
-//! the clock and tells the truth.
+//! Clients and writers of an in-process server, with their records in memory. The caller controls the clock and
+//! supplies the truth.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,38 +18,38 @@ use super::writing::{self, WriterPlan};
 use base::{Tasks, now_ns};
 use probe::{MemoryConnect, Target};
 
-/// Who is in a clientele, and whom it asks.
+/// The clients, their number, and the servers that they use.
 #[derive(Clone)]
 pub struct ClienteleOrder {
-    /// What everybody does follows from it.
+    /// The seed that determines all behaviour.
     pub seed: u64,
     pub resource: VerifiedResource,
     pub namespaces: usize,
     pub objects: usize,
-    /// JSON must be the first.
+    /// The encodings of clients. JSON must be the first.
     pub encodings: Vec<RecordedEncoding>,
     pub transports: Vec<Transport>,
-    /// How many times as long as with `fanoutctl verify` everything lasts that a client does.
+    /// The factor by which everything that a client does lasts longer than with `fanoutctl verify`.
     pub pace: u32,
     /// See [`RunRecord`].
     pub patience: Duration,
     pub window_changes: Option<u64>,
-    /// To the server that is judged.
+    /// Connects to the judged server.
     pub subject: MemoryConnect,
-    /// To the server behind it.
+    /// Connects to its upstream.
     pub direct: MemoryConnect,
 }
 
-/// Clients and writers at work, and what they have written down.
+/// Running clients and writers, with their records.
 pub struct Clientele {
     scene: Arc<Scene>,
-    /// Cancelled when writers are to stop.
+    /// Cancelled when writers must stop.
     calm: CancellationToken,
 }
 
-/// What a server in memory is called in requests.
+/// The authority of in-memory servers in requests.
 const AUTHORITY: &str = "127.0.0.1:8001";
-/// A record is not longer.
+/// The maximum size of a record.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
 
 impl Clientele {
@@ -82,18 +82,18 @@ impl Clientele {
         Self { scene: Arc::new(scene), calm: CancellationToken::new() }
     }
 
-    /// The namespaces that its objects are in.
+    /// Returns the namespaces of its objects.
     pub fn namespaces(&self) -> &[String] {
         &self.scene.world.namespaces
     }
 
-    /// Begins what the client of this number does.
+    /// Starts the client with this number.
     pub fn begin(&self, client: u32) {
         self.scene.tasks.spawn("clientele client", client::run(self.scene.clone(), client));
     }
 
-    /// Writes as the writer of this number, of so many, with so many writes in a second together, until
-    /// [`calm`](Self::calm). Every other one writes past the server that is judged.
+    /// Runs the writer with this number out of `writers`, until [`calm`](Self::calm). All writers together write at
+    /// `rate` per second. Every second writer bypasses the judged server.
     pub async fn write(&self, number: u32, writers: u32, rate: f64) {
         let scene = &self.scene;
         let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
@@ -101,17 +101,17 @@ impl Clientele {
         writing::run(scene.clone(), number, WriterPlan { writers, rate }, target, self.calm.clone()).await;
     }
 
-    /// Has writers make their last changes.
+    /// Makes writers do their last changes.
     pub fn calm(&self) {
         self.calm.cancel();
     }
 
-    /// Writes something down that others have found out.
+    /// Records a fact from the caller.
     pub fn put(&self, record: &Record) {
         self.scene.recorder.put(record);
     }
 
-    /// Writes down what has happened to an object, which is given in JSON unless it is gone.
+    /// Records a change of an object. The object is JSON, or `None` after a deletion.
     pub fn learn(&self, version: u64, key: &str, kind: EventKind, object: Option<&[u8]>) {
         let object: Option<Value> = object.and_then(|json| serde_json::from_slice(json).ok());
         self.put(&Record::Truth(TruthRecord {
@@ -128,25 +128,25 @@ impl Clientele {
         }));
     }
 
-    /// Writes down that everything behind one version up to another has been learnt.
+    /// Records that all changes after one version, up to another, were recorded.
     pub fn known(&self, from: u64, to: u64) {
         self.scene.world.saw(to);
         self.put(&Record::Known(KnownRecord { resource: self.resource(), from, to, at_ns: now_ns() }));
     }
 
-    /// What the resource is called in records.
+    /// Returns the name of the resource in records.
     pub fn resource(&self) -> String {
         self.scene.world.resource.name()
     }
 
-    /// Lets everybody leave; returns the records, a line each, and what went wrong beside the promises.
+    /// Makes all clients leave. Returns the records, one per line, and the problems that are not violations.
     pub async fn leave(self) -> (Vec<u8>, Vec<String>) {
         self.scene.leave.cancel();
-        // Clients say goodbye at once, but one may wait for an answer.
+        // Clients end at once, but one may wait for a response.
         self.scene.tasks.finish(GOODBYE_MAX).await;
         (self.scene.recorder.take(), self.scene.notes.take())
     }
 }
 
-/// How long an answer that is waited for at the end may take.
+/// The maximum wait for a response at the end.
 const GOODBYE_MAX: Duration = Duration::from_secs(120);

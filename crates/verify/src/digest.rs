@@ -1,4 +1,4 @@
-//! Digests of objects: whether two contents are the same, in sixteen letters.
+//! Digests of objects for comparing contents, as sixteen characters of text.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -8,28 +8,28 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// The first 64 bits of a SHA-256. What is compared is one content with the one that should be there, never one with
-/// all others: so few bits tell them apart.
+/// The first 64 bits of a SHA-256. They suffice, because a content is compared only with the one expected content and
+/// never with all others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(NonZeroU64);
 
 impl Digest {
-    /// A digest of bytes as they are.
+    /// Returns a digest of raw bytes.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let mut first = [0; 8];
         first.copy_from_slice(&digest(&SHA256, bytes).as_ref()[..8]);
         Self(NonZeroU64::new(u64::from_be_bytes(first)).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// A digest of an object's content, however its members are ordered: without `apiVersion` and `kind`, which lists
-    /// leave out, and without its version, which is told apart.
+    /// Returns a digest of an object's content that does not depend on the order of members. It excludes `apiVersion`
+    /// and `kind`, which lists omit, and the version, which is compared separately.
     pub fn of_object(object: &Value) -> Self {
         let mut text = Vec::new();
         write(object, Place::Object, &mut text);
         Self::of_bytes(&text)
     }
 
-    /// A digest of an object's content where it is asked for as `PartialObjectMetadata`.
+    /// Returns a digest of an object's content as `PartialObjectMetadata`.
     pub fn of_metadata(object: &Value) -> Self {
         let mut text = b"{\"metadata\":".to_vec();
         write(object.get("metadata").unwrap_or(&Value::Null), Place::Metadata, &mut text);
@@ -38,7 +38,7 @@ impl Digest {
     }
 }
 
-/// Where in an object a value stands, as far as something is left out there.
+/// The position of a value in an object, where a member may be omitted.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Object,
@@ -46,7 +46,7 @@ enum Place {
     Deeper,
 }
 
-/// JSON without spaces, with members in the order of their names.
+/// Writes JSON without spaces, with members in the order of their names.
 fn write(value: &Value, place: Place, to: &mut Vec<u8>) {
     match value {
         Value::Object(members) => {

@@ -1,4 +1,4 @@
-//! Faults: commands of whoever runs this, at moments that the seed draws.
+//! Fault injection: runs the operator's commands at moments that the seed determines.
 
 use std::fs::File;
 use std::io;
@@ -16,26 +16,26 @@ use super::record::{FaultRecord, Record};
 use super::scene::{Draws, Scene, between};
 use base::now_ns;
 
-/// A command that takes longer is ended: a fault that is never over cannot be judged across.
+/// The timeout of a command. Promises that a fault waives cannot be judged until the fault ends.
 const COMMAND_MAX: Duration = Duration::from_secs(120);
-/// What a command does may outlast it: an apiserver that it started is not up at once.
+/// The effect of a command may outlast it: an apiserver that it started is not ready at once.
 const SETTLE: Duration = Duration::from_secs(10);
-/// As much of what a command said last as is told.
+/// How many bytes of a command's last output are shown.
 const SAID_BYTES_MAX: usize = 300;
 
-/// Commands, and how long it is between two of them.
+/// The commands and the intervals between them.
 #[derive(Clone, Debug)]
 pub(super) struct FaultPlan {
     pub(super) commands: Vec<String>,
     pub(super) least: Duration,
     pub(super) most: Duration,
-    /// The first one is no later, so that a short run has one.
+    /// The latest start of the first command, so that a short run has one.
     pub(super) first_within: Duration,
-    /// Where what they say is written. No pipe: what they leave running would die of its end.
+    /// The file for their output. A pipe would break processes that the commands leave running.
     pub(super) log: PathBuf,
 }
 
-/// Runs the commands one after the other, each at a moment that is drawn, until `calm`.
+/// Runs the commands one after another, each at a drawn moment, until `calm`.
 pub(super) async fn run(scene: Arc<Scene>, learnt: Arc<Learnt>, plan: FaultPlan, calm: CancellationToken) {
     let mut rng = scene.rng(Draws::Faults);
     let commands = plan.commands.iter().cycle();
@@ -58,7 +58,7 @@ pub(super) async fn run(scene: Arc<Scene>, learnt: Arc<Learnt>, plan: FaultPlan,
         sleep(SETTLE).await;
         let fault = FaultRecord { name: command.clone(), from_ns, to_ns: now_ns(), hits, waives: Vec::new() };
         scene.recorder.put(&Record::Fault(fault));
-        // Whatever was started again knows nothing of before.
+        // A restarted server has no history from before the restart.
         forgets(&learnt, learnt.to(), from_ns);
     }
 }
@@ -75,7 +75,7 @@ async fn execute(command: &str, log: &Path) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("{status}: {}", said(log).unwrap_or_default())) }
 }
 
-/// The last line of what was said.
+/// Returns the last line of the output.
 fn said(log: &Path) -> io::Result<String> {
     let text = std::fs::read(log)?;
     let last = String::from_utf8_lossy(&text[text.len().saturating_sub(SAID_BYTES_MAX)..]).into_owned();

@@ -1,35 +1,35 @@
-//! A watch beside the events that it must get.
+//! Compares the events of a watch with the events that it must get.
 
 use super::operation::Operation;
 use super::truth::ResourceTruth;
 use super::view::SelectionView;
 
-/// What one event of a watch is, beside those that it must get. Events are numbered from the first live one on,
-/// positions are those of the view.
+/// How one event of a watch relates to the required events. Events are numbered from the first live one on; positions
+/// are those of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It is one that must come, in its place or out of it.
+    /// A required event, in order or out of order.
     Due { event: usize, position: usize },
-    /// Those before it have come already, itself perhaps too; or it is at or below the version that was asked for.
+    /// An event that is late or repeated, or at or below the requested version.
     Past { event: usize, position: Option<usize> },
-    /// One that must come had not when a later event or a bookmark came.
+    /// A required event that was missing when a later event or a bookmark arrived.
     Missed { position: usize, event: usize },
-    /// It tells a change that does not concern this selection.
+    /// A change that does not concern this selection.
     Foreign { event: usize },
-    /// It tells what never happened.
+    /// A change that never happened.
     Unheard { event: usize },
 }
 
 /// How far a watch got.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Followed {
-    /// The first position that nothing was told of, nor of any behind it.
+    /// The first position from which nothing was delivered.
     pub(super) next: usize,
-    /// Positions before that which may still come: they share the last version.
+    /// Earlier positions that may still be delivered, because they share the last version.
     pub(super) pending: Vec<usize>,
 }
 
-/// Goes through the live events of a watch, as far as the truth is known. Events of one version come in any order.
+/// Classifies the live events of a watch, as far as the truth is known. Events of one version may be in any order.
 pub(super) fn follow(
     truth: &ResourceTruth,
     view: &SelectionView,
@@ -79,7 +79,7 @@ pub(super) fn follow(
 }
 
 impl Followed {
-    /// Everything up to a version should have come.
+    /// Reports every required event up to a version that was not delivered.
     fn pass(&mut self, view: &SelectionView, version: u64, mut missed: impl FnMut(usize)) {
         let is_due = |position: usize| view.events.get(position).is_some_and(|event| event.version <= version);
         self.pending.retain(|position| {

@@ -1,4 +1,4 @@
-//! A history: all records of a run, read, put in order and set beside the truth.
+//! A history: all records of a run, parsed, ordered and linked with the truth.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::timeline::Witnessed;
 use super::truth::ResourceTruth;
 use super::view::SelectionView;
 
-/// A record that is kept as it was, with its line.
+/// A record with its line number.
 #[derive(Clone, Debug)]
 pub(super) struct AtLine<T> {
     pub(super) line: u32,
     pub(super) record: T,
 }
 
-/// Why records are no history.
+/// Why records do not form a history.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct ReadError {
@@ -31,14 +31,14 @@ pub struct ReadError {
     pub what: String,
 }
 
-/// All records of a run, set beside the truth.
+/// All records of a run, linked with the truth.
 #[derive(Debug, Default)]
 pub struct History {
     pub(super) run: RunRecord,
     pub(super) keys: Keys,
     pub(super) truths: Vec<ResourceTruth>,
     pub(super) views: Vec<SelectionView>,
-    /// In the order of their records.
+    /// The operations in the order of their records.
     pub(super) operations: Vec<Operation>,
     pub(super) by_op: HashMap<Op, usize>,
     pub(super) written: Vec<AtLine<WrittenRecord>>,
@@ -46,27 +46,27 @@ pub struct History {
     pub(super) windows: Vec<AtLine<WindowRecord>>,
     pub(super) faults: Vec<AtLine<FaultRecord>>,
     pub(super) asked: Vec<AtLine<AskedRecord>>,
-    /// Which version of each truth somebody had seen by when.
+    /// For each truth, the newest version that any participant had seen by each moment.
     pub(super) witnessed: Vec<Witnessed>,
-    /// The servers that say which of their answers are from their memory.
+    /// The servers that mark responses from their cache.
     pub(super) tell_memory: HashSet<AskedServer>,
-    /// The last moment of the run.
+    /// The last time in the records.
     pub(super) end_ns: u64,
 }
 
 impl History {
-    /// What a run says of itself.
+    /// Returns the description of the run.
     pub fn run(&self) -> &RunRecord {
         &self.run
     }
 
-    /// The watches that a promise is judged by: those of the judged servers that were accepted.
+    /// The watches by which a promise is judged: accepted ones of the judged servers.
     pub(super) fn watches(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
         self.judged(promise).filter(|op| op.verb == ReadVerb::Watch && op.answered(200).is_some())
     }
 
-    /// The operations that a promise is judged by: those of the judged servers that are understood, and in whose time
-    /// nothing waives the promise.
+    /// The operations by which a promise is judged: those of the judged servers that are understood, and during which
+    /// no fault waives the promise.
     pub(super) fn judged(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(move |op| {
             let last = op.last_ns().unwrap_or(self.end_ns);
@@ -79,12 +79,12 @@ impl History {
         waivers.any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
 
-    /// Whether an answer may be of its server's own memory.
+    /// Whether a response may come from the server's cache.
     pub(super) fn may_be_from_memory(&self, op: &Operation) -> bool {
         !self.tell_memory.contains(&op.server) || op.answer.as_ref().is_some_and(|answer| answer.from_memory)
     }
 
-    /// Whether something was broken at some time between two moments.
+    /// Whether a fault was active between two moments.
     pub(super) fn is_disturbed(&self, from_ns: u64, to_ns: u64) -> bool {
         self.faults.iter().any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
@@ -93,22 +93,22 @@ impl History {
         op.truth.map(|at| &self.truths[at]).filter(|truth| truth.to > 0)
     }
 
-    /// What a list or watch selects, beside the truth about its resource.
+    /// Returns the view of a list's or watch's selection, with the truth about its resource.
     pub(super) fn view(&self, op: &Operation) -> Option<(&ResourceTruth, &SelectionView)> {
         Some((self.truth(op)?, &self.views[op.view?]))
     }
 
-    /// The operation that one goes on from.
+    /// Returns the operation that this one resumes.
     pub(super) fn before(&self, op: &Operation) -> Option<&Operation> {
         self.by_op.get(&op.resumes?).map(|at| &self.operations[*at])
     }
 
-    /// The newest version of an operation's resource that somebody had seen before a moment.
+    /// Returns the newest version of an operation's resource that any participant had seen before a moment.
     pub(super) fn witnessed(&self, op: &Operation, before_ns: u64) -> u64 {
         op.truth.map_or(0, |at| self.witnessed[at].before(before_ns))
     }
 
-    /// The newest version that the store had compacted by a moment; 0 if none.
+    /// Returns the newest version that the store had compacted by a moment; 0 if none.
     pub(super) fn compacted_by(&self, at_ns: u64) -> u64 {
         let records = self.compacted.iter().map(|line| &line.record);
         records.filter(|compacted| compacted.at_ns <= at_ns).map(|compacted| compacted.version).max().unwrap_or(0)
@@ -119,9 +119,9 @@ impl History {
     }
 }
 
-/// What comes after the last record.
+/// Linking, after the last record.
 impl History {
-    /// Gives keys their order, and links what was told with what is true.
+    /// Sorts the keys, and links events and items with the truth.
     pub(super) fn settle(mut self, attributes: Numbered<LabelsAndFields>) -> Result<Self, ReadError> {
         let moved = self.keys.sort();
         let place = |key: KeyNumber| moved.get(key.0 as usize).copied().unwrap_or_default();
@@ -148,7 +148,7 @@ impl History {
         Ok(self)
     }
 
-    /// Finds the change that each event and item tells; it had happened when that came.
+    /// Finds the change of each event and item. It had happened by the time of arrival.
     fn link_told(&mut self) {
         for op in &mut self.operations {
             let Some(at) = op.truth else { continue };
@@ -185,8 +185,8 @@ impl History {
         }
     }
 
-    /// Which version of a resource somebody had seen by when: from the truth, from writes that returned, and from the
-    /// versions that answers and bookmarks name.
+    /// Collects which version of a resource any participant had seen by when: from the truth, from completed writes,
+    /// and from the versions of responses and bookmarks.
     fn witness(&self, at: usize) -> Witnessed {
         let truth = &self.truths[at];
         let mut points: Vec<_> = truth.changes.iter().map(|change| (change.learnt_ns, change.version)).collect();
@@ -200,7 +200,8 @@ impl History {
         for AtLine { record: write, .. } in &self.written {
             let done = (200..300).contains(&write.code) && write.resource == truth.resource;
             let Some(version) = write.version.filter(|_| done) else { continue };
-            // Of a deletion it is known what it deleted; what came next of that had happened by then.
+            // A delete's version is that of the deleted object. The key's next change is the deletion, which had
+            // happened by then.
             let next = || self.keys.get(&write.key).and_then(|key| truth.next_of(key, version, |_| true));
             let version = match write.verb {
                 WriteVerb::Delete => next().map(|change| change.version),

@@ -1,4 +1,4 @@
-//! Where clients of several servers went, and what became of them there.
+//! Counts how clients switched between servers, and the results.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use super::history::History;
 use super::record::{AskedServer, ReadVerb, RunRecord};
 
-/// How clients went from server to server.
+/// The switches of clients between servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hops {
-    /// How often a watch went on at the second one from what the first had told.
+    /// How often a watch resumed at the second server from the first server's version.
     pub between: BTreeMap<(AskedServer, AskedServer), u64>,
-    /// How often each ended a watch with a 410.
+    /// How often each server ended a watch with a 410.
     pub expired: BTreeMap<AskedServer, u64>,
-    /// Clients that were told a state, or went on from one.
+    /// Clients that received a state, or resumed from one.
     pub clients: u64,
 }
 
@@ -38,7 +38,7 @@ impl Hops {
         hops
     }
 
-    /// In words, a line for each pair of servers; nothing of a run with one server.
+    /// Formats one line for each pair of servers; empty for a run with one server.
     pub(super) fn words<'a>(&'a self, run: &'a RunRecord) -> impl fmt::Display + 'a {
         HopsWords { hops: self, run }
     }

@@ -24,7 +24,7 @@ use super::history::History;
 use super::promise::Promise;
 use super::violation::Judged;
 
-/// The records' clocks count nanoseconds.
+/// The number of nanoseconds, the unit of recorded times, in a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
 impl Promise {
@@ -56,12 +56,12 @@ impl Promise {
 }
 
 impl History {
-    /// What became of one promise.
+    /// Judges one promise.
     pub fn judge(&self, promise: Promise) -> Judged {
         promise.judge(self).sorted()
     }
 
-    /// What became of each promise.
+    /// Judges every promise.
     pub fn judge_all(&self) -> Vec<Judged> {
         Promise::ALL.map(|promise| self.judge(promise)).into()
     }

@@ -1,7 +1,7 @@
-//! Who learns what is true, beside the server that is judged: from etcd, by its JSON gateway, or from an apiserver.
+//! Learns the truth independently of the judged server: from etcd through its JSON gateway, or from an apiserver.
 //!
-//! Both write down the state that they begin with, every change behind it, and how far they know everything. A truth
-//! with a gap is none: where one cannot be closed, the run is void.
+//! Both sources record their initial state, every change after it, and up to which version everything is known. A truth
+//! with a gap cannot be used: if a gap cannot be closed, the run is void.
 
 mod direct;
 mod etcd;
@@ -26,9 +26,9 @@ pub(super) use direct::Direct;
 pub(super) use etcd::Etcd;
 pub(super) use windows::{forgets, keep_windows};
 
-/// Between two attempts to go on.
+/// The pause before another attempt to resume.
 const RETRY: Duration = Duration::from_millis(200);
-/// Between two lines that say how far everything is known.
+/// The interval between records of how far everything is known.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Why the truth cannot be learnt.
@@ -44,15 +44,15 @@ pub enum LearnError {
     Malformed(String),
 }
 
-/// Writes the truth down as it is learnt.
+/// A recorder of the truth.
 pub(super) struct Learnt {
     scene: Arc<Scene>,
     source: TruthSource,
     resource: String,
     from: AtomicU64,
-    /// Up to which version everything is known.
+    /// The version up to which everything is known.
     to: watch::Sender<u64>,
-    /// When that was written down last: it is written now and then, and at the end.
+    /// When that was last recorded: it is recorded at intervals, and at the end.
     told: Mutex<Option<Instant>>,
     failure: watch::Sender<Option<LearnError>>,
 }
@@ -70,13 +70,13 @@ impl Learnt {
         })
     }
 
-    /// The version of the state that was there at first. Everything that is put before it is that state.
+    /// Sets the version of the initial state. Everything that is put before it is that state.
     fn begin(&self, version: u64) {
         self.from.store(version, Ordering::Relaxed);
         self.known(version);
     }
 
-    /// Everything up to a version has been put.
+    /// Marks everything up to a version as put.
     fn known(&self, version: u64) {
         if version <= *self.to.borrow() {
             return;
@@ -91,7 +91,7 @@ impl Learnt {
         }
     }
 
-    /// Writes down how far everything is known.
+    /// Records up to which version everything is known.
     pub(super) fn tell(&self) {
         self.scene.recorder.put(&Record::Known(KnownRecord {
             resource: self.resource.clone(),
@@ -144,7 +144,8 @@ pub(super) fn labels(object: &Value) -> BTreeMap<String, String> {
     labels.into_iter().flatten().filter_map(text).collect()
 }
 
-/// Keys that exist: a change of one is MODIFIED, of any other ADDED, whatever the one who tells it calls it.
+/// The existing keys. A change of an existing key is MODIFIED and of any other ADDED, independent of the source's event
+/// type.
 #[derive(Debug, Default)]
 struct Living(HashSet<String>);
 

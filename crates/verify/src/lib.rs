@@ -1,15 +1,16 @@
-//! Verification: whether a server keeps the promises of an apiserver, judged by what its clients got.
+//! Verification: checks whether a server keeps the promises of an apiserver, judged by what its clients received.
 //!
 //! ```text
-//! client, writing (by seed)  ─► Record, one a line ─► History (what was told ─► a judge ─► RunVerdict ─► page
-//! learning (etcd, apiserver) ─►                        beside the truth)        per Promise
+//! client, writing (by seed)  ─► Record, 1 per line ─► History (received data ─► a judge ─► RunVerdict ─► page
+//! learning (etcd, apiserver) ─►                        with the truth)          per Promise
 //! faults (commands)          ─►
 //! ```
 //!
-//! Clients write down what they asked and got, the truth is learnt beside the server, and pure functions judge: no
-//! judge opens a connection, and a history that was kept can be judged again.
+//! Clients record their requests and the responses. The truth is learnt independently of the judged server. The judges
+//! are pure functions that open no connection, so a stored history can be judged again.
 //!
-//! Invariant: nothing here imports what it judges. Selectors, paths and continue tokens are read by code of its own.
+//! Invariant: nothing here imports the code that it judges. Selectors, paths and continue tokens have their own
+//! parsers.
 
 #![cfg_attr(
     not(test),

@@ -1,10 +1,10 @@
-//! Texts by number, so that a history of millions of events holds each key once.
+//! Interned texts, so that a history of millions of events stores each key once.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Numbers values in the order in which they come.
+/// A table that numbers values in the order of their first use.
 #[derive(Debug)]
 pub(super) struct Numbered<T> {
     values: Vec<Arc<T>>,
@@ -34,7 +34,7 @@ impl<T: Eq + Hash> Numbered<T> {
     }
 }
 
-/// The number of an object's key. Once a history is whole, numbers have the order of the keys.
+/// The number of an object's key. Once a history is complete, numbers have the order of the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct KeyNumber(pub(super) u32);
 
@@ -57,7 +57,7 @@ impl Keys {
         KeyNumber(number)
     }
 
-    /// Orders keys as the apiserver does, by their bytes, and tells the new number of each old one.
+    /// Sorts keys by their bytes, as the apiserver does. Returns the new number of each old one.
     pub(super) fn sort(&mut self) -> Vec<KeyNumber> {
         self.texts.sort_unstable();
         let mut moved = vec![KeyNumber(0); self.texts.len()];
@@ -74,7 +74,7 @@ impl Keys {
         self.texts.get(key.0 as usize).map_or("", |text| text)
     }
 
-    /// The first key that is not before a text, once keys are sorted.
+    /// Returns the first key that is not before a text. The keys must be sorted.
     pub(super) fn at_or_behind(&self, text: &str) -> KeyNumber {
         KeyNumber(u32::try_from(self.texts.partition_point(|key| **key < *text)).unwrap_or(u32::MAX))
     }

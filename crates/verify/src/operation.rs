@@ -1,4 +1,4 @@
-//! One request, and everything that came of it.
+//! One request with its results.
 
 use super::ask::{ParsedCall, ReadPlan};
 use super::digest::Digest;
@@ -6,7 +6,7 @@ use super::names::KeyNumber;
 use super::record::{AskedServer, Ending, EventKind, Op, ReadVerb, RecordedEncoding, RecordedStatus};
 use super::view::{SelectionView, Sum};
 
-/// An object, as an event or an item told it; or a bookmark, or an error.
+/// An object of an event or an item, a bookmark, or an error.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     pub(super) at_ns: u64,
@@ -14,11 +14,11 @@ pub(super) struct Told {
     pub(super) digest: Option<Digest>,
     pub(super) bytes: Option<Digest>,
     pub(super) key: KeyNumber,
-    /// The change that it tells; [`u32::MAX`] where the truth has none of that key and version.
+    /// The index of its change; [`u32::MAX`] if the truth has none with that key and version.
     change: u32,
     pub(super) line: u32,
     pub(super) kind: EventKind,
-    /// A bookmark that ends the initial events.
+    /// Whether this is the bookmark that ends the initial events.
     pub(super) initial_end: bool,
 }
 
@@ -36,7 +36,7 @@ impl Told {
         self.change = change.unwrap_or(u32::MAX);
     }
 
-    /// Whether it tells of an object, as bookmarks and errors do not.
+    /// Whether this concerns an object; bookmarks and errors do not.
     pub(super) fn is_object(&self) -> bool {
         !matches!(self.kind, EventKind::Bookmark | EventKind::Error)
     }
@@ -46,7 +46,7 @@ impl Told {
     }
 }
 
-/// The head of an answer, and all of it where it is no watch.
+/// The head of a response and, unless it is a watch, its content.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) at_ns: u64,
@@ -54,7 +54,7 @@ pub(super) struct Answer {
     pub(super) code: u16,
     pub(super) version: Option<u64>,
     pub(super) encoding: Option<RecordedEncoding>,
-    /// Whether the server says that it is from its memory.
+    /// Whether the server marked it as a response from its cache.
     pub(super) from_memory: bool,
     pub(super) items: Vec<Told>,
     pub(super) more: bool,
@@ -62,7 +62,7 @@ pub(super) struct Answer {
     pub(super) status: RecordedStatus,
 }
 
-/// How and when a watch was over.
+/// How and when a watch ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Over {
     pub(super) at_ns: u64,
@@ -70,7 +70,7 @@ pub(super) struct Over {
     pub(super) line: u32,
 }
 
-/// One request, and everything that came of it.
+/// One request with its results.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) op: Op,
@@ -81,27 +81,27 @@ pub(super) struct Operation {
     pub(super) server: AskedServer,
     pub(super) encoding: RecordedEncoding,
     pub(super) resumes: Option<Op>,
-    /// None where it is not understood, and so not judged.
+    /// The parsed request. `None` if it is not understood, and so not judged.
     pub(super) ask: Option<ParsedCall>,
     pub(super) answer: Option<Answer>,
     pub(super) events: Vec<Told>,
-    /// What the errors among the events say, in their order.
+    /// The Statuses of the error events, in order.
     pub(super) errors: Vec<RecordedStatus>,
     pub(super) over: Option<Over>,
-    /// The truth about its resource, if there is any.
+    /// The index of the truth about its resource, if there is one.
     pub(super) truth: Option<usize>,
-    /// What it selects of that, of a list and a watch.
+    /// The index of the view of its selection, for a list or a watch.
     pub(super) view: Option<usize>,
-    /// Where the events behind the initial ones begin, and their bookmark if there is one.
+    /// The index of the first event after the initial ones and their bookmark.
     pub(super) live_from: usize,
-    /// The version of the state that the initial events are; none where there are none, or where it cannot be told.
+    /// The version of the state in the initial events. `None` if there are none, or if it cannot be determined.
     pub(super) state: Option<u64>,
-    /// The initial events are over, and yet the state of no version.
+    /// Whether the initial events are complete but are not the state at any version.
     pub(super) is_no_state: bool,
 }
 
 impl Operation {
-    /// The version behind which its live events are; none where that is not known.
+    /// Returns the version after which its live events begin; `None` if it is unknown.
     pub(super) fn start(&self) -> Option<u64> {
         match self.ask.as_ref()?.plan {
             ReadPlan::Behind(version) => Some(version),
@@ -110,12 +110,12 @@ impl Operation {
         }
     }
 
-    /// Events behind the initial ones and their bookmark.
+    /// Returns the events after the initial ones and their bookmark.
     pub(super) fn live(&self) -> &[Told] {
         &self.events[self.live_from..]
     }
 
-    /// Initial events, without the bookmark that ends them.
+    /// Returns the initial events, without the bookmark that ends them.
     pub(super) fn initial(&self) -> &[Told] {
         match self.events[..self.live_from].split_last() {
             Some((end, initial)) if end.initial_end => initial,
@@ -127,15 +127,15 @@ impl Operation {
         self.answer.as_ref().filter(|answer| answer.code == code)
     }
 
-    /// When the last thing came of it.
+    /// Returns the time of its last result.
     pub(super) fn last_ns(&self) -> Option<u64> {
         let over = self.over.map(|over| over.at_ns);
         let answer = self.answer.as_ref().filter(|_| self.verb != ReadVerb::Watch).map(|answer| answer.at_ns);
         over.or(answer)
     }
 
-    /// Finds where the initial events end: at the bookmark that says so; or, where none was asked for, before the first
-    /// event that cannot be one, so that they are the state of some version.
+    /// Finds the end of the initial events. It is the bookmark that marks it. If none was requested, it is before the
+    /// first event that cannot be initial, chosen such that the initial events are the state at some version.
     pub(super) fn find_state(&mut self, view: Option<&SelectionView>, known: impl Fn(u64) -> bool) {
         let Some(ask) = &self.ask else { return };
         if !matches!(ask.plan, ReadPlan::State(_)) {
@@ -146,7 +146,7 @@ impl Operation {
             self.state = Some(self.events[end].version);
             return;
         }
-        // Initial events come in the order of keys, and are ADDED.
+        // Initial events are in the order of keys, and are ADDED.
         let ordered = |pair: &[Told]| pair[1].kind == EventKind::Added && pair[0].key < pair[1].key;
         let first = self.events.first().is_some_and(|event| event.kind == EventKind::Added);
         let longest = if first { 1 + self.events.windows(2).take_while(|pair| ordered(pair)).count() } else { 0 };
@@ -165,8 +165,8 @@ impl Operation {
             let event = &self.events[at];
             if event.is_bookmark() { event.version } else { event.version.saturating_sub(1) }
         };
-        // The last of the initial events may be live ones already, if they happen to go on in the order of keys: their
-        // versions do not decrease.
+        // The last of them may be live events that happen to continue the order of keys. Versions of live events do not
+        // decrease.
         let mut least = u64::MAX;
         for at in (0..=longest).rev() {
             if self.events[at].version > least {

@@ -5,55 +5,55 @@ use super::record::{RecordedEncoding, Transport};
 use super::world::World;
 use probe::TargetCredentials;
 
-/// What is verified, against what, for how long, and how.
+/// The options of a verification: its target, duration and load.
 #[derive(Clone, Debug)]
 pub struct VerifyOrder {
-    /// The server that is judged.
+    /// The judged server.
     pub url: String,
-    /// Further servers of the same cluster, which clients go to as well and which are judged as it is.
+    /// Additional servers of the same cluster, which clients also use. They are judged in the same way.
     pub also: Vec<AlsoOrder>,
-    /// All clients are informers that go on for as long as any server lets them, and never begin again by themselves.
+    /// Makes all clients informers that resume for as long as any server permits it, and never relist on their own.
     pub informers: bool,
-    /// As many clients share a connection over HTTP/2.
+    /// How many clients share an HTTP/2 connection.
     pub share: u32,
     pub credentials: TargetCredentials,
-    /// etcd, as the apiserver's storage.
+    /// The apiserver's etcd.
     pub etcd: Option<EtcdOrder>,
-    /// The apiserver itself: for the truth where etcd is not asked, and to compare bytes with.
+    /// The apiserver itself. It is the source of truth without etcd, and bytes are compared with it.
     pub direct: Option<String>,
     /// `configmaps`, or `PLURAL.GROUP`.
     pub resource: String,
     pub clients: u32,
     pub writers: u32,
-    /// Writes in a second, of all writers.
+    /// Writes per second, of all writers together.
     pub rate: f64,
     pub objects: usize,
     pub namespaces: usize,
     pub duration: Duration,
     pub seed: u64,
-    /// Commands that break something.
+    /// Commands that cause faults.
     pub faults: Vec<String>,
-    /// Between two of them, at least and at most.
+    /// The shortest and longest interval between two of them.
     pub fault_every: (Duration, Duration),
-    /// How long a server keeps what happened.
+    /// How long a server keeps its history.
     pub window: Duration,
-    /// How long a change may take to be delivered.
+    /// How long the delivery of a change may take.
     pub patience: Duration,
-    /// Below so many events delivered to clients the run says nothing.
+    /// The minimum number of events delivered to clients. With fewer, the run is inconclusive.
     pub events_min: u64,
     pub transports: Vec<Transport>,
     pub encodings: Vec<RecordedEncoding>,
-    /// The record may be so long.
+    /// The maximum size of the record.
     pub record_bytes_max: u64,
-    /// Where the record and the report go.
+    /// The directory for the record and the report.
     pub out: PathBuf,
-    /// The objects stay.
+    /// Whether the objects are kept.
     pub keep: bool,
-    /// As it was typed.
+    /// The command line.
     pub command: String,
 }
 
-/// A further server, and whom to believe there, where that is not as at the first.
+/// An additional server, with its CA if it differs from the first server's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AlsoOrder {
     pub url: String,
@@ -61,10 +61,10 @@ pub struct AlsoOrder {
 }
 
 impl AlsoOrder {
-    /// `URL[,CA]`.
+    /// Parses `URL[,CA]`.
     ///
     /// # Errors
-    /// If it is not that.
+    /// If the text does not have this form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (url, ca) = match text.split_once(',') {
             Some((url, ca)) => (url, Some(ca)),
@@ -77,22 +77,22 @@ impl AlsoOrder {
     }
 }
 
-/// Where etcd is, and who may ask it.
+/// The address of etcd, with the credentials for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EtcdOrder {
     pub url: String,
     pub ca: Option<PathBuf>,
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
-    /// What the keys of the resource begin with, where that is not what the apiserver's layout says.
+    /// The prefix of the resource's keys, if it differs from the apiserver's layout.
     pub prefix: Option<String>,
 }
 
 impl EtcdOrder {
-    /// `URL[,CA[,CERTIFICATE,KEY]]`.
+    /// Parses `URL[,CA[,CERTIFICATE,KEY]]`.
     ///
     /// # Errors
-    /// If it is not that.
+    /// If the text does not have this form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',').map(str::to_owned);
         let url = parts.next().filter(|url| !url.is_empty()).ok_or("etcd= needs a URL")?;
@@ -106,7 +106,7 @@ impl EtcdOrder {
 }
 
 const CLIENTS_MAX: u32 = 2_000;
-/// Servers beside the first.
+/// The maximum number of additional servers.
 const ALSO_MAX: usize = 16;
 const SHARE_MAX: u32 = 100;
 const WRITERS_MAX: u32 = 100;
@@ -116,8 +116,10 @@ const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const RECORD_BYTES_MAX: u64 = 8 << 30;
 
 impl VerifyOrder {
+    /// Checks that the options can be carried out.
+    ///
     /// # Errors
-    /// Everything that cannot be done, a sentence each.
+    /// One sentence for each problem.
     pub fn check(&self) -> Result<(), Vec<String>> {
         let mut problems = Vec::new();
         let mut within = |name: &str, value: f64, least: f64, most: f64| {

@@ -1,4 +1,5 @@
-//! What is there before anybody reads: the resource, its namespaces, and whether the server speaks what clients will.
+//! Prepares a run before any client reads: creates the resource and its namespaces, and checks which protocols and
+//! encodings the server supports.
 
 use std::time::Duration;
 
@@ -18,10 +19,10 @@ use probe::{LinkError, PendingAnswer, ShortClient, ShortReply, Target};
 
 const JSON: &str = "application/json";
 const OWN: (&str, &str, &str) = ("samples", "sample", "Sample");
-/// A definition is served within seconds.
+/// The time for a new definition to be served, which usually takes seconds.
 const SERVED_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// Some seconds, in which a server that is replaced is there again.
+/// The attempts of a rehearsal request. They last some seconds, enough for a server restart.
 const ASKED_MAX: u32 = 20;
 
 fn failed(what: &str, why: impl std::fmt::Display) -> VerifyError {
@@ -40,7 +41,7 @@ async fn get(client: &ShortClient, path: &str) -> Result<Value, VerifyError> {
     serde_json::from_slice(&reply.body).map_err(|error| failed(path, error))
 }
 
-/// Makes something, unless it is there.
+/// Creates an object unless it exists.
 async fn make(client: &ShortClient, path: &str, object: &Value) -> Result<(), VerifyError> {
     let reply = client.send(Method::POST, path, JSON, Bytes::from(object.to_string())).await;
     let reply = reply.map_err(|error| failed(path, error))?;
@@ -51,7 +52,7 @@ async fn make(client: &ShortClient, path: &str, object: &Value) -> Result<(), Ve
     }
 }
 
-/// Finds out what a resource's name stands for; makes the definition of our own.
+/// Resolves a resource's name. Creates the definition of verify's own resource.
 pub(super) async fn resource(client: &ShortClient, name: &str) -> Result<VerifiedResource, VerifyError> {
     let (plural, group) = name.split_once('.').unwrap_or((name, ""));
     if group == OWN_GROUP && plural == OWN.0 {
@@ -84,7 +85,7 @@ async fn discover(client: &ShortClient, plural: &str, group: &str) -> Result<Ver
     }
     let kind = found["kind"].as_str().unwrap_or_default().to_owned();
     let resource = VerifiedResource { group: group.to_owned(), version, plural: plural.to_owned(), kind };
-    // A definition that was made a moment ago is listed before it is served.
+    // A new definition is listed before its resource is served.
     get(client, &format!("{}?limit=1", resource.collection(None))).await?;
     Ok(resource)
 }
@@ -115,8 +116,8 @@ pub(super) async fn namespaces(client: &ShortClient, world: &World) -> Result<()
     Ok(())
 }
 
-/// Leaves out encodings that the server does not have for the resource, and says so. A transport that it does not speak
-/// is an error: whoever leaves one out is to know that.
+/// Removes encodings that the server does not support for the resource, and reports them. An unsupported transport is
+/// an error, so that the operator must exclude it explicitly.
 pub(super) async fn rehearse(
     subject: &Target,
     resource: &VerifiedResource,
@@ -162,7 +163,7 @@ pub(super) async fn rehearse(
     }
 }
 
-/// Asks once more, for a while, whoever has no time or is not there: faults may have begun already.
+/// Retries for a while if the server is overloaded or unreachable, because faults may have begun already.
 async fn ask(connection: &mut ClientConnection, path: &str, accept: &str) -> Result<PendingAnswer, LinkError> {
     let mut left = ASKED_MAX;
     loop {
@@ -187,7 +188,7 @@ pub(super) async fn clean_up(client: &ShortClient, world: &World) -> Result<(), 
         let list = get(client, &path).await?;
         for item in list["items"].as_array().into_iter().flatten() {
             let name = item["metadata"]["name"].as_str().unwrap_or_default();
-            // What the cluster itself puts into every namespace is not ours.
+            // Objects that the cluster creates in every namespace do not belong to the run.
             if !World::is_ours(name) {
                 continue;
             }

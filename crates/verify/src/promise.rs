@@ -1,54 +1,56 @@
-//! What is promised, by name: one judge each.
+//! The promises by name, with one judge each.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A promise of an apiserver, or of what stands for one.
+/// A promise of an apiserver, or of a server in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Promise {
-    /// Within a watch versions never decrease behind the initial events, and increase per object (W1).
+    /// Within a watch, versions never decrease after the initial events, and increase per object (W1).
     Ordered,
-    /// No change is delivered twice, nor again after a resume (W2).
+    /// No change is delivered twice, including after a resume (W2).
     Unique,
     /// Every matching change between two delivered moments is delivered (W3).
     Reliable,
-    /// Nothing is delivered that matches neither before nor after the change (W4).
+    /// No event is delivered whose object matches neither before nor after the change (W4).
     Filtered,
     /// Each event has the type and the content that the change has for this selector (W5).
     Typed,
-    /// A watch from a version begins with the first matching change behind it (W6).
+    /// A watch from a version begins with the first matching change after it (W6).
     Resumable,
-    /// A 410 comes only where history may have been forgotten, as one event, and ends the watch (W7, W12).
+    /// A 410 is returned only if history may be forgotten, as one event, and ends the watch (W7, W12).
     Expired,
-    /// A version of the future gets nothing at or below it, and is refused only while it is one (W8, L3).
+    /// A request for a future version gets nothing at or below it, and is refused only while it is in the future (W8,
+    /// L3).
     Future,
-    /// A bookmark says that everything up to it was delivered; only those who ask get them (W9).
+    /// A bookmark guarantees that everything up to it was delivered; only watches that request them get them (W9).
     Bookmarkable,
-    /// The initial events are the state of the version that ends them (W11).
+    /// The initial events are the state at the version that ends them (W11).
     InitialEvents,
     /// A list is the matching part of the state at its version, in the order of keys (L1).
     ListSnapshot,
-    /// A client that lists, watches and resumes holds the state at every moment that it knows of (L2).
+    /// A client that lists, watches and resumes holds the correct state at every known moment (L2).
     Continuity,
-    /// An answer is not older than the version that was asked for (L3).
+    /// A response is not older than the requested version (L3).
     NotOlderThan,
-    /// An answer is of the version that was asked for, and so are all pages (L4).
+    /// A response has exactly the requested version, and so have all pages (L4).
     Exact,
-    /// An answer without a version has everything that was known before it was asked for (L5).
+    /// A response to a request without a version contains everything known before the request (L5).
     Consistent,
-    /// An answer from memory is not older than an earlier one (L6).
+    /// A response from a cache is not older than an earlier one (L6).
     Monotone,
-    /// The bytes of an object are those of every other answer, and of the apiserver behind (W15).
+    /// The bytes of an object are the same in every response, including the apiserver's (W15).
     TypedBytes,
-    /// After an incident the server lists each resource once, however many clients it has (F4).
+    /// After an incident the server lists each resource once, independent of the number of its clients (F4).
     OneRelist,
-    /// A client that goes from server to server begins once: each has what follows the version of another (F5).
+    /// A client that switches servers receives a state once: each server has the changes after another one's version
+    /// (F5).
     BeginsOnce,
-    /// A watch ends when its time is up, and before that with a word (W16).
+    /// A watch ends at its timeout, and earlier only with an error (W16).
     Timed,
-    /// Who takes bookmarks hears something every minute (W10).
+    /// A watch with bookmarks gets an event at least every minute (W10).
     Steady,
 }
 
@@ -80,7 +82,7 @@ impl Promise {
 
 impl fmt::Display for Promise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The derived name is that of the specification: Ordered, InitialEvents.
+        // The derived name is the one in the specification: Ordered, InitialEvents.
         f.pad(&format!("{self:?}"))
     }
 }

@@ -1,29 +1,29 @@
-//! How much happened in a run, and how little is too little to say anything.
+//! Counts what happened in a run, and compares the counts with the minimum for a conclusion.
 
 use super::history::History;
 use super::record::{EventKind, ReadVerb};
 
-/// How much happened, or must at least.
+/// Counts of what happened, or the minimum of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Writes that succeeded.
+    /// Successful writes.
     pub writes: u64,
-    /// Watches of the judged servers that were accepted.
+    /// Accepted watches of the judged servers.
     pub watches: u64,
-    /// How many of those went on from another or from a list.
+    /// How many of those resumed another watch or a list.
     pub resumes: u64,
-    /// How many of those came from another server.
+    /// How many of those resumed at another server.
     pub hops: u64,
-    /// Events of objects that they delivered.
+    /// Events of objects in these watches.
     pub events: u64,
     pub bookmarks: u64,
-    /// Lists and pages that were answered.
+    /// Successful lists and pages.
     pub lists: u64,
-    /// GETs that were answered.
+    /// Successful GETs.
     pub gets: u64,
     /// How often faults took effect.
     pub faults: u64,
-    /// Whole milliseconds that the run lasted.
+    /// The duration of the run in whole milliseconds.
     pub milliseconds: u64,
 }
 
@@ -53,7 +53,7 @@ impl Counts {
         counts
     }
 
-    /// What there was too little of, in words. `least` says how much there must be.
+    /// Describes each count that is below the minimum in `least`.
     pub fn lacks(&self, least: &Self) -> Vec<String> {
         let short = |((name, had), (_, needed)): (&(&str, u64), &(&str, u64))| {
             (had < needed).then(|| format!("{had} {name}, {needed} are needed"))
@@ -61,7 +61,7 @@ impl Counts {
         self.named().iter().zip(&least.named()).filter_map(short).collect()
     }
 
-    /// Each with its name.
+    /// Returns each count with its name.
     pub fn named(&self) -> [(&'static str, u64); 10] {
         [
             ("writes", self.writes),

@@ -1,4 +1,4 @@
-//! Records become a history, one by one.
+//! Builds a history from records, one by one.
 
 use std::io::BufRead;
 
@@ -13,10 +13,10 @@ use super::selection::LabelsAndFields;
 use super::truth::{ResourceTruth, TrueChange};
 
 impl History {
-    /// Reads a run, one record a line; empty lines are no records.
+    /// Reads a run, with one record per line. Empty lines are ignored.
     ///
     /// # Errors
-    /// The first line that is no record, or that cannot follow those before it.
+    /// The first line that is not a record, or that cannot follow the lines before it.
     pub fn read(mut from: impl BufRead) -> Result<Self, ReadError> {
         let mut reading = HistoryReader::default();
         let mut text = String::new();
@@ -34,7 +34,7 @@ impl History {
         reading.finish()
     }
 
-    /// The same of records that are at hand, which are numbered as if each were a line.
+    /// Builds a history from records in memory, which are numbered like lines.
     ///
     /// # Errors
     /// The first record that cannot follow those before it.
@@ -55,6 +55,8 @@ pub(super) struct HistoryReader {
 }
 
 impl HistoryReader {
+    /// Adds a record.
+    ///
     /// # Errors
     /// Why the record cannot follow those before it.
     pub(super) fn push(&mut self, record: Record, line: u32) -> Result<(), String> {
@@ -97,8 +99,10 @@ impl HistoryReader {
         Ok(())
     }
 
+    /// Completes the history.
+    ///
     /// # Errors
-    /// The line that makes the truth none.
+    /// The line that invalidates the truth.
     pub(super) fn finish(self) -> Result<History, ReadError> {
         self.history.settle(self.attributes)
     }

@@ -1,11 +1,11 @@
-//! A record is one line of what a run wrote down: what clients asked and got, what was written, what is true.
+//! The record format: one line for each fact of a run, such as a request, a response, a write or a true change.
 //!
-//! A line is a JSON object with one member, whose name says what it is: `{"event":{"op":7,"at_ns":12,…}}`. All times
-//! are nanoseconds on one monotonic clock that began with the run; all versions are resource versions. Lines of one
-//! operation are in the order in which they happened; lines of several need not be, for they have times.
+//! A line is a JSON object with one member, whose name is the kind of record: `{"event":{"op":7,"at_ns":12,…}}`. All
+//! times are nanoseconds on one monotonic clock that started with the run. All versions are resource versions. Lines of
+//! one operation are in the order in which they happened. Lines of several need not be, because they have times.
 //!
-//! A *resource* is spelled as the apiserver spells it in messages, `configmaps` or `deployments.apps`; a *key* is
-//! `namespace/name`, or `name` where there are no namespaces.
+//! A *resource* is spelled as in the apiserver's messages, `configmaps` or `deployments.apps`. A *key* is
+//! `namespace/name`, or `name` for cluster-wide resources.
 
 use std::collections::BTreeMap;
 
@@ -13,79 +13,79 @@ use serde::{Deserialize, Serialize};
 
 use super::{Digest, Promise};
 
-/// The number of an operation: one request and what came of it.
+/// The number of an operation: one request and its results.
 pub type Op = u64;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
-    /// The first line: what was run.
+    /// The first line: the parameters of the run.
     Run(RunRecord),
-    /// A client asks.
+    /// A client sends a request.
     Call(CallRecord),
-    /// The head of the answer, and all of it where it is no watch.
+    /// The head of the response and, unless it is a watch, its content.
     Return(ReturnRecord),
     /// A watch delivers an event.
     Event(EventRecord),
-    /// A watch is over.
+    /// A watch has ended.
     End(EndRecord),
-    /// Somebody wrote, with the call and what came of it in one line.
+    /// A write, with its request and result in one line.
     Written(WrittenRecord),
-    /// A change that happened, or an object of the state that the truth begins with.
+    /// A change that happened, or an object of the truth's initial state.
     Truth(TruthRecord),
-    /// How far the truth is whole.
+    /// The range of versions for which the truth is complete.
     Known(KnownRecord),
     /// The store may have forgotten history.
     Compacted(CompactedRecord),
     /// The server may have forgotten history.
     Window(WindowRecord),
-    /// Something was broken for a time.
+    /// A fault was active for a time.
     Fault(FaultRecord),
     /// A request that the server sent to its own upstream.
     Asked(AskedRecord),
 }
 
-/// What was run.
+/// The parameters of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunRecord {
     pub seed: u64,
-    /// The server that is judged.
+    /// The judged server.
     pub url: String,
-    /// Further servers of the same cluster, which clients go to as well and which are judged as it is.
+    /// Additional servers of the same cluster, which clients also use. They are judged in the same way.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,
-    /// Whether clients go on for as long as any server lets them, so that each begins once.
+    /// Whether clients resume for as long as any server permits it, so that each receives a state only once.
     #[serde(skip_serializing_if = "is_default")]
     pub begins_once: bool,
-    /// Wall-clock time, for people.
+    /// The wall-clock time, for display.
     pub started: String,
     pub truth: TruthSource,
     /// The command that repeats the run.
     pub command: String,
-    /// The server says that it holds at least so many last changes of each resource, whatever it has forgotten beyond
-    /// them. Without it, only [`CompactedRecord`] and [`WindowRecord`] justify a 410.
+    /// The server's declared minimum history, as a number of changes of each resource. Without it, only
+    /// [`CompactedRecord`] and [`WindowRecord`] justify a 410.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_changes: Option<u64>,
-    /// How long a change may take to be delivered to a watch that is open while nothing is broken. Without it, a watch
-    /// that is silent is never late.
+    /// How long the delivery of a change to an open watch may take while no fault is active. Without it, a silent watch
+    /// is never late.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience_ns: Option<u64>,
 }
 
-/// Where the truth was learnt.
+/// The source of the truth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TruthSource {
     /// A watch of the store itself.
     #[default]
     Etcd,
-    /// A watch at an apiserver, which is weaker: what it misses nobody misses.
+    /// A watch at an apiserver. This is weaker, because changes that it misses are not noticed.
     Direct,
 }
 
-/// A client asks.
+/// A request of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallRecord {
@@ -93,24 +93,24 @@ pub struct CallRecord {
     pub client: u32,
     pub at_ns: u64,
     pub verb: ReadVerb,
-    /// As it was sent: `/api/v1/namespaces/a/configmaps`.
+    /// The path as sent: `/api/v1/namespaces/a/configmaps`.
     pub path: String,
-    /// As it was sent, without the question mark.
+    /// The query as sent, without the question mark.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub query: String,
     #[serde(default, skip_serializing_if = "is_default")]
     pub encoding: RecordedEncoding,
     #[serde(default, skip_serializing_if = "is_default")]
     pub transport: Transport,
-    /// The operation that this one goes on from: of a watch, the list or the watch whose version it names; of a page,
-    /// the page before.
+    /// The operation that this one resumes. For a watch, it is the list or watch with the same version; for a page, the
+    /// previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes: Option<Op>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub server: AskedServer,
 }
 
-/// What is asked for.
+/// The kind of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadVerb {
@@ -120,7 +120,7 @@ pub enum ReadVerb {
     Watch,
 }
 
-/// In what form objects are asked for, and come.
+/// The encoding of objects in a request or a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordedEncoding {
@@ -134,7 +134,7 @@ pub enum RecordedEncoding {
     Table,
 }
 
-/// How a request travels.
+/// The transport of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -144,16 +144,16 @@ pub enum Transport {
     Ws,
 }
 
-/// Who is asked.
+/// The server that a request is sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AskedServer {
-    /// The server that is judged.
+    /// The judged server.
     #[default]
     Subject,
-    /// One of the further servers of a run ([`RunRecord::also`]), by its place there. It is judged as the first is.
+    /// An additional server of a run, by its index in [`RunRecord::also`]. It is judged like the first.
     Also(u8),
-    /// The apiserver behind it, for comparison. What it answers is not judged.
+    /// The apiserver behind the judged server, for comparison. Its responses are not judged.
     Direct,
 }
 
@@ -163,27 +163,27 @@ impl AskedServer {
     }
 }
 
-/// The answer's head, and all of it where it is no watch.
+/// The head of a response and, unless it is a watch, its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReturnRecord {
     pub op: Op,
     pub at_ns: u64,
-    /// 0 when no answer came: the connection broke, or the client gave up.
+    /// The status code; 0 if there was no response because the connection broke or the client gave up.
     pub code: u16,
     /// The version of a list, or of the object of a GET.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// What the answer's `Content-Type` says, where it is not what was asked for.
+    /// The encoding in the response's `Content-Type`, if it differs from the requested one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<RecordedEncoding>,
-    /// Whether the server says that the answer is from its memory, as kube-fanout does by `Kube-Fanout-Served: cache`.
+    /// Whether the server marked the response as cached, as kube-fanout does with `Kube-Fanout-Served: cache`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub from_memory: bool,
-    /// In the order of the answer.
+    /// The items in the order of the response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub items: Vec<RecordedItem>,
-    /// Whether the answer has a continue token, so that more pages follow.
+    /// Whether the response has a continue token, so that more pages follow.
     #[serde(default, skip_serializing_if = "is_default")]
     pub more: bool,
     /// `remainingItemCount`.
@@ -199,15 +199,15 @@ pub struct ReturnRecord {
 pub struct RecordedItem {
     pub key: String,
     pub version: u64,
-    /// A digest of its content; none where the encoding could not be read.
+    /// A digest of its content; `None` if the encoding could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// A digest of its bytes as they came.
+    /// A digest of its raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Digest>,
 }
 
-/// What a `Status` says, in an answer or an ERROR event.
+/// The content of a `Status` in a response or an ERROR event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecordedStatus {
@@ -217,12 +217,12 @@ pub struct RecordedStatus {
     pub reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The reason of the first of its causes, such as `ResourceVersionTooLarge`.
+    /// The reason of its first cause, such as `ResourceVersionTooLarge`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cause: String,
 }
 
-/// A watch delivers an event.
+/// An event of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventRecord {
@@ -236,16 +236,16 @@ pub struct EventRecord {
     /// 0 for an error.
     #[serde(default, skip_serializing_if = "is_default")]
     pub version: u64,
-    /// A digest of the object's content; none where the encoding could not be read, for a bookmark and for an error.
+    /// A digest of the object's content; `None` if the encoding could not be read, for a bookmark and for an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// A digest of the object's bytes as they came.
+    /// A digest of the object's raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Digest>,
-    /// Whether a bookmark is annotated as the end of the initial events.
+    /// Whether a bookmark has the annotation for the end of the initial events.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initial_end: bool,
-    /// What an error says.
+    /// The content of an error.
     #[serde(default, skip_serializing_if = "is_default")]
     pub status: RecordedStatus,
 }
@@ -263,7 +263,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// As it is on the wire and in a record.
+    /// Returns the name on the wire and in records.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Added => "ADDED",
@@ -275,7 +275,7 @@ impl EventKind {
     }
 }
 
-/// A watch is over.
+/// The end of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndRecord {
@@ -284,22 +284,22 @@ pub struct EndRecord {
     pub how: Ending,
 }
 
-/// How a watch is over.
+/// How a watch ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// The server ended it between two events.
+    /// The server ended it cleanly between two events.
     #[default]
     Clean,
-    /// The server ended it as if it were whole, within an event.
+    /// The server ended it cleanly within an event.
     Torn,
     /// The stream or its connection broke.
     Broken,
-    /// The client left.
+    /// The client ended it.
     Left,
 }
 
-/// Somebody wrote.
+/// A write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenRecord {
@@ -308,14 +308,15 @@ pub struct WrittenRecord {
     pub verb: WriteVerb,
     pub resource: String,
     pub key: String,
-    /// The version of what a deletion has deleted; none where the answer does not tell.
+    /// The version of the written object or, for a deletion, of the deleted object; `None` if the response does not
+    /// contain it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// 0 when no answer came: it may have happened, or may yet.
+    /// The status code; 0 if there was no response: the write may have happened, or may still happen.
     pub code: u16,
 }
 
-/// How somebody wrote.
+/// The kind of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WriteVerb {
@@ -326,7 +327,7 @@ pub enum WriteVerb {
     Delete,
 }
 
-/// A change that happened, or an object of the state that the truth begins with, which is ADDED at its own version.
+/// A change that happened, or an object of the truth's initial state, which is ADDED at its own version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TruthRecord {
@@ -336,9 +337,9 @@ pub struct TruthRecord {
     pub version: u64,
     #[serde(rename = "type")]
     pub kind: EventKind,
-    /// When it was learnt: it had happened by then.
+    /// When it was learnt. The change had happened by then.
     pub at_ns: u64,
-    /// A digest of the content; none for a deletion, and where it is not known.
+    /// A digest of the content; `None` for a deletion, or if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// A digest of the content as `PartialObjectMetadata`.
@@ -346,15 +347,15 @@ pub struct TruthRecord {
     pub metadata: Option<Digest>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// What field selectors may name, besides name and namespace; a field that is missing is `""`.
+    /// The fields for field selectors, besides name and namespace; a missing field is `""`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub source: TruthSource,
 }
 
-/// The truth about a resource has its whole state at `from`, and every change behind it up to `to`. Later lines say
-/// more, and what they say holds.
+/// The range of a resource's truth: the whole state at `from`, and every change after it up to `to`. Later lines
+/// replace earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownRecord {
@@ -364,16 +365,16 @@ pub struct KnownRecord {
     pub at_ns: u64,
 }
 
-/// The store may have forgotten everything before a version, except the state there.
+/// The store may have forgotten everything before a version, except the state at that version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompactedRecord {
     pub version: u64,
-    /// When it was asked to, or the last time at which it was known not to have done so.
+    /// When the compaction was requested, or the last time at which it was known not to have happened.
     pub at_ns: u64,
 }
 
-/// The server need not know changes at or below a version, for it began there or says that it has let go of them.
+/// The server may not have changes at or below a version, because it began there or has reported that it dropped them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowRecord {
@@ -381,14 +382,14 @@ pub struct WindowRecord {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource: String,
     pub version: u64,
-    /// When it may have done so at the earliest.
+    /// The earliest time at which this may have happened.
     pub at_ns: u64,
-    /// The one server that this is said of; all of them without it.
+    /// The server that this concerns; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<AskedServer>,
 }
 
-/// Something was broken for a time.
+/// A fault that was active for a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultRecord {
@@ -397,12 +398,12 @@ pub struct FaultRecord {
     pub to_ns: u64,
     /// How often it took effect: streams that were cut, requests that were refused.
     pub hits: u64,
-    /// Promises that nobody makes while it lasts, and, where they compare two moments, across it.
+    /// Promises that do not hold during the fault. Promises that compare two moments do not hold across it either.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waives: Vec<Promise>,
 }
 
-/// A request that the server sent to its own upstream, as a relay between them saw it.
+/// A request that the server sent to its own upstream, as recorded by a relay between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskedRecord {
@@ -413,9 +414,9 @@ pub struct AskedRecord {
     pub query: String,
     #[serde(default, skip_serializing_if = "is_default")]
     pub encoding: RecordedEncoding,
-    /// What it was answered; 0 when no answer came.
+    /// The status code; 0 if there was no response.
     pub code: u16,
-    /// Whether it is a client's own request that was passed on, as its user agent tells.
+    /// Whether this is a forwarded client request, by its user agent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forwarded: bool,
 }

@@ -8,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::record::{EventKind, Op, Record};
 
-/// Bytes that are gathered before they are written.
+/// The size of the write buffer.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes records down, a line each, until there is no more room.
+/// A writer of records, one per line, up to a maximum size.
 pub(super) struct Recorder {
     lines: Mutex<Lines>,
     bytes: AtomicU64,
@@ -23,28 +23,28 @@ pub(super) struct Recorder {
     counts: Mutex<RecordCounts>,
 }
 
-/// Where lines go.
+/// The destination of lines.
 enum Lines {
     File(PathBuf, BufWriter<File>),
     Memory(Vec<u8>),
 }
 
-/// What was written down so far, for people.
+/// Counts of records so far, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordCounts {
-    /// Events that were delivered to clients, initial ones included.
+    /// Events that were delivered to clients, including initial ones.
     pub events: u64,
-    /// Answers that are no watch.
+    /// Responses to lists and GETs.
     pub answers: u64,
     pub writes: u64,
-    /// Changes that are known to be true, and objects of the state at first.
+    /// True changes, including objects of the initial state.
     pub changes: u64,
-    /// What was broken.
+    /// Faults.
     pub faults: u64,
 }
 
 impl RecordCounts {
-    /// Counts one record more.
+    /// Counts one record.
     pub(super) fn add(&mut self, record: &Record) {
         match record {
             Record::Event(event) if event.kind < EventKind::Bookmark => self.events += 1,
@@ -63,7 +63,7 @@ impl Recorder {
         Ok(Self::to(Lines::File(path.to_owned(), file), bytes_max))
     }
 
-    /// A record that stays in memory, for [`take`](Self::take).
+    /// Returns a recorder whose records stay in memory, for [`take`](Self::take).
     pub(super) fn in_memory(bytes_max: u64) -> Self {
         Self::to(Lines::Memory(Vec::new()), bytes_max)
     }
@@ -80,7 +80,7 @@ impl Recorder {
         }
     }
 
-    /// A number that no other operation has.
+    /// Returns a new operation number.
     pub(super) fn op(&self) -> Op {
         self.next_op.fetch_add(1, Ordering::Relaxed)
     }
@@ -89,7 +89,7 @@ impl Recorder {
         let mut line = serde_json::to_vec(record).expect("records have text for keys");
         line.push(b'\n');
         let len = line.len() as u64;
-        // What happens at the end is written down even so: the truth must reach as far as what clients saw.
+        // Records are written even beyond the maximum, because the truth must cover everything that clients have seen.
         if self.bytes.fetch_add(len, Ordering::Relaxed) + len > self.bytes_max {
             self.full.cancel();
         }
@@ -104,7 +104,7 @@ impl Recorder {
         }
     }
 
-    /// Completes when the record is as long as it may be, or cannot be written.
+    /// Completes when the record has its maximum size, or cannot be written.
     pub(super) async fn full(&self) {
         self.full.cancelled().await;
     }
@@ -113,7 +113,7 @@ impl Recorder {
         *self.counts.lock()
     }
 
-    /// Writes what is left, and says where it is; nowhere, if it stayed in memory.
+    /// Writes the buffered lines and returns the file's path; the path is empty for a record in memory.
     pub(super) fn close(&self) -> io::Result<PathBuf> {
         let path = match &mut *self.lines.lock() {
             Lines::File(path, file) => file.flush().map(|()| path.clone())?,
@@ -125,7 +125,7 @@ impl Recorder {
         }
     }
 
-    /// The lines that stayed in memory; what comes later is not kept with them.
+    /// Returns the lines in memory. Later ones are not kept with them.
     pub(super) fn take(&self) -> Vec<u8> {
         match &mut *self.lines.lock() {
             Lines::File(..) => Vec::new(),

@@ -4,19 +4,19 @@ use super::history::History;
 use super::operation::Operation;
 use super::record::{AskedServer, EventKind, ReadVerb, RecordedStatus};
 
-/// Requests of one kind that the judged server refused, where no promise says whether it may.
+/// Requests of one kind that the judged server refused, without a promise about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedRequests {
     pub verb: ReadVerb,
     pub code: u16,
     pub count: u64,
-    /// What the first of them was told.
+    /// The message of the first refusal.
     pub message: String,
 }
 
 impl RefusedRequests {
-    /// All of them, by verb and code. A client may cope with each, and yet not get what it asked for: promises are
-    /// judged by answers alone.
+    /// Collects all of them, by verb and code. A client may handle each and still not get its data. No promise covers
+    /// this, because promises are judged by successful responses only.
     pub fn of(history: &History) -> Vec<Self> {
         let mut refused: BTreeMap<(&str, u16), Self> = BTreeMap::new();
         for op in history.operations.iter().filter(|op| op.server == AskedServer::Subject) {
@@ -35,8 +35,8 @@ impl std::fmt::Display for RefusedRequests {
     }
 }
 
-/// The code and the words of an error that nothing is judged by: an object that is not there is an answer, and 410 and
-/// versions of the future are `Expired`'s and `Future`'s.
+/// Returns the code and message of an error that no promise covers. A 404 for a missing object is an ordinary response,
+/// and `Expired` and `Future` cover 410 and future versions.
 fn refusal(op: &Operation) -> Option<(u16, &str)> {
     let head = op.answer.as_ref().filter(|answer| !(200..300).contains(&answer.code));
     let head = head.map(|answer| (answer.code, &answer.status));

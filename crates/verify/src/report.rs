@@ -7,11 +7,11 @@ use super::timeline_page::timeline;
 use super::{Judged, Outcome, RunVerdict, Violation};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// Violations of a promise that are told one by one.
+/// How many violations of a promise are listed.
 const TOLD_MAX: usize = 3;
 
-/// What a run came to as one page that needs nothing else, with what happened around the first violation; `record` is
-/// what was judged, and `notes` are what went wrong beside the promises.
+/// Renders a verdict as one self-contained page, with the timeline around the first violation. `record` is the judged
+/// record, and `notes` are problems that are not violations.
 ///
 /// # Errors
 /// If the record cannot be read again.
@@ -53,7 +53,7 @@ fn about(verdict: &RunVerdict) -> String {
     format!("Seed {}; {truth}.", verdict.run.seed)
 }
 
-/// The verdict, and the class of its colour.
+/// Returns the verdict in words, and the CSS class of its colour.
 fn word(verdict: &RunVerdict) -> (String, &'static str) {
     match (verdict.outcome(), verdict.first()) {
         (Outcome::Broken, Some(first)) => (format!("Violated: {}", first.promise), "violated"),

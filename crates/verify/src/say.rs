@@ -1,4 +1,4 @@
-//! Words for what was told and what should have been.
+//! Formats delivered and expected events for people.
 
 use super::digest::Digest;
 use super::history::History;
@@ -7,7 +7,7 @@ use super::record::{EventKind, RecordedEncoding};
 use super::truth::{ResourceTruth, TrueChange};
 use super::view::Expected;
 
-/// `MODIFIED a/x at 7`, `BOOKMARK at 7`.
+/// Formats an event: `MODIFIED a/x at 7`, `BOOKMARK at 7`.
 pub(super) fn told(history: &History, told: &Told) -> String {
     let kind = told.kind.as_str();
     match told.kind {
@@ -20,13 +20,13 @@ pub(super) fn told(history: &History, told: &Told) -> String {
     }
 }
 
-/// The same of an event that should have been.
+/// The same for an expected event.
 pub(super) fn expected(history: &History, truth: &ResourceTruth, expected: &Expected) -> String {
     let key = history.key(truth.changes[expected.change as usize].key);
     format!("{} {key} at {}", expected.kind.as_str(), expected.version)
 }
 
-/// `the change MODIFIED of a/x at 7`.
+/// Formats a change: `the change MODIFIED of a/x at 7`.
 pub(super) fn change(history: &History, change: &TrueChange) -> String {
     format!("the change {} of {} at {}", change.kind.as_str(), history.key(change.key), change.version)
 }

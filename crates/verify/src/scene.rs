@@ -12,30 +12,30 @@ use super::world::World;
 use base::Tasks;
 use probe::Target;
 
-/// What clients, writers and those who learn the truth have in common.
+/// The shared state of clients, writers and sources of truth.
 pub(super) struct Scene {
     pub(super) recorder: Recorder,
     pub(super) world: World,
-    /// The servers that are judged: the first one, and those that clients go to besides.
+    /// The judged servers: the first one, then the additional ones.
     pub(super) subjects: Vec<Target>,
-    /// Clients are informers that begin once.
+    /// Whether clients are informers that never relist on their own.
     pub(super) informers: bool,
     pub(super) links: SharedLinks,
     pub(super) frames: FramesOnce,
-    /// The apiserver behind it, where it is known.
+    /// The apiserver behind them, if it is known.
     pub(super) direct: Option<Target>,
     pub(super) seed: u64,
     pub(super) encodings: Vec<RecordedEncoding>,
     pub(super) transports: Vec<Transport>,
-    /// How many times as long clients take between two requests, and follow one watch.
+    /// The factor by which pauses between requests and the duration of watches are lengthened.
     pub(super) pace: u32,
-    /// Cancelled when clients are to leave.
+    /// Cancelled when clients must leave.
     pub(super) leave: CancellationToken,
     pub(super) tasks: Tasks,
     pub(super) notes: Notes,
 }
 
-/// What went wrong beside the promises, for people: each once, and how often.
+/// Problems that are not violations, for people: each text once, with its count.
 #[derive(Default)]
 pub(super) struct Notes(Mutex<Vec<(String, u64)>>);
 
@@ -58,7 +58,7 @@ impl Notes {
     }
 }
 
-/// Who draws numbers: each its own, so that what one draws does not depend on when others do.
+/// The users of random numbers. Each has its own generator, so that its draws do not depend on the timing of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Draws {
     Client(u32),
@@ -67,7 +67,7 @@ pub(super) enum Draws {
 }
 
 impl Scene {
-    /// The server that is judged first, or alone.
+    /// Returns the first judged server.
     pub(super) fn subject(&self) -> &Target {
         &self.subjects[0]
     }
@@ -80,7 +80,7 @@ impl Scene {
         }
     }
 
-    /// Those that clients may ask.
+    /// Returns the servers that clients may use.
     pub(super) fn servers(&self) -> impl Iterator<Item = AskedServer> + use<> {
         let also = u8::try_from(self.subjects.len().saturating_sub(1)).unwrap_or(u8::MAX);
         std::iter::once(AskedServer::Subject).chain((0..also).map(AskedServer::Also))
@@ -90,8 +90,7 @@ impl Scene {
         rng(self.seed, who)
     }
 
-    /// Waits as long as that is at the pace of the run, unless it is time to leave; says whether there is still
-    /// something to do.
+    /// Pauses for a time scaled by the run's pace, or until the end; returns `false` if clients must leave.
     pub(super) async fn pause(&self, time: Duration) -> bool {
         tokio::select! {
             biased;
@@ -110,7 +109,7 @@ fn rng(seed: u64, who: Draws) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (kind << 32) ^ u64::from(index))
 }
 
-/// A time between two bounds.
+/// Draws a duration between two bounds.
 pub(super) fn between(rng: &mut fastrand::Rng, least: Duration, most: Duration) -> Duration {
     least + most.saturating_sub(least).mul_f64(rng.f64())
 }

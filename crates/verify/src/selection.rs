@@ -1,36 +1,36 @@
-//! What a request selects, read without the code that is judged: a namespace, labels and fields.
+//! Parses the selection of a request, independently of the judged code: a namespace, labels and fields.
 
 use std::collections::BTreeMap;
 
-/// What selectors look at in an object, besides its key.
+/// The labels and fields of an object, besides its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct LabelsAndFields {
     pub(super) labels: BTreeMap<String, String>,
     pub(super) fields: BTreeMap<String, String>,
 }
 
-/// A namespace, or all, and what labels and fields must be.
+/// A namespace, or all, with requirements for labels and fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Selection {
-    /// Empty for all namespaces and where there are none.
+    /// Empty for all namespaces and for cluster-wide resources.
     pub(super) namespace: String,
     labels: Vec<(String, Test)>,
     fields: Vec<Term>,
 }
 
-/// What a label must be.
+/// A requirement for a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Test {
     Present,
     Absent,
     OneOf(Vec<String>),
-    /// An object without the label matches too.
+    /// An object without the label also matches.
     NoneOf(Vec<String>),
     Above(i64),
     Below(i64),
 }
 
-/// What a field must be.
+/// A requirement for a field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Term {
     field: String,
@@ -39,25 +39,25 @@ struct Term {
 }
 
 impl Selection {
-    /// `None` where a selector is malformed: what the server makes of it is no question of history.
+    /// Parses selectors. Returns `None` if one is malformed, because such requests do not concern history.
     pub(super) fn parse(namespace: &str, labels: &str, fields: &str) -> Option<Self> {
         let labels = pieces(labels, true).into_iter().map(label).collect::<Option<_>>()?;
         let fields = pieces(fields, false).into_iter().map(field).collect::<Option<_>>()?;
         Some(Self { namespace: namespace.to_owned(), labels, fields })
     }
 
-    /// Whether it is one object, by its namespace and name.
+    /// Whether it selects one object, by its namespace and name.
     pub(super) fn is_of_one(&self) -> bool {
         let names = self.fields.iter().any(|term| term.field == "metadata.name" && term.equal);
         names && !self.namespace.is_empty()
     }
 
-    /// Whether there is more than a namespace.
+    /// Whether it has a label or field selector.
     pub(super) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
 
-    /// Whether an object is within it as far as its key tells.
+    /// Whether an object's key matches the namespace and name.
     pub(super) fn covers(&self, key: &str) -> bool {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         let fits = |term: &Term| match term.field.as_str() {
@@ -68,7 +68,7 @@ impl Selection {
         (self.namespace.is_empty() || self.namespace == namespace) && self.fields.iter().all(fits)
     }
 
-    /// Whether labels and fields are as they must be, name and namespace apart.
+    /// Whether labels and fields match, except name and namespace.
     pub(super) fn admits(&self, object: &LabelsAndFields) -> bool {
         let fits = |term: &Term| {
             let found = object.fields.get(&term.field).map_or("", String::as_str);
@@ -98,7 +98,7 @@ impl Test {
     }
 }
 
-/// The parts between commas that stand in no parentheses (of labels) and behind no backslash (of fields).
+/// Splits at commas, except inside parentheses (of labels) and after a backslash (of fields).
 fn pieces(text: &str, parentheses: bool) -> Vec<&str> {
     let (mut found, mut start, mut depth, mut escaped) = (Vec::new(), 0, 0_usize, false);
     for (at, letter) in text.char_indices() {

@@ -1,4 +1,4 @@
-//! One run, from the first object that is made to the last record.
+//! One run, from the first created object to the last record.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,27 +22,27 @@ use base::Tasks;
 use probe::{ProgressLine, ShortClient, Target, TargetCredentials, WatchProtocol};
 
 const AGENT: &str = "kube-fanout-verify";
-/// The truth must be learnt as far as clients have seen within so long behind the end, or it is not whole.
+/// The time after the end within which the truth must be learnt up to the last version that clients saw.
 const TRUTH_WITHIN: Duration = Duration::from_secs(60);
-/// The state that the truth begins with.
+/// The time within which the truth's initial state must be learnt.
 const STATE_WITHIN: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(250);
-/// The time beyond what a change may take, so that what takes longer is seen.
+/// The time beyond the allowed delay, so that longer delays are detected.
 const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The record of a run, and what else is to be said about it.
+/// The record of a run, with the problems that are not violations.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     pub record: PathBuf,
     pub counts: RecordCounts,
-    /// What went wrong beside the promises.
+    /// Problems that are not violations.
     pub notes: Vec<String>,
 }
 
-/// Runs clients, writers and faults against a server, and writes down what they got and what was true.
+/// Runs clients, writers and faults against a server, and records the responses and the truth.
 ///
 /// # Errors
-/// If it could not be begun, or nothing of it can be judged.
+/// If the run could not start, or cannot be judged.
 pub async fn run(
     order: &VerifyOrder,
     progress: &ProgressLine,
@@ -72,7 +72,7 @@ async fn prepare_and_run(
         None => None,
     };
     progress.phase(format!("preparing {} at {}", order.resource, order.url));
-    // Definitions and namespaces are made where the truth is, if that is known.
+    // Definitions and namespaces are created at the source of truth, if it is known.
     let short = ShortClient::new(direct.as_ref().unwrap_or(&subjects[0]), WatchProtocol::H1, tasks);
     let resource = preparing::resource(&short, &order.resource).await?;
     let (notes, mut encodings) = (Notes::default(), order.encodings.clone());
@@ -101,7 +101,7 @@ async fn prepare_and_run(
         notes,
     });
     scene.recorder.put(&Record::Run(about(order)));
-    // What faults of an earlier run said is not this one's.
+    // The output of an earlier run's faults does not belong to this one.
     let _ = std::fs::remove_file(order.out.join(FAULTS_FILE));
     let session = Session { order, progress, stop, scene: &scene };
     let ran = session.run().await;
@@ -115,9 +115,9 @@ async fn prepare_and_run(
     Ok(Recorded { record, counts: scene.recorder.counts(), notes: scene.notes.take() })
 }
 
-/// The record's name, in the folder of a run.
+/// The record's file name in a run's directory.
 const RECORD_FILE: &str = "records.jsonl";
-/// What faults say, there too.
+/// The file name of the faults' output.
 const FAULTS_FILE: &str = "faults.log";
 
 fn about(order: &VerifyOrder) -> RunRecord {
@@ -164,7 +164,7 @@ impl Session<'_> {
         self.close(&learnt).await
     }
 
-    /// Begins to learn the truth; returns when the state is known that it begins with.
+    /// Starts to learn the truth; returns once its initial state is known.
     async fn learn(&self) -> Result<Arc<Learnt>, VerifyError> {
         let Self { order, scene, .. } = self;
         let tasks = &scene.tasks;
@@ -215,7 +215,7 @@ impl Session<'_> {
         count
     }
 
-    /// Every other writer writes past the server that is judged, where it is known how.
+    /// Starts the writers. Every second writer bypasses the judged server, if the apiserver is known.
     async fn write(&self, calm: &CancellationToken) {
         let Self { order, scene, .. } = self;
         let plan = WriterPlan { writers: order.writers, rate: order.rate };
@@ -234,7 +234,7 @@ impl Session<'_> {
         faults::run(self.scene.clone(), learnt.clone(), plan, calm.clone()).await;
     }
 
-    /// Waits for the end of the time, or what ends it before; says what that was.
+    /// Waits for the end of the run; returns the reason if it ends early.
     async fn until_over(&self, learnt: &Learnt, began: Instant) -> Option<String> {
         let scene = self.scene;
         let over = sleep(self.order.duration);
@@ -255,7 +255,7 @@ impl Session<'_> {
         }
     }
 
-    /// Gives the last changes the time that a change may take.
+    /// Waits for the delivery of the last changes.
     async fn settle(&self, learnt: &Learnt) {
         tokio::select! {
             () = sleep(self.order.patience + BEYOND_PATIENCE) => {}
@@ -264,7 +264,7 @@ impl Session<'_> {
         }
     }
 
-    /// Learns the truth as far as anybody has seen.
+    /// Learns the truth up to the last version that any participant has seen.
     async fn close(&self, learnt: &Learnt) -> Result<(), VerifyError> {
         let scene = self.scene;
         let target = scene.target(AskedServer::Direct);
@@ -290,7 +290,7 @@ impl Session<'_> {
     }
 }
 
-/// etcd, with certificates of its own.
+/// Returns etcd as a target, with its own certificates.
 async fn etcd_target(etcd: &EtcdOrder, credentials: &TargetCredentials) -> Result<Target, VerifyError> {
     let EtcdOrder { url, ca, certificate, key, .. } = etcd;
     let own = TargetCredentials {

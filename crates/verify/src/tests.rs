@@ -1,4 +1,4 @@
-//! Histories of whole runs: of a model that keeps every promise, and of the same spoiled in one place.
+//! Histories of whole runs: of a model that keeps every promise, and with one injected error.
 
 mod acts;
 mod model;
@@ -20,7 +20,7 @@ fn violations(records: &[Record]) -> Vec<Violation> {
     history.judge_all().into_iter().flat_map(|judged| judged.violations).collect()
 }
 
-/// As many cases as are asked for, and never few.
+/// Uses the configured number of cases, with a minimum.
 fn config() -> ProptestConfig {
     let config = ProptestConfig::default();
     ProptestConfig { cases: config.cases.max(500), ..config }
@@ -37,7 +37,7 @@ proptest! {
     }
 }
 
-/// How many runs of the model there are, the same each time.
+/// Returns this many runs of the model, the same each time.
 fn runs(count: usize) -> impl Iterator<Item = model::Model> {
     let mut runner = TestRunner::deterministic();
     let some = prop::collection::vec(acts::acts(), 2).prop_map(|acts| acts.concat());

@@ -1,14 +1,14 @@
-//! The highest version that was seen by a moment.
+//! The highest version seen by each moment.
 
-/// The highest version that was seen by each moment.
+/// The highest version seen by each moment.
 #[derive(Debug, Default)]
 pub(super) struct Witnessed {
-    /// Moments, and the highest version by then: both increase.
+    /// Moments with the highest version by then. Both increase.
     points: Vec<(u64, u64)>,
 }
 
 impl Witnessed {
-    /// From moments and versions in any order.
+    /// Builds it from moments and versions in any order.
     pub(super) fn new(mut points: Vec<(u64, u64)>) -> Self {
         points.sort_unstable();
         let mut highest = 0;
@@ -21,7 +21,7 @@ impl Witnessed {
         Self { points }
     }
 
-    /// The highest that was seen strictly before a moment; 0 if none was.
+    /// Returns the highest version seen strictly before a moment; 0 if none was.
     pub(super) fn before(&self, at_ns: u64) -> u64 {
         let next = self.points.partition_point(|(at, _)| *at < at_ns);
         next.checked_sub(1).map_or(0, |last| self.points[last].1)

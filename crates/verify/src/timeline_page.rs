@@ -1,4 +1,4 @@
-//! What happened around a violation, as a picture: a row for each client, one for what is true, one for the writers.
+//! Draws the timeline around a violation: a row for each client, one for the truth, one for the writers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -8,12 +8,12 @@ use std::path::Path;
 use super::html::{escaped, put};
 use super::record::{CallRecord, Op, Record};
 
-/// Before and behind what shows the violation.
+/// The time that is shown before and after the violation's records.
 const AROUND_NS: u64 = 400_000_000;
-/// A violation may be shown by records far apart: then its end is shown.
+/// The maximum time span. If the violation's records are further apart, the end is shown.
 const SPAN_NS_MAX: u64 = 15_000_000_000;
 const ROWS_MAX: usize = 40;
-/// What the line of a request begins with.
+/// The beginning of a request's line.
 const CALL: &str = "{\"call\"";
 const MARKS_MAX: usize = 6_000;
 const WIDTH: f64 = 1100.0;
@@ -21,17 +21,17 @@ const LEFT: f64 = 190.0;
 const ROW: f64 = 20.0;
 const TOP: f64 = 24.0;
 
-/// Who something is shown for. Their order is that of the rows.
+/// The rows, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     Truth,
     Writers,
-    /// The one whose operation shows the violation.
+    /// The client whose operation shows the violation.
     Culprit(u32),
     Client(u32),
 }
 
-/// Something to be drawn.
+/// A drawn element.
 #[derive(Debug)]
 struct Mark {
     who: Who,
@@ -39,7 +39,7 @@ struct Mark {
     to_ns: u64,
     class: &'static str,
     is_wrong: bool,
-    /// What is shown where somebody points at it.
+    /// The tooltip.
     about: String,
 }
 
@@ -48,7 +48,7 @@ struct Span {
     to_ns: u64,
 }
 
-/// The picture around the records of these lines, and the records themselves.
+/// Draws the timeline around the records of these lines, and prints the records.
 ///
 /// # Errors
 /// If the record cannot be read.
@@ -59,7 +59,7 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
             shown.push((number, text.to_owned(), time(record)));
         }
     })?;
-    // What was asked may be long ago; what came of it shows the violation.
+    // The request may be much older; its results show the violation.
     let answers = shown.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
     let span = Span::around(answers).or_else(|| Span::around(shown.iter().filter_map(|(.., at)| *at)));
     let Some(span) = span else { return Ok(String::new()) };
@@ -75,7 +75,7 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
     Ok(out)
 }
 
-/// Every record with its line, counted from 1.
+/// Calls `with` for every record with its line, counted from 1.
 fn each(record: &Path, mut with: impl FnMut(u32, &str, &Record)) -> io::Result<()> {
     for (number, line) in (1..).zip(BufReader::new(File::open(record)?).lines()) {
         let line = line?;
@@ -86,7 +86,7 @@ fn each(record: &Path, mut with: impl FnMut(u32, &str, &Record)) -> io::Result<(
     Ok(())
 }
 
-/// When it happened, or was over.
+/// Returns the time of a record, or of its end.
 fn time(record: &Record) -> Option<u64> {
     Some(match record {
         Record::Call(call) => call.at_ns,
@@ -125,7 +125,7 @@ struct Drawing<'a> {
     span: Span,
     lines: &'a [u32],
     op: Option<Op>,
-    /// What is under way, with its line.
+    /// Operations in progress, with their lines.
     calls: HashMap<Op, (u32, CallRecord)>,
     marks: Vec<Mark>,
     faults: Vec<(u64, u64, String)>,
@@ -166,7 +166,7 @@ impl Drawing<'_> {
         Some(if culprit == Some(call.client) { Who::Culprit(call.client) } else { Who::Client(call.client) })
     }
 
-    /// An operation is over, and becomes a bar.
+    /// Ends an operation and draws its bar.
     fn over(&mut self, op: Op, to_ns: u64, is_wrong: bool, how: &str) {
         let Some(who) = self.who(op) else { return };
         let Some((line, call)) = self.calls.get(&op) else { return };
@@ -186,7 +186,7 @@ impl Drawing<'_> {
     }
 
     fn svg(mut self) -> String {
-        // What is still under way at the end of the record.
+        // Operations still in progress at the end of the record.
         let open: Vec<_> = self.calls.keys().copied().filter(|op| Some(*op) != self.op).collect();
         let end = self.span.to_ns;
         open.into_iter().for_each(|op| self.over(op, end, false, "still open"));
@@ -209,7 +209,7 @@ impl Drawing<'_> {
             let y = TOP + ROW * (f64::from(*row) + 0.7);
             put(&mut out, format_args!("<text x=\"0\" y=\"{y:.1}\">{}</text>\n", name(*who)));
         }
-        // Bars first, so that events are on top of them.
+        // Bars are first, so that events are drawn on top of them.
         self.marks.sort_by_key(|mark| (mark.class != "bar", mark.from_ns));
         for mark in &self.marks {
             if let Some(row) = rows.get(&mark.who) {
@@ -232,7 +232,7 @@ impl Drawing<'_> {
 }
 
 impl Mark {
-    /// Something without a length.
+    /// Returns a mark without a length.
     fn at(at_ns: u64, about: &str) -> Self {
         let about = about.to_owned();
         Self { who: Who::Truth, from_ns: at_ns, to_ns: at_ns, class: "mark", is_wrong: false, about }

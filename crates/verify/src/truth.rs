@@ -1,10 +1,10 @@
-//! The truth about one resource: what its objects were at every version.
+//! The truth about one resource: its objects at every version.
 
 use super::digest::Digest;
 use super::names::KeyNumber;
 use super::record::{EventKind, RecordedEncoding};
 
-/// A change that happened, or an object of the state that the truth begins with.
+/// A change that happened, or an object of the truth's initial state.
 #[derive(Clone, Debug)]
 pub(super) struct TrueChange {
     pub(super) version: u64,
@@ -13,13 +13,13 @@ pub(super) struct TrueChange {
     pub(super) kind: EventKind,
     pub(super) digest: Option<Digest>,
     pub(super) metadata: Option<Digest>,
-    /// Number of what selectors look at.
+    /// The number of the object's labels and fields.
     pub(super) attributes: u32,
-    /// It had happened by then.
+    /// The change had happened by this time.
     pub(super) learnt_ns: u64,
-    /// The change of the same key before it.
+    /// The previous change of the same key.
     pub(super) before: Option<u32>,
-    /// The change of the same key behind it.
+    /// The next change of the same key.
     pub(super) after: Option<u32>,
     pub(super) line: u32,
 }
@@ -29,7 +29,7 @@ impl TrueChange {
         self.kind == EventKind::Deleted
     }
 
-    /// What a client that asks for this encoding reads; none where that is not known.
+    /// Returns the digest that a client with this encoding gets; `None` if it is unknown.
     pub(super) fn content(&self, encoding: RecordedEncoding) -> Option<Digest> {
         match encoding {
             RecordedEncoding::Json | RecordedEncoding::Protobuf => self.digest,
@@ -39,30 +39,30 @@ impl TrueChange {
     }
 }
 
-/// What is known of one resource: its state at `from`, and every change behind it up to `to`.
+/// The truth about one resource: its state at `from`, and every change after it up to `to`.
 #[derive(Debug, Default)]
 pub(super) struct ResourceTruth {
     pub(super) resource: String,
     pub(super) from: u64,
     pub(super) to: u64,
-    /// Moments, and how far the truth reached by then.
+    /// Moments, and the version that the truth had reached by each.
     pub(super) reached: Vec<(u64, u64)>,
-    /// Ordered by version, those of one version by key.
+    /// Sorted by version, then by key.
     pub(super) changes: Vec<TrueChange>,
-    /// Changes by key, those of one key by version.
+    /// Changes by key, then by version.
     by_key: Vec<(KeyNumber, u32)>,
 }
 
 impl ResourceTruth {
-    /// Nothing is known yet.
+    /// Returns an empty truth.
     pub(super) fn of(resource: &str) -> Self {
         Self { resource: resource.to_owned(), ..Self::default() }
     }
 
-    /// Orders and links the changes.
+    /// Sorts and links the changes.
     ///
     /// # Errors
-    /// The line of a change that cannot have happened, and why: then nothing can be judged by it.
+    /// The line of a change that cannot have happened, and the reason. Then nothing can be judged by this truth.
     pub(super) fn link(&mut self) -> Result<(), (u32, String)> {
         self.changes.sort_by_key(|change| (change.version, change.key));
         self.by_key = (0..).zip(&self.changes).map(|(at, change)| (change.key, at)).collect();
@@ -103,20 +103,21 @@ impl ResourceTruth {
         self.to > 0 && (self.from..=self.to).contains(&version)
     }
 
-    /// The change of a key at a version.
+    /// Returns the index of a key's change at a version.
     pub(super) fn change_at(&self, key: KeyNumber, version: u64) -> Option<u32> {
         let at = self.changes.binary_search_by_key(&(version, key), |change| (change.version, change.key)).ok()?;
         u32::try_from(at).ok()
     }
 
-    /// The last change of a key that is not behind a version; the key exists there unless it is a deletion.
+    /// Returns the last change of a key up to and including a version. The key exists there unless the change is a
+    /// deletion.
     pub(super) fn state_of(&self, key: KeyNumber, version: u64) -> Option<&TrueChange> {
         let of_key = self.of_key(key);
         let behind = of_key.partition_point(|(_, at)| self.changes[*at as usize].version <= version);
         behind.checked_sub(1).map(|at| &self.changes[of_key[at].1 as usize])
     }
 
-    /// The first change of a key behind a version that is as wanted.
+    /// Returns the first change of a key after a version that satisfies the condition.
     pub(super) fn next_of(
         &self,
         key: KeyNumber,
@@ -127,14 +128,14 @@ impl ResourceTruth {
         changes.filter(|change| change.version > version).find(|change| wanted(change))
     }
 
-    /// The first change between two versions of an object that is not the same at both.
+    /// Returns the first change between two versions of an object that differs between them.
     pub(super) fn difference(&self, from: u64, to: u64) -> Option<&TrueChange> {
         let lacks = |key, at| self.state_of(key, at).is_none_or(TrueChange::is_deletion);
         let mut behind = self.changes[self.index_behind(from)..].iter().take_while(|change| change.version <= to);
         behind.find(|change| !lacks(change.key, from) || !lacks(change.key, to))
     }
 
-    /// Where the changes behind a version begin.
+    /// Returns the index of the first change after a version.
     pub(super) fn index_behind(&self, version: u64) -> usize {
         self.changes.partition_point(|change| change.version <= version)
     }
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!((deletion.before, deletion.after), (Some(1), Some(4)));
         assert_eq!(truth.next_of(KeyNumber(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
         let differs = |from, to| truth.difference(from, to).map(|change| change.version);
-        // Before 1 and at 6 there is no object 1; in between it came and went.
+        // Object 1 does not exist before 1 and at 6; in between it was created and deleted.
         assert_eq!([differs(0, 6), differs(0, 3), differs(1, 3), differs(5, 6)], [Some(5), Some(1), Some(3), None]);
         assert_eq!(differs(0, 4), Some(1));
     }

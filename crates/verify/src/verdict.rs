@@ -1,4 +1,4 @@
-//! The verdict on a run, and its words.
+//! The verdict on a run, and its text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,26 +12,26 @@ use super::record::{RunRecord, TruthSource};
 use super::refused_requests::RefusedRequests;
 use super::violation::{Judged, Violation};
 
-/// What must have happened for a run to say anything.
+/// The minimum for a conclusive run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub least: Counts,
-    /// Promises of which some instance must have been judged.
+    /// Promises of which at least one instance must have been judged.
     pub judged: BTreeSet<Promise>,
 }
 
-/// What became of a run.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Every promise was kept wherever it was judged.
     Kept,
-    /// Some promise was broken.
+    /// At least one promise was broken.
     Broken,
-    /// Nothing was broken, and too little happened to say more.
+    /// Nothing was broken, but too little happened for a conclusion.
     Void,
 }
 
-/// What became of each promise in a run.
+/// The verdict on each promise of a run.
 #[derive(Clone, Debug)]
 pub struct RunVerdict {
     pub run: RunRecord,
@@ -39,9 +39,9 @@ pub struct RunVerdict {
     pub hops: Hops,
     /// In the order of [`Promise::ALL`].
     pub judged: Vec<Judged>,
-    /// What was refused beside them.
+    /// Refusals that no promise covers.
     pub refused: Vec<RefusedRequests>,
-    /// What there was too little of.
+    /// The counts that are below the minimum.
     pub lacks: Vec<String>,
 }
 
@@ -65,14 +65,14 @@ impl RunVerdict {
         }
     }
 
-    /// The violation that shows first, by the last record that it takes to see it.
+    /// Returns the violation that appears first, by the last record that shows it.
     pub fn first(&self) -> Option<&Violation> {
         let all = self.judged.iter().flat_map(|judged| &judged.violations);
         all.min_by_key(|violation| violation.lines.last().copied())
     }
 
-    /// For a terminal: each promise with how often it was judged, and the first violation in full. `records` are the
-    /// texts of the lines that the violation names, as [`excerpt`] finds them.
+    /// Formats the verdict for a terminal: how often each promise was judged, and the first violation in full.
+    /// `records` are the texts of the lines in the violation, from [`excerpt`].
     pub fn text(&self, records: &BTreeMap<u32, String>) -> String {
         let mut text = String::new();
         let source = match self.run.truth {
@@ -119,7 +119,7 @@ fn words(judged: &Judged) -> String {
 }
 
 impl Outcome {
-    /// What a process that found it exits with.
+    /// Returns the exit code of the process.
     pub fn code(self) -> u8 {
         match self {
             Self::Kept => 0,
@@ -129,10 +129,10 @@ impl Outcome {
     }
 }
 
-/// The lines of those numbers.
+/// Returns the lines with these numbers.
 ///
 /// # Errors
-/// The reader's.
+/// Errors of the reader.
 pub fn excerpt(from: impl BufRead, lines: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
     let mut found = BTreeMap::new();
     for (number, line) in (1..).zip(from.lines()) {

@@ -1,4 +1,4 @@
-//! What one selection of a resource shows: the events that a watch of it must get, and its state at every version.
+//! A resource seen through one selection: the events that a watch of it must get, and its state at every version.
 
 use super::names::{KeyNumber, Keys};
 use super::record::EventKind;
@@ -7,18 +7,18 @@ use super::truth::{ResourceTruth, TrueChange};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An event that each watch of the selection gets.
+/// An event that each watch of the selection must get.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     pub(super) version: u64,
-    /// Its change in the truth.
+    /// The index of its change in the truth.
     pub(super) change: u32,
-    /// As who selects so sees it.
+    /// The event type for this selection.
     pub(super) kind: EventKind,
     sum: Sum,
 }
 
-/// A state as a number: two states of the same count and mix are the same.
+/// A fingerprint of a state: two states with the same count and mix are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) count: u32,
@@ -37,7 +37,7 @@ impl Sum {
     }
 }
 
-/// Spreads a key and a version over 64 bits, as splitmix64 does.
+/// Hashes a key and a version to 64 bits, as splitmix64 does.
 fn mixed(key: KeyNumber, version: u64) -> u64 {
     let mut mix = version.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(key.0).wrapping_mul(0xd1b5_4a32_d192_ed03);
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
@@ -49,10 +49,10 @@ fn mixed(key: KeyNumber, version: u64) -> u64 {
 /// One selection of a resource.
 #[derive(Debug)]
 pub(super) struct SelectionView {
-    /// Which truth it is of.
+    /// The index of its truth.
     pub(super) truth: usize,
     pub(super) selection: Selection,
-    /// What matches at the version that the truth begins with, by change.
+    /// The matching objects at the beginning of the truth, by change.
     initial: Vec<u32>,
     initial_sum: Sum,
     /// In the order of the truth.
@@ -105,44 +105,44 @@ impl SelectionView {
         Self { truth: at, selection, initial, initial_sum, events }
     }
 
-    /// Where the events behind a version begin.
+    /// Returns the index of the first event after a version.
     pub(super) fn index_behind(&self, version: u64) -> usize {
         self.events.partition_point(|event| event.version <= version)
     }
 
-    /// Where the event of a change is, if there is one.
+    /// Returns the index of a change's event, if there is one.
     pub(super) fn position(&self, change: u32) -> Option<usize> {
         self.events.binary_search_by_key(&change, |event| event.change).ok()
     }
 
-    /// Whether the object that a change left is part of the state that the truth begins with.
+    /// Whether the result of a change is part of the truth's initial state.
     pub(super) fn is_initial(&self, change: u32) -> bool {
         self.initial.binary_search(&change).is_ok()
     }
 
-    /// The state at a version that the truth knows.
+    /// Returns the state at a version that the truth knows.
     pub(super) fn sum_at(&self, version: u64) -> Sum {
         self.index_behind(version).checked_sub(1).map_or(self.initial_sum, |last| self.events[last].sum)
     }
 
-    /// The states at versions, which must not decrease, one by one.
+    /// Returns an iterator over states. The requested versions must not decrease.
     pub(super) fn replay<'a>(&'a self, truth: &'a ResourceTruth) -> Replay<'a> {
         let state = self.initial.iter().map(|change| (truth.changes[*change as usize].key, *change)).collect();
         Replay { view: self, truth, next: 0, state }
     }
 }
 
-/// A state that moves on.
+/// A state that advances from version to version.
 pub(super) struct Replay<'a> {
     view: &'a SelectionView,
     truth: &'a ResourceTruth,
     next: usize,
-    /// The change that each object was left by, in the order of lists.
+    /// The last change of each object, in the order of lists.
     state: BTreeMap<KeyNumber, u32>,
 }
 
 impl Replay<'_> {
-    /// The objects at a version, each with the change that left it.
+    /// Returns the objects at a version, each with its last change.
     pub(super) fn at(&mut self, version: u64) -> &BTreeMap<KeyNumber, u32> {
         while let Some(event) = self.view.events.get(self.next).filter(|event| event.version <= version) {
             let key = self.truth.changes[event.change as usize].key;

@@ -1,10 +1,10 @@
-//! What a judge finds.
+//! The findings of a judge.
 
 use super::operation::Operation;
 use super::promise::Promise;
 use super::record::Op;
 
-/// A promise that was not kept once.
+/// One violation of a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub promise: Promise,
@@ -16,19 +16,19 @@ pub struct Violation {
     pub lines: Vec<u32>,
 }
 
-/// What became of one promise.
+/// The verdict on one promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
     pub promise: Promise,
-    /// How often it could have been broken. What was judged never was not kept: it was not judged.
+    /// How often it was judged. With 0, it was neither kept nor broken.
     pub instances: u64,
     /// How often it was broken.
     pub broken: u64,
-    /// The first of those, in the order of their records.
+    /// The first violations, in the order of their records.
     pub violations: Vec<Violation>,
 }
 
-/// How many violations of a promise are kept; the rest is counted.
+/// How many violations of a promise are kept; further ones are only counted.
 const VIOLATIONS_MAX: usize = 100;
 
 impl Judged {
@@ -36,7 +36,7 @@ impl Judged {
         Self { promise, instances: 0, broken: 0, violations: Vec::new() }
     }
 
-    /// Notes a violation, unless there are so many that it is only counted.
+    /// Adds a violation, or only counts it beyond the maximum.
     pub(super) fn violation(&mut self, op: &Operation, lines: &[u32], words: impl FnOnce() -> (String, String)) {
         self.broken += 1;
         if self.has_room() {
@@ -48,7 +48,7 @@ impl Judged {
         }
     }
 
-    /// Notes a violation that no operation of a client shows.
+    /// Adds a violation that no client operation shows.
     pub(super) fn violation_of_none(&mut self, lines: Vec<u32>, expected: String, got: String) {
         self.broken += 1;
         if self.has_room() {
@@ -61,7 +61,7 @@ impl Judged {
         self.violations.len() < VIOLATIONS_MAX
     }
 
-    /// Puts the first violation first: the one whose last record is the earliest.
+    /// Sorts the violations by their last record, earliest first.
     pub(super) fn sorted(mut self) -> Self {
         self.violations.sort_by_key(|violation| violation.lines.last().copied());
         self

@@ -13,36 +13,36 @@ pub struct VerifiedResource {
     pub kind: String,
 }
 
-/// What there is to be written and read: which objects, where, under which labels, and how far it has come.
+/// The objects of a run: their names, namespaces and labels, and the newest version.
 pub(super) struct World {
     pub(super) resource: VerifiedResource,
     pub(super) namespaces: Vec<String>,
     pub(super) objects: usize,
-    /// The newest version that anybody has seen.
+    /// The newest version that any participant has seen.
     latest: AtomicU64,
-    /// Versions of writes, the last ones.
+    /// The versions of the last writes.
     recent: Mutex<VecDeque<u64>>,
 }
 
-/// Names of namespaces begin so.
+/// The prefix of namespace names.
 const NAMESPACE: &str = "kube-fanout-verify";
-/// The group of what verify brings with it: a custom resource is stored as JSON whatever the apiserver's flags are.
+/// The API group of verify's own resource. A custom resource is stored as JSON with any apiserver flags.
 pub(super) const OWN_GROUP: &str = "verify.kube-fanout.io";
-/// What distinguishes them. Some are beginnings of others: whoever compares by prefix confuses them.
+/// The suffixes of namespace names. Some are prefixes of others, which exposes comparison by prefix.
 const ENDS: [&str; 6] = ["", "-a", "-a-b", "-b", "a", "-c"];
-/// Labels that selectors ask for.
+/// The labels that selectors use.
 const GROUP: &str = "verify.kube-fanout.io/group";
 const TIER: &str = "verify.kube-fanout.io/tier";
 const GROUPS: [&str; 3] = ["red", "green", "blue"];
 const TIERS: [&str; 2] = ["1", "2"];
 const RECENT_MAX: usize = 256;
-/// Names of objects begin so.
+/// The prefix of object names.
 const OBJECT: &str = "verify-object-";
-/// The object that is written behind all others.
+/// The object that is written after all others.
 pub(super) const FENCE: &str = "verify-fence";
 
 impl VerifiedResource {
-    /// As the apiserver names it in messages: `configmaps`, `deployments.apps`.
+    /// Returns the name in the apiserver's messages: `configmaps`, `deployments.apps`.
     pub(super) fn name(&self) -> String {
         if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
     }
@@ -56,7 +56,7 @@ impl VerifiedResource {
         format!("/{api}/{}", self.api_version())
     }
 
-    /// Where its objects are: of one namespace, or of all.
+    /// Returns the path of its objects, in one namespace or in all.
     pub(super) fn collection(&self, namespace: Option<&str>) -> String {
         let (root, plural) = (self.root(), &self.plural);
         match namespace {
@@ -65,7 +65,7 @@ impl VerifiedResource {
         }
     }
 
-    /// Where etcd has it, by the apiserver's own layout, which is another one for some old resources.
+    /// Returns its key prefix in etcd, by the apiserver's default layout. Some old resources have another one.
     pub(super) fn etcd_prefix(&self) -> String {
         if self.group.is_empty() {
             format!("/registry/{}/", self.plural)
@@ -83,12 +83,12 @@ impl World {
 
     pub(super) const NAMESPACES_MAX: usize = ENDS.len();
 
-    /// Namespace and name of the `n`-th object.
+    /// Returns the namespace and name of the `n`-th object.
     pub(super) fn object(&self, n: usize) -> (&str, String) {
         (&self.namespaces[n % self.namespaces.len()], format!("{OBJECT}{n}"))
     }
 
-    /// Where the resource keeps what it is about, as far as that may be anything: content besides the metadata.
+    /// Returns the member for free-form content besides the metadata, if the resource has one.
     pub(super) fn content(&self) -> Option<&'static str> {
         match (self.resource.group.as_str(), self.resource.plural.as_str()) {
             ("", "configmaps") => Some("data"),
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    /// Whether an object of that name was made by a run.
+    /// Whether an object with that name was created by a run.
     pub(super) fn is_ours(name: &str) -> bool {
         name.starts_with(OBJECT) || name == FENCE
     }
@@ -106,7 +106,7 @@ impl World {
         format!("{}/{name}", self.resource.collection(Some(namespace)))
     }
 
-    /// Labels as a writer draws them: most objects have a group, some a tier, some neither.
+    /// Draws labels: most objects have a group, some a tier, some neither.
     pub(super) fn labels(rng: &mut fastrand::Rng) -> Vec<(&'static str, &'static str)> {
         let mut labels = Vec::new();
         if rng.u8(..10) > 0 {
@@ -118,12 +118,12 @@ impl World {
         labels
     }
 
-    /// The labels that a merge patch must name to take away.
+    /// Returns the labels that a merge patch must name to remove them.
     pub(super) fn label_keys() -> [&'static str; 2] {
         [GROUP, TIER]
     }
 
-    /// A label selector: equality, sets, presence and their opposites.
+    /// Draws a label selector: equality, sets, presence and their opposites.
     pub(super) fn label_selector(rng: &mut fastrand::Rng) -> String {
         let (one, other) = (GROUPS[rng.usize(..GROUPS.len())], GROUPS[rng.usize(..GROUPS.len())]);
         match rng.u8(..7) {
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// A field selector that every resource has.
+    /// Draws a field selector that every resource supports.
     pub(super) fn field_selector(&self, rng: &mut fastrand::Rng) -> String {
         let (namespace, name) = self.object(rng.usize(..self.objects));
         match rng.u8(..4) {
@@ -163,7 +163,7 @@ impl World {
         self.latest.load(Ordering::Relaxed)
     }
 
-    /// A version that was written a short while ago; the newest one that is known before there was any.
+    /// Returns a recently written version; the newest known one before the first write.
     pub(super) fn recent(&self, rng: &mut fastrand::Rng) -> u64 {
         let recent = self.recent.lock();
         if recent.is_empty() { self.latest() } else { recent[rng.usize(..recent.len())] }

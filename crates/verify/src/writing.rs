@@ -1,5 +1,5 @@
-//! Writers: who changes objects so that every selector's matches change, each its own objects, and writes down when it
-//! asked, when it was answered, and what version came of it.
+//! Writers that change objects such that every selector's matches change. Each writes its own objects, and records the
+//! time of each request, of its response, and the resulting version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +20,21 @@ use probe::{ShortClient, ShortReply, Target, WatchProtocol};
 const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
 const PAYLOAD: &str = "verify.kube-fanout.io/payload";
-/// Now and then an object is large. Annotations of one object may have 256 KiB together.
+/// The size of a large object's content; a few objects are large. Annotations of one object may have 256 KiB in total.
 const LARGE_BYTES: (usize, usize) = (32 << 10, 160 << 10);
 const SMALL_BYTES: (usize, usize) = (10, 400);
-/// Closing updates are tried so often: what is not written then is not waited for.
+/// How often a closing update is tried. A write that still fails is skipped.
 const CLOSING_TRIES: u32 = 20;
 
-/// Who writes, and how often.
+/// The number and rate of writers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriterPlan {
     pub(super) writers: u32,
-    /// Writes in a second, of all of them together.
+    /// Writes per second of all writers together.
     pub(super) rate: f64,
 }
 
-/// What a writer knows of one of its objects.
+/// A writer's knowledge of one of its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Unknown,
@@ -46,15 +46,15 @@ struct Writer {
     scene: Arc<Scene>,
     client: ShortClient,
     rng: fastrand::Rng,
-    /// Numbers of its objects, with what it knows of each.
+    /// The numbers of its objects, with its knowledge of each.
     objects: Vec<(usize, Standing)>,
-    /// Between two writes, on average.
+    /// The average time between two writes.
     pause: Duration,
     writes: u64,
 }
 
-/// Runs one writer until `calm`, and then changes each of its objects once more: so every watch has something to come
-/// to, and what was lost before is missed.
+/// Runs one writer until `calm`, and then changes each of its objects once more. So every watch has a last event, which
+/// exposes earlier losses.
 pub(super) async fn run(scene: Arc<Scene>, number: u32, plan: WriterPlan, target: Target, calm: CancellationToken) {
     let mine = (0..scene.world.objects).filter(|n| n % plan.writers as usize == number as usize);
     let objects = mine.map(|n| (n, Standing::Unknown)).collect();
@@ -68,7 +68,7 @@ pub(super) async fn run(scene: Arc<Scene>, number: u32, plan: WriterPlan, target
     };
     while !calm.is_cancelled() && !writer.objects.is_empty() {
         writer.write_one().await;
-        // Some come in a row.
+        // Some writes follow each other without a pause.
         let wait = if writer.rng.u8(..8) == 0 { Duration::ZERO } else { writer.pause.mul_f64(2.2 * writer.rng.f64()) };
         tokio::select! {
             biased;
@@ -79,7 +79,7 @@ pub(super) async fn run(scene: Arc<Scene>, number: u32, plan: WriterPlan, target
     writer.close().await;
 }
 
-/// Writes go as the first transport does that can carry them.
+/// Returns the protocol for writes: HTTP/2 if the run uses it, otherwise HTTP/1.1.
 pub(super) fn protocol(scene: &Scene) -> WatchProtocol {
     if scene.transports.contains(&Transport::H2) { WatchProtocol::H2 } else { WatchProtocol::H1 }
 }
@@ -87,7 +87,7 @@ pub(super) fn protocol(scene: &Scene) -> WatchProtocol {
 impl Writer {
     async fn write_one(&mut self) {
         let at = self.rng.usize(..self.objects.len());
-        // Drawn whether or not they are needed.
+        // All values are drawn whether or not they are used.
         let (dice, large) = (self.rng.u8(..20), self.rng.u8(..50) == 0);
         let (labels, payload) = (World::labels(&mut self.rng), self.payload(large));
         let (n, standing) = self.objects[at];
@@ -111,7 +111,7 @@ impl Writer {
         format!("{}-{:x}-{filling}", self.writes, self.rng.u64(..))
     }
 
-    /// The last change of every object that is there.
+    /// Changes every existing object once more.
     async fn close(&mut self) {
         for at in 0..self.objects.len() {
             for attempt in 1..=CLOSING_TRIES {
@@ -148,7 +148,7 @@ impl Writer {
         object
     }
 
-    /// Content besides the metadata, with characters that encoders write in several ways.
+    /// Adds content besides the metadata, with characters that encoders escape differently.
     fn fill(&self, object: &mut Value, payload: &str) {
         if let Some(place) = self.scene.world.content() {
             let (number, _) = payload.split_once('-').unwrap_or((payload, ""));
@@ -158,7 +158,7 @@ impl Writer {
     }
 
     async fn create(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> Standing {
-        // If somebody has it already, it was we: in a run before, or in a request whose answer was lost.
+        // An existing object was created by verify itself, in an earlier run or by a request whose response was lost.
         standing(self.send(WriteVerb::Create, n, self.object(n, labels, payload, None), None).await)
     }
 
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// Sends one write and writes it down: the code, and the version that came of it.
+    /// Sends one write and records it; returns the code and the resulting version.
     async fn send(&self, verb: WriteVerb, n: usize, body: Value, deleted: Option<u64>) -> (u16, Option<u64>) {
         let world = &self.scene.world;
         let (namespace, name) = world.object(n);
@@ -228,12 +228,12 @@ impl Writer {
     }
 }
 
-/// Deletes at once, also what usually has time to go.
+/// Returns options that delete at once, without a grace period.
 pub(super) fn delete_options() -> Value {
     json!({"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
 }
 
-/// What is known of an object after a write that was to make or change it.
+/// Returns the writer's knowledge of an object after a create or an update.
 fn standing(answer: (u16, Option<u64>)) -> Standing {
     match answer {
         (200..=299, Some(version)) => Standing::At(version),
@@ -242,13 +242,14 @@ fn standing(answer: (u16, Option<u64>)) -> Standing {
     }
 }
 
-/// The version in an answer that is an object.
+/// Returns the version of an object in a response.
 fn version(reply: &ShortReply) -> Option<u64> {
     let object: Value = serde_json::from_slice(&reply.body).ok()?;
     object["metadata"]["resourceVersion"].as_str()?.parse().ok()
 }
 
-/// Writes once more, behind everything that anybody has seen; the version of it, once it could be written.
+/// Writes once more, after everything that any participant has seen. Returns the version, or `None` if the write
+/// failed.
 pub(super) async fn fence(scene: &Scene, target: &Target) -> Option<u64> {
     let client = ShortClient::new(target, protocol(scene), &scene.tasks);
     let world = &scene.world;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::silence::StreamSilence;
 use super::{LIVED, Reflector, State};
-use crate::cache::{CacheReader, FeedEnd, FeedState, ResumeMarker};
+use crate::cache::{FeedEnd, FeedState, ResumeMarker};
 use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
@@ -15,7 +15,6 @@ use crate::reflect::session::{self, BrokenStream, StreamStep};
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
-use base::mutant;
 use kubeapi::ResourceVersion;
 
 /// A stream that ends cleanly within this time without an item counts as a refusal.
@@ -116,9 +115,6 @@ impl Reflector {
                 && let Some(next) = self.examine(&witness, item, at)
             {
                 return (next, None);
-            }
-            if mutant(14) {
-                wait_for_readers(&self.means.upstream.feed.reader).await;
             }
             if item.is_err() {
                 self.settle_at_the_end(silence);
@@ -332,15 +328,5 @@ impl Reflector {
         let announced = proof.announced || self.means.upstream.feed.is_followed_by_proxies();
         self.writer.advance(proof.until, announced);
         Ok(proof.until)
-    }
-}
-
-/// Waits until all readers have read everything, for a tenth of a second at most. Only a mutant uses it.
-async fn wait_for_readers(reader: &CacheReader) {
-    for _ in 0..100 {
-        if !reader.is_somebody_behind() {
-            return;
-        }
-        sleep(Duration::from_millis(1)).await;
     }
 }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use base::{mutant, random};
+use base::random;
 use kubeapi::WatchTimeout;
 
 /// The timers of a watch.
@@ -26,7 +26,6 @@ impl Clock {
             WatchTimeout::Over => Duration::ZERO,
             WatchTimeout::Lasts(length) => length.min(LASTS_MAX),
         };
-        let lasts = if mutant(27) { lasts / 1000 } else { lasts };
         let deadline = received + lasts;
         Self { deadline, next_bookmark: (received + BOOKMARK_PERIOD).min(Self::last_bookmark(received, deadline)) }
     }

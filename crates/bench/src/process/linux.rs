@@ -1,4 +1,4 @@
-//! What `/proc` says of processes and of the machine.
+//! Reads process and machine figures from `/proc`.
 
 use std::fs;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::{Machine, Sample};
 
 pub(super) const NAME: &str = "Linux";
-/// Clock ticks of `/proc`, which Linux fixed at a hundred a second.
+/// The unit of CPU times in `/proc`. Linux fixed it at a hundred ticks a second.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// What it has cost so far, as far as it may be read.
+/// Returns the process's resource usage so far, as far as it is readable.
 pub(super) fn sample(pid: u32) -> Sample {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let rollup = read("smaps_rollup").unwrap_or_default();
@@ -22,12 +22,12 @@ pub(super) fn sample(pid: u32) -> Sample {
     }
 }
 
-/// User and system time alone, which is read without disturbing it.
+/// Returns only the user and system time, which are read without disturbing the process.
 pub(super) fn cpu(pid: u32) -> Option<Duration> {
     fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(cpu_of_stat)
 }
 
-/// Forgets the peak so far, if we may.
+/// Resets the peak memory; returns `false` without the permission to do so.
 pub(super) fn reset_peak(pid: u32) -> bool {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").is_ok()
 }
@@ -44,7 +44,7 @@ pub(super) fn machine(cores: usize) -> Machine {
     }
 }
 
-/// User and system time; the fields are counted from behind the name, which may hold anything.
+/// Parses user and system time. The fields are counted from the end of the name, which may contain any character.
 fn cpu_of_stat(stat: &str) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<u64>);

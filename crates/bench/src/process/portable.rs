@@ -1,4 +1,4 @@
-//! In place of what only `/proc` says: nothing is known, and what is not known is not shown.
+//! A substitute for platforms without `/proc`: every figure is unknown, and unknown figures are not shown.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ fn put(number: u8, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A pod with the annotation, padded, whose managed fields name the annotation before they say anything.
+/// Returns a pod with the annotation, padded. Its managed fields name the annotation before it occurs.
 fn pod() -> Vec<u8> {
     let entry = [put(1, WRITTEN_AT.as_bytes()), put(2, b"777")].concat();
     let meta = [
@@ -29,8 +29,8 @@ fn pod() -> Vec<u8> {
     [put(1, &meta.concat()), put(2, b"spec")].concat()
 }
 
-/// A watch event in `application/vnd.kubernetes.protobuf`, without the length before it: a `WatchEvent` with the object
-/// as `k8s\0` and a `runtime.Unknown`.
+/// Returns a watch event in `application/vnd.kubernetes.protobuf`, without its length prefix: a `WatchEvent` with the
+/// object as `k8s\0` and a `runtime.Unknown`.
 fn protobuf(kind: &str, body: &[u8]) -> Vec<u8> {
     let type_meta = [put(1, b"v1"), put(2, b"Pod")].concat();
     let unknown = [&b"k8s\0"[..], &put(1, &type_meta), &put(2, body), &put(3, b""), &put(4, b"")].concat();

@@ -16,10 +16,10 @@ use super::super::words::Storm;
 use base::Tasks;
 use probe::{self, Ask, LinkError, OpenedLink, Sender, Target, WatchProtocol, Windows};
 
-/// How much is kept of answers that are only counted.
+/// How many bytes are kept of responses that are only counted.
 const KEPT_BYTES: usize = 0;
 
-/// What all the callers share.
+/// The state that all senders share.
 struct Calls {
     target: Target,
     protocol: WatchProtocol,
@@ -27,7 +27,7 @@ struct Calls {
     objects: WorkloadObjects,
     kind: ObjectGroup,
     accept: &'static str,
-    /// Requests still to be sent; `u64::MAX` is until the time is up.
+    /// The number of requests still to be sent; `u64::MAX` if only time limits them.
     left: AtomicU64,
     number: AtomicU64,
     record: Mutex<Record>,
@@ -58,7 +58,8 @@ impl Calls {
         })
     }
 
-    /// One connection after the other with so many requests under way, until all are sent or the task is ended.
+    /// Opens connections one after another, each with `in_flight` concurrent requests, until all are sent or the task
+    /// ends.
     async fn connections(self: Arc<Self>, in_flight: usize) {
         while self.left.load(Ordering::Relaxed) > 0 {
             self.connection(in_flight).await;
@@ -68,7 +69,7 @@ impl Calls {
         }
     }
 
-    /// One connection, until all requests are sent or it is over.
+    /// Runs one connection until all requests are sent or it ends.
     async fn connection(&self, in_flight: usize) {
         match probe::open(&self.target, self.protocol, self.windows).await {
             Ok(OpenedLink { sender, mut driver, .. }) => {
@@ -84,7 +85,7 @@ impl Calls {
         }
     }
 
-    /// Requests one after the other, until there are no more or the connection is gone.
+    /// Sends requests one after another until none is left or the connection ends.
     async fn call(&self, sender: &Sender) {
         while self.take_one() {
             let began = Instant::now();
@@ -134,11 +135,11 @@ impl Calls {
     }
 }
 
-/// LISTs, so many of them, or GETs for so long.
+/// Runs a storm: a number of LISTs, or GETs for a time.
 pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcome) -> Result<(), BenchError> {
     let plan = session.plan;
     let calls = Calls::new(plan, session.target, session.objects);
-    // What a server does for its first reader is not the price of a request.
+    // The server's work for its first reader must not count as the cost of a request.
     let first = Calls::new(&Plan { requests: 1, ..plan.clone() }, session.target, session.objects);
     first.connection(1).await;
     let complaint = first.record.lock().complaint.clone();
@@ -183,7 +184,7 @@ fn put(figures: &mut Figures, record: &Record, seconds: f64, spent: Option<Durat
     figures.put("broken", record.broken as f64);
 }
 
-/// Until every request is answered, or the time is up.
+/// Waits until every request has a response, or the time is up.
 async fn wait(session: &Session<'_>, calls: &Calls) {
     let plan = session.plan;
     let wanted = if plan.requests == 0 { u64::MAX } else { plan.requests as u64 };

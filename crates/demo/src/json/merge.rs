@@ -10,9 +10,9 @@ pub(crate) fn merge_patch(target: &mut Json, patch: Json) {
     merge(target, patch, false);
 }
 
-/// Applies a strategic merge patch. It is merged like RFC 7386, except that lists of objects with a common key are
-/// merged element by element, and that directives (`$patch`, `$setElementOrder/…`, `$retainKeys`) are obeyed or
-/// dropped, never stored.
+/// Applies a strategic merge patch. It works like RFC 7386 with two exceptions. Lists of objects with a common key are
+/// merged element by element. Directives (`$patch`, `$setElementOrder/…`, `$retainKeys`) are obeyed or dropped, never
+/// stored.
 pub(crate) fn strategic_patch(target: &mut Json, patch: Json) {
     merge(target, patch, true);
 }

@@ -137,7 +137,7 @@ impl<'a> Parser<'a> {
         Ok(key.to_owned())
     }
 
-    /// Reads a value. It may be empty: then the end or a comma follows.
+    /// Reads a value. It may be empty if the end or a comma follows.
     fn value(&mut self) -> Result<String, String> {
         match self.peek() {
             "" | "," => Ok(String::new()),

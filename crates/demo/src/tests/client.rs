@@ -1,4 +1,4 @@
-//! A test client that shows what is on the wire.
+//! A test client that exposes the bytes on the wire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use tokio::time::timeout;
 
 use super::super::RunningUpstream;
 
-/// How long a test waits for anything. It ends a hang and decides nothing else.
+/// The timeout of every wait in a test. It only prevents hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client that opens a connection for each request, so that a fault meets one request at a time.
 pub(super) struct Client {
     authority: String,
-    /// What connects within this process; `None` for the port.
+    /// The in-memory connector; `None` to use the port.
     connector: Option<Connector>,
     http2: bool,
     accept: &'static str,
@@ -42,7 +42,7 @@ pub(super) struct Lines {
     buffer: BytesMut,
 }
 
-/// How a stream ended, or a connection failed to begin.
+/// How a stream ended, or a connection attempt failed.
 #[derive(Debug, PartialEq)]
 pub(super) enum End {
     Clean,
@@ -103,7 +103,7 @@ impl Client {
         timeout(PATIENCE, sent).await.unwrap()
     }
 
-    /// Sends a request; `None` if there is no answer at all.
+    /// Sends a request; `None` if there is no response at all.
     pub(super) async fn try_call(&self, method: Method, path: &str, media: &str, body: &str) -> Option<Answer> {
         let response = self.send(method, path, media, body).await?;
         let (head, body) = response.into_parts();

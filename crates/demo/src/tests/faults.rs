@@ -1,4 +1,4 @@
-//! Tests that each fault does what it says, on both protocols, and that the upstream recovers.
+//! Tests that each fault has its documented effect, on both protocols, and that the upstream recovers.
 
 use http::Method;
 

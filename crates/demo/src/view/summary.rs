@@ -1,4 +1,5 @@
-//! The summary at the end of the demo: how many watches were served from one upstream watch, and how well.
+//! The summary at the end of the demo: how many watches were served from one upstream watch, and with which latency and
+//! errors.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,12 +17,12 @@ pub struct Summary {
     pub downstream_watches: u64,
     /// Events that arrived at clients.
     pub deliveries: u64,
-    /// Events that clients should have received and had not at the end; `None` if not every client was there from the
+    /// Events that clients should have received and had not at the end. `None` if a client was not connected from the
     /// first change on.
     pub missed: Option<u64>,
     /// Events that a client received more than once.
     pub repeated: u64,
-    /// Watches that had to begin anew. What they missed meanwhile is not in `missed`.
+    /// Watches that had to relist. Events missed because of it are not in `missed`.
     pub relisted: u64,
     pub errors: u64,
     pub first_error: Option<String>,
@@ -30,7 +31,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns how many client watches there were for each upstream watch.
+    /// Returns the number of client watches per upstream watch.
     fn saving(&self) -> u64 {
         self.downstream_watches / self.upstream_watches.max(1)
     }

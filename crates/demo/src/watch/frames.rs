@@ -77,7 +77,7 @@ impl Watch {
     }
 }
 
-/// Returns the type of the event that a change is for a watch with this selector; `None` if it shows neither side.
+/// Returns the event type of a change for a watch with this selector; `None` if it matches neither state.
 pub(super) fn seen_as(selector: &ObjectSelector, event: &StoreEvent) -> Option<StoreEventType> {
     let before = event.previous.as_ref().is_some_and(|object| selector.matches(object));
     let now = event.current.as_ref().is_some_and(|object| selector.matches(object));

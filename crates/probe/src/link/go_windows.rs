@@ -5,9 +5,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A client's end of an HTTP/2 connection that gives windows back as Go's client does: when 4 KiB were read, with a
-/// `WINDOW_UPDATE` for the stream and one for the connection. The codec above waits for half a window; its own updates
-/// are dropped, but for the first, which opens the connection's window.
+/// A client's end of an HTTP/2 connection that refreshes its windows as Go's client does. After 4 KiB were read, it
+/// sends a `WINDOW_UPDATE` for the stream and one for the connection.
+///
+/// The codec above waits for half a window. Its own updates are dropped, except the first, which opens the connection's
+/// window.
 #[derive(Debug)]
 pub(super) struct GoWindows<I> {
     io: I,
@@ -16,17 +18,17 @@ pub(super) struct GoWindows<I> {
     /// Whether the frame that is being written is dropped.
     is_dropping: bool,
     has_opened: bool,
-    /// Bytes that were read and not given back yet: of the connection, and of each stream.
+    /// Bytes that were read and for which no update was sent yet: of the connection, and of each stream.
     connection: u32,
     streams: HashMap<u32, u32>,
-    /// Updates that go out behind the frame that the codec is writing.
+    /// Updates to send after the frame that the codec is writing.
     updates: Vec<u8>,
-    /// What is to be written, and how much of it was.
+    /// The bytes to write, and how many of them were written.
     out: Vec<u8>,
     sent: usize,
 }
 
-/// Finds the heads of frames in a sequence of bytes that comes in pieces.
+/// A parser that finds frame heads in a byte sequence that arrives in pieces.
 #[derive(Debug)]
 struct FrameHeads {
     head: [u8; HEAD_BYTES],
@@ -35,7 +37,7 @@ struct FrameHeads {
     left: usize,
 }
 
-/// What of the bytes of a piece belongs together.
+/// A part of a piece: a complete frame head, or other bytes.
 enum Part<'a> {
     Head([u8; HEAD_BYTES]),
     Payload(&'a [u8]),
@@ -44,12 +46,12 @@ enum Part<'a> {
 /// Go's `inflowMinRefresh`.
 const REFRESH_BYTES: u32 = 4 << 10;
 const HEAD_BYTES: usize = 9;
-/// `PRI * HTTP/2.0 …`, with which a client begins (RFC 9113 §3.4).
+/// The length of `PRI * HTTP/2.0 …`, the client connection preface (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 const DATA: u8 = 0;
 const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
-/// More is not gathered for a server that does not read.
+/// The most bytes that are buffered for a server that does not read.
 const OUT_BYTES_MAX: usize = 64 << 10;
 
 impl FrameHeads {
@@ -107,7 +109,7 @@ impl<I> GoWindows<I> {
         }
     }
 
-    /// Counts what was read, and puts the updates that are due.
+    /// Counts bytes that were read, and queues the updates that are due.
     fn has_read(&mut self, bytes: &[u8]) {
         let Self { incoming, connection, streams, updates, .. } = self;
         incoming.feed(bytes, |part| {
@@ -125,7 +127,7 @@ impl<I> GoWindows<I> {
         });
     }
 
-    /// Puts what the codec writes, without its updates.
+    /// Buffers the codec's output without its window updates.
     fn put(&mut self, bytes: &[u8]) {
         let Self { outgoing, is_dropping, has_opened, out, .. } = self;
         outgoing.feed(bytes, |part| match part {
@@ -140,7 +142,7 @@ impl<I> GoWindows<I> {
     }
 }
 
-/// Adds to what was read, and puts an update if that is enough for one.
+/// Counts bytes that were read, and queues an update once they suffice for one.
 fn refresh(unsent: &mut u32, bytes: u32, id: u32, updates: &mut Vec<u8>) {
     *unsent += bytes;
     if *unsent < REFRESH_BYTES {
@@ -175,7 +177,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for GoWindows<I> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
         self.has_read(&buf.filled()[before..]);
-        // The codec has read everything.
+        // The codec has read everything, so the updates are flushed now.
         if read.is_pending() && !self.updates.is_empty() {
             let _ = self.as_mut().poll_flush(cx)?;
         }
@@ -216,7 +218,7 @@ mod tests {
         frame(WINDOW_UPDATE, 0, id, &bytes.to_be_bytes())
     }
 
-    /// However the bytes are cut.
+    /// Passes however the bytes are divided.
     #[test]
     fn what_was_read_is_given_back_from_4_kib_on() {
         let frames = [

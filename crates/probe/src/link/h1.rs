@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
 
-/// One request at a time, as HTTP/1.1 has it.
+/// The sender of an HTTP/1.1 connection, which carries one request at a time.
 #[derive(Clone)]
 pub struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
 
@@ -37,7 +37,7 @@ impl H1Sender {
 pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, LinkError>> {
     loop {
         match body.frame().await? {
-            // Trailers are no bytes of the body.
+            // Trailers are not part of the body.
             Ok(frame) => {
                 if let Ok(data) = frame.into_data() {
                     return Some(Ok(data));

@@ -32,7 +32,7 @@ impl H2Sender {
     }
 }
 
-/// What is handed out counts as read.
+/// Returns the next bytes and releases their flow-control capacity.
 pub(super) async fn chunk(body: &mut RecvStream) -> Option<Result<Bytes, LinkError>> {
     let data = match body.data().await? {
         Ok(data) => data,

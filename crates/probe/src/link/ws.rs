@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
 use crate::target::Target;
 
-/// The connection until it becomes a WebSocket, which it does once.
+/// A connection that can be upgraded to a WebSocket once.
 #[derive(Clone)]
 pub struct WebSocketSender {
     io: Arc<Mutex<Option<Io>>>,
@@ -20,13 +20,13 @@ pub struct WebSocketSender {
     origin: String,
 }
 
-/// An open WebSocket; a message is a frame of the watch.
+/// An open WebSocket. Each message is one watch frame.
 pub struct WebSocketMessages(WebSocketStream<Io>);
 
 pub(super) fn open(io: Io, target: &Target) -> (super::Sender, Driver) {
     let (authority, origin) = (target.authority().to_owned(), target.origin());
     let sender = WebSocketSender { io: Arc::new(Mutex::new(Some(io))), authority, origin };
-    // Who reads the messages drives the connection.
+    // The reader of the messages drives the connection, so the driver has nothing to do.
     (super::Sender::Ws(sender), Box::pin(std::future::pending()))
 }
 
@@ -39,7 +39,7 @@ impl WebSocketSender {
         let io = self.io.lock().take().ok_or_else(|| LinkError::Ws("the connection is used".to_owned()))?;
         let (mut head, ()) = request.into_parts();
         head.uri = format!("ws://{}{}", self.authority, head.uri).parse().map_err(http::Error::from)?;
-        // Any origin will do for an apiserver, but there must be one; a proxy may insist on its own.
+        // The apiserver requires an Origin but accepts any; a proxy may accept only its own.
         head.headers.insert(ORIGIN, http::HeaderValue::try_from(&self.origin).map_err(http::Error::from)?);
         for (name, value) in [(CONNECTION, "Upgrade"), (UPGRADE, "websocket"), (SEC_WEBSOCKET_VERSION, "13")] {
             head.headers.insert(name, http::HeaderValue::from_static(value));
@@ -51,7 +51,7 @@ impl WebSocketSender {
                 let (status, body) = (http::StatusCode::OK, AnswerBody::Ws(Box::new(WebSocketMessages(stream))));
                 Ok(PendingAnswer { status, headers: answer.into_parts().0.headers, body })
             }
-            // Its body is not read, and may be a watch that nobody asked for in this form.
+            // The body is not read, because it may be an endless watch stream in another form.
             Err(Error::Http(answer)) if answer.status().is_success() => {
                 Err(LinkError::Ws(format!("answered with {} and no upgrade", answer.status())))
             }
@@ -72,7 +72,7 @@ impl WebSocketMessages {
                 Ok(Message::Text(text)) => return Some(Ok(text.into())),
                 Ok(Message::Binary(bytes)) => return Some(Ok(bytes)),
                 Ok(Message::Close(_)) | Err(Error::ConnectionClosed) => return None,
-                // The library answers pings itself.
+                // The library answers pings.
                 Ok(_) => {}
                 Err(error) => return Some(Err(LinkError::Ws(error.to_string()))),
             }

@@ -7,13 +7,13 @@ use super::reading::{Answered, ClientReads, WatchFrom};
 use crate::record::Op;
 use crate::scene::between;
 
-/// Between two questions of one client.
+/// The pause between two requests of one client.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(400));
-/// A version that is this far ahead is not reached within the three seconds that a server waits.
+/// A version this far ahead is not reached within the three seconds that a server waits.
 const FAR: u64 = 1_000_000;
-/// Steps that are soon reached.
+/// A number of versions that is soon reached.
 const NEAR: u64 = 30;
-/// Pages of one list that are fetched at most.
+/// The most pages of one list that are fetched.
 const PAGES_MAX: usize = 20;
 
 struct Asking<'a> {
@@ -22,7 +22,7 @@ struct Asking<'a> {
     failures: u32,
 }
 
-/// Lists, gets or odd watches, until it is to leave.
+/// Sends lists, gets or odd watches until the client must leave.
 pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
     let mut asking = Asking { reads, rng, failures: 0 };
     let scene = asking.reads.scene;
@@ -49,7 +49,7 @@ pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
     }
 }
 
-/// For how long the server asks to be left alone; `None` where it answered, be it that something is not there.
+/// Returns the server's Retry-After; `None` if the server responded, including with 404.
 fn refused<T>(answered: &Answered<T>) -> Option<u64> {
     match answered {
         Answered::With(..) | Answered::Refused { code: 404 | 410 | 504, .. } => None,
@@ -59,7 +59,7 @@ fn refused<T>(answered: &Answered<T>) -> Option<u64> {
 }
 
 impl Asking<'_> {
-    /// A version as a reader may name it, and how it is to be matched.
+    /// Adds a version as a reader may send it, and how it must be matched.
     fn version(&mut self, query: QueryText) -> QueryText {
         let world = &self.reads.scene.world;
         let not_older = |query: QueryText, version: u64| {
@@ -81,7 +81,7 @@ impl Asking<'_> {
 
     async fn list(&mut self) -> Option<u64> {
         let behaviour = self.reads.behaviour.clone();
-        // Selected and not, in turn: who lists is not bound to one question.
+        // Lists alternate between selected and unselected, because a list client is not limited to one query.
         let (labels, fields) = if self.rng.bool() { (&behaviour.labels, &behaviour.fields) } else { (&None, &None) };
         let selects = QueryText::default()
             .with_some("labelSelector", labels.as_deref())
@@ -95,7 +95,7 @@ impl Asking<'_> {
             let Some(token) = read.token.filter(|_| !self.reads.scene.leave.is_cancelled()) else { break };
             query = selects.clone().with_some("limit", limit.as_deref()).with("continue", &token);
             page_of = Some(op);
-            // Some take their time between two pages, while the state goes on.
+            // Some clients pause between two pages, while the state changes.
             if self.rng.u8(..3) == 0 {
                 let pause = between(&mut self.rng, Duration::ZERO, PAUSE.1);
                 self.reads.scene.pause(pause).await;
@@ -106,7 +106,7 @@ impl Asking<'_> {
 
     async fn get(&mut self) -> Option<u64> {
         let world = &self.reads.scene.world;
-        // Now and then one that never was.
+        // Some requests name an object that never existed.
         let (namespace, name) = world.object(self.rng.usize(..=world.objects));
         let path = world.path(namespace, &name);
         let query = match self.rng.u8(..10) {

@@ -7,13 +7,13 @@ use probe::{self, Ask, LinkError, OpenedLink, PendingAnswer, Sender, Target, Wat
 
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
-/// One client's connection to a server, dialled when it is needed and again when it is gone.
+/// One client's connection to a server. It is opened when needed, and again after it is lost.
 pub(crate) struct ClientConnection {
     target: Target,
     protocol: WatchProtocol,
     tasks: Tasks,
     sender: Option<Sender>,
-    /// Over HTTP/2 it may be one that other clients have as well.
+    /// A connection that several clients share, over HTTP/2.
     shared: Option<Arc<SharedLink>>,
 }
 
@@ -27,14 +27,14 @@ impl ClientConnection {
         Self { target: target.clone(), protocol, tasks: tasks.clone(), sender: None, shared: None }
     }
 
-    /// The same that uses a connection of several clients, where it speaks HTTP/2.
+    /// Makes the client use a shared connection if it speaks HTTP/2.
     pub(super) fn sharing(self, link: Option<Arc<SharedLink>>) -> Self {
         let shared = link.filter(|_| self.protocol == WatchProtocol::H2);
         Self { shared, ..self }
     }
 
-    /// Sends a read. One that meets a connection which its server has closed meanwhile is sent again on a new one, as
-    /// every client does.
+    /// Sends a read. If the server has closed the connection, the read is sent again on a new one, as every client
+    /// does.
     pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingAnswer, LinkError> {
         let ask = Ask::get(path, accept);
         if let Some(link) = &self.shared {
@@ -72,8 +72,8 @@ impl ClientConnection {
         self.sender = (self.protocol != WatchProtocol::Ws).then_some(sender);
     }
 
-    /// Gives the connection up, as one must over HTTP/1.1 that leaves an answer before its end. What others use as well
-    /// is kept: there the stream alone is given up.
+    /// Drops the connection, as HTTP/1.1 requires if a response is not read to its end. A shared connection is kept:
+    /// there only the stream is reset.
     pub(crate) fn give_up(&mut self) {
         self.sender = None;
     }

@@ -1,5 +1,5 @@
-//! What answers and events say, as far as it is recorded: keys, versions, digests; in JSON all of it, in protobuf the
-//! metadata and the bytes.
+//! Decodes responses and events into their recorded values: keys, versions, digests. From JSON it reads everything,
+//! from protobuf only the metadata and the bytes.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -76,7 +76,7 @@ struct JsonCause {
     reason: String,
 }
 
-/// Which encoding an answer is in, if it is one that can be read, where `asked` was asked for.
+/// Returns the encoding of a response to a request for `asked`; `None` if it cannot be decoded.
 pub(crate) fn encoding_of(content_type: &str, asked: RecordedEncoding) -> Option<RecordedEncoding> {
     let partial = matches!(asked, RecordedEncoding::Metadata | RecordedEncoding::MetadataProtobuf);
     match (content_type.split(';').next()?.trim(), partial) {
@@ -92,7 +92,7 @@ fn is_protobuf(encoding: RecordedEncoding) -> bool {
     matches!(encoding, RecordedEncoding::Protobuf | RecordedEncoding::MetadataProtobuf)
 }
 
-/// A list; `None` is what cannot be read.
+/// Decodes a list; `None` if it is malformed.
 pub(crate) fn list(encoding: RecordedEncoding, body: &[u8]) -> Option<DecodedList> {
     if is_protobuf(encoding) { protobuf_list(object(body)?) } else { json_list(body) }
 }
@@ -124,7 +124,7 @@ fn protobuf_list(list: &[u8]) -> Option<DecodedList> {
     Some(read)
 }
 
-/// An object that is a whole answer.
+/// Decodes a response that is one object.
 pub(crate) fn item(encoding: RecordedEncoding, body: &[u8]) -> Option<RecordedItem> {
     if is_protobuf(encoding) {
         let item = protobuf_item(object(body)?)?;
@@ -140,7 +140,7 @@ fn json_item(text: &str) -> Option<RecordedItem> {
     Some(RecordedItem { key, version, digest, bytes })
 }
 
-/// `namespace/name` and the version of an object.
+/// Returns `namespace/name` and the version of an object.
 pub(crate) fn key_and_version(object: &Value) -> Option<(String, u64)> {
     let metadata = &object["metadata"];
     let key = key(metadata["namespace"].as_str().unwrap_or_default(), metadata["name"].as_str()?);
@@ -151,7 +151,7 @@ fn key(namespace: &str, name: &str) -> String {
     if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
 }
 
-/// An object without its envelope: its metadata is the first field, of every type that there is.
+/// Decodes an object without its envelope. In every type, the metadata is the first field.
 fn protobuf_item(object: &[u8]) -> Option<RecordedItem> {
     let metadata = bytes(object, 1)?;
     let (name, namespace) = (text(metadata, 1)?, text(metadata, 3).unwrap_or_default());
@@ -159,7 +159,7 @@ fn protobuf_item(object: &[u8]) -> Option<RecordedItem> {
     Some(RecordedItem { key: key(namespace, name), version, digest: None, bytes: Some(Digest::of_bytes(object)) })
 }
 
-/// An event of a watch; `None` is what cannot be read.
+/// Decodes an event of a watch; `None` if it is malformed.
 pub(crate) fn event(encoding: RecordedEncoding, frame: &[u8]) -> Option<DecodedEvent> {
     if is_protobuf(encoding) { protobuf_event(frame) } else { json_event(frame) }
 }
@@ -199,7 +199,7 @@ fn json_event(frame: &[u8]) -> Option<DecodedEvent> {
     }
 }
 
-/// `WatchEvent`: the type, and the object in a `RawExtension`.
+/// Decodes a `WatchEvent`: the type, and the object in a `RawExtension`.
 fn protobuf_event(frame: &[u8]) -> Option<DecodedEvent> {
     let kind = kind_of(text(frame, 1)?)?;
     let document = bytes(bytes(frame, 2)?, 1)?;
@@ -223,7 +223,7 @@ fn is_initial_end(entry: &[u8]) -> bool {
     text(entry, 1) == Some(INITIAL_END) && text(entry, 2) == Some("true")
 }
 
-/// What a refusal says, and the seconds that it asks to wait. What is no Status has its beginning as the message.
+/// Decodes a refusal, and its retry delay in seconds. If the body is not a Status, its beginning becomes the message.
 pub(crate) fn status(body: &[u8]) -> (RecordedStatus, u64) {
     if let Some(object) = object(body) {
         return protobuf_status(object);
@@ -246,7 +246,7 @@ fn protobuf_status(status: &[u8]) -> (RecordedStatus, u64) {
     (RecordedStatus { code, reason: of(4), message: of(3), cause }, retry_after)
 }
 
-/// The Accept header for an encoding.
+/// Returns the Accept header for an encoding.
 pub(crate) fn accept(encoding: RecordedEncoding, is_list: bool, is_watch: bool) -> &'static str {
     const AS: [&str; 4] = [
         "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
@@ -263,7 +263,7 @@ pub(crate) fn accept(encoding: RecordedEncoding, is_list: bool, is_watch: bool) 
     }
 }
 
-/// As the reader of a watch's frames sees it.
+/// Whether the watch frames of an encoding have a length prefix.
 pub(crate) fn frames_have_lengths(encoding: RecordedEncoding) -> bool {
     is_protobuf(encoding)
 }

@@ -7,10 +7,10 @@ use crate::scene::between;
 
 use std::time::Duration;
 
-/// Pages of one list that are fetched at most.
+/// The most pages of one list that are fetched.
 const PAGES_MAX: usize = 1000;
 
-/// Where a client is: a version, and the operation that told it.
+/// A client's position: a version, and the operation that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     version: u64,
@@ -22,13 +22,13 @@ struct Following<'a> {
     rng: fastrand::Rng,
     place: Option<Place>,
     failures: u32,
-    /// Servers that have said that they do not have what follows this place.
+    /// Servers that refused to resume at this position.
     refused_by: Vec<AskedServer>,
-    /// The server does not know watch-lists.
+    /// Whether the server does not support watch-lists.
     lists_instead: bool,
 }
 
-/// Lists, or lets itself be told the state, watches, and goes on, until it is to leave.
+/// Lists or streams the state, watches, and resumes, until the client must leave.
 pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
     let mut following =
         Following { reads, rng, place: None, failures: 0, refused_by: Vec::new(), lists_instead: false };
@@ -42,7 +42,7 @@ pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
 }
 
 impl Following<'_> {
-    /// One list, or one watch; how long to wait before the next.
+    /// Runs one list or one watch; returns the pause before the next.
     async fn step(&mut self) -> Duration {
         let Behaviour { role, .. } = self.reads.behaviour;
         match (self.place, role) {
@@ -62,7 +62,7 @@ impl Following<'_> {
         }
     }
 
-    /// As watch-lists name it: none, 0, or one that was seen.
+    /// Returns the version for a watch-list: none, 0, or one that was seen.
     fn version_to_begin_with(&mut self) -> Option<u64> {
         match self.rng.u8(..4) {
             0 | 1 => None,
@@ -97,7 +97,7 @@ impl Following<'_> {
             self.expired();
             return self.failed(0);
         }
-        // Informers that are started again list again.
+        // A restarted informer lists again.
         if self.rng.u8(..12) == 0 && !self.reads.scene.informers {
             self.place = None;
         }
@@ -107,15 +107,15 @@ impl Following<'_> {
         }
         self.failures = 0;
         self.reads.go_to_some(&mut self.rng, |_| true);
-        // Most go on at once, some are away for a while.
+        // Most clients resume at once; some are disconnected for a while.
         match self.rng.u8(..4) {
             0 => between(&mut self.rng, Duration::ZERO, Duration::from_secs(2)),
             _ => Duration::ZERO,
         }
     }
 
-    /// The server has not, or no longer, what follows this place. Another one may have it: it is given up once all of
-    /// them have said so.
+    /// Handles a server's refusal to resume at this position. Another server may accept it. The client relists once all
+    /// of them have refused.
     fn expired(&mut self) {
         self.refused_by.push(self.reads.behaviour.server);
         let refused_by = std::mem::take(&mut self.refused_by);
@@ -126,7 +126,7 @@ impl Following<'_> {
         }
     }
 
-    /// Something is wrong with the server, which others need not share.
+    /// Handles a failure of this server, which other servers may not have.
     fn failed_here(&mut self, retry_after: u64) -> Duration {
         let (here, refused_by) = (self.reads.behaviour.server, std::mem::take(&mut self.refused_by));
         self.reads.go_to_some(&mut self.rng, |server| server != here && !refused_by.contains(&server));
@@ -139,7 +139,7 @@ impl Following<'_> {
         backoff(&mut self.rng, self.failures, retry_after)
     }
 
-    /// A list by one of the ways there are, page by page or at once.
+    /// Lists in one of the supported ways, with or without pages.
     async fn list(&mut self) -> Duration {
         let scene = self.reads.scene;
         let behaviour = self.reads.behaviour.clone();

@@ -6,24 +6,25 @@ use parking_lot::Mutex;
 use super::decode::{self, DecodedEvent};
 use crate::record::RecordedEncoding;
 
-/// Decodes frames of watches. One that comes again in the same bytes, as most do, is not decoded again.
+/// A decoder of watch frames with a cache. Most frames are received repeatedly with the same bytes, and are decoded
+/// once.
 #[derive(Default)]
 pub(crate) struct FramesOnce(Mutex<HashMap<RecordedEncoding, Decoded>>);
 
-/// Decoded frames of one encoding, in two generations: the older one is dropped when the newer one is full.
+/// Decoded frames of one encoding, in two generations. When the newer one is full, the older one is dropped.
 #[derive(Default)]
 struct Decoded {
     recent: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
     before: HashMap<Box<[u8]>, Arc<DecodedEvent>>,
 }
 
-/// The frames of a generation. With the longest that are kept they take 8 MiB.
+/// The number of frames in a generation. If all have the maximum size, a generation takes 8 MiB.
 const RECENT_MAX: usize = 512;
-/// Longer frames are not kept.
+/// The maximum size of a cached frame.
 const FRAME_BYTES_MAX: usize = 16 << 10;
 
 impl FramesOnce {
-    /// An event of a watch; `None` is what cannot be read.
+    /// Decodes an event of a watch; `None` if it is malformed.
     pub(crate) fn event(&self, encoding: RecordedEncoding, frame: &[u8]) -> Option<Arc<DecodedEvent>> {
         if let Some(known) = self.0.lock().get(&encoding).and_then(|decoded| decoded.find(frame)) {
             return Some(known);

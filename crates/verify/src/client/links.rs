@@ -7,18 +7,18 @@ use tokio::sync::Mutex as AsyncMutex;
 use crate::record::AskedServer;
 use probe::{LinkError, Sender};
 
-/// Connections over HTTP/2 that several clients share: clients whose numbers are near have the same one to each server.
+/// HTTP/2 connections that several clients share. Clients with adjacent numbers share one connection to each server.
 pub(crate) struct SharedLinks {
-    /// As many clients share one.
+    /// How many clients share a connection.
     clients: u32,
     links: Mutex<HashMap<(AskedServer, u32), Arc<SharedLink>>>,
 }
 
-/// One of them. It is dialled by whoever finds it gone first, while the others wait.
+/// A shared connection. If it is lost, the first client to notice reopens it while the others wait.
 #[derive(Default)]
 pub(crate) struct SharedLink(AsyncMutex<Dialled>);
 
-/// How often it was dialled, and what requests are sent with since.
+/// How often the connection was opened, and the current sender.
 #[derive(Default)]
 struct Dialled {
     times: u64,
@@ -30,7 +30,7 @@ impl SharedLinks {
         Self { clients, links: Mutex::default() }
     }
 
-    /// The one of a client to a server; none if each has its own.
+    /// Returns a client's shared connection to a server; `None` if each client has its own.
     pub(super) fn of(&self, server: AskedServer, client: u32) -> Option<Arc<SharedLink>> {
         let group = client.checked_div(self.clients).filter(|_| self.clients > 1)?;
         Some(self.links.lock().entry((server, group)).or_default().clone())
@@ -38,7 +38,8 @@ impl SharedLinks {
 }
 
 impl SharedLink {
-    /// What to send with, and how often it was dialled. One that had been dialled `failed` times is of no use any more.
+    /// Returns the sender, and how often the connection was opened. If it was opened `failed` times, it is broken and
+    /// is reopened.
     pub(super) async fn sender(
         &self,
         failed: u64,

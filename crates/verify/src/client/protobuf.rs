@@ -1,7 +1,7 @@
-//! As much of protobuf as tells whose an object is and which version it has. Written for itself: what is judged reads
-//! protobuf by other code.
+//! A minimal protobuf reader that finds an object's identity and version. It is independent, because the server under
+//! test reads protobuf with other code.
 
-/// What object documents begin with.
+/// The prefix of object documents.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// One field of a message.
@@ -9,11 +9,11 @@ const MAGIC: &[u8] = b"k8s\0";
 pub(super) enum Field<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Fixed-width: nothing that is read here.
+    /// A fixed-width field, which is not decoded.
     Other,
 }
 
-/// The fields of a message in their order; `None` within is where it is malformed.
+/// An iterator over the fields of a message in their order. It yields `None` where the message is malformed.
 pub(super) struct MessageFields<'a>(&'a [u8]);
 
 pub(super) fn fields(message: &[u8]) -> MessageFields<'_> {
@@ -71,7 +71,7 @@ impl<'a> MessageFields<'a> {
     }
 }
 
-/// The last bytes of that number: a field that is written twice is what was written last.
+/// Returns the last bytes field with this number, because the last of repeated fields counts.
 pub(super) fn bytes(message: &[u8], wanted: u64) -> Option<&[u8]> {
     let mut found = None;
     for field in fields(message) {
@@ -95,7 +95,7 @@ pub(super) fn number(message: &[u8], wanted: u64) -> Option<u64> {
     })
 }
 
-/// The object in a document: `runtime.Unknown.raw` behind the magic.
+/// Returns the object in a document: `runtime.Unknown.raw` after the magic.
 pub(super) fn object(document: &[u8]) -> Option<&[u8]> {
     bytes(document.strip_prefix(MAGIC)?, 2)
 }

@@ -1,4 +1,4 @@
-//! Queries as clients write them.
+//! Builds queries as clients write them.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,7 @@ impl QueryText {
         self
     }
 
-    /// Only if there is something to say.
+    /// Adds a parameter if it has a value.
     pub(crate) fn with_some(self, name: &str, value: Option<&str>) -> Self {
         match value {
             Some(value) if !value.is_empty() => self.with(name, value),
@@ -36,7 +36,7 @@ impl QueryText {
         &self.0
     }
 
-    /// The path with the query behind it.
+    /// Returns the path with the query appended.
     pub(crate) fn behind(&self, path: &str) -> String {
         if self.0.is_empty() { path.to_owned() } else { format!("{path}?{}", self.0) }
     }

@@ -16,28 +16,28 @@ use crate::scene::Scene;
 use base::now_ns;
 use probe::{AnswerBody, Frames, Framing, LinkError, PendingAnswer};
 
-/// A body that is longer is not read: nobody holds so much at once.
+/// The maximum size of a body.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// As much of a refusal as is read.
+/// How many bytes of a refusal are read.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
-/// After an ERROR event a server closes the stream. Whoever does not is left.
+/// A server closes the stream after an ERROR event. After this time, the client closes it.
 const AFTER_ERROR: Duration = Duration::from_secs(2);
-/// A stream that ends sooner, with nothing in it, did not work.
+/// The lifetime below which an empty stream counts as failed.
 const SHORT: Duration = Duration::from_secs(1);
-/// Without an end of their own, streams last as long as nobody wants them to.
+/// The duration of a stream without an end of its own.
 const NEVER: Duration = Duration::from_secs(86_400 * 365);
 
-/// Sends requests of one client, and writes down what became of them.
+/// A sender of one client's requests that records their results.
 pub(super) struct ClientReads<'a> {
     pub(super) scene: &'a Scene,
     pub(super) client: u32,
     pub(super) behaviour: Behaviour,
-    /// For lists and gets, and for watches that are no `WebSocket`s.
+    /// The connection for lists, gets, and watches without a `WebSocket`.
     connection: ClientConnection,
     watching: Option<ClientConnection>,
 }
 
-/// How a read was answered.
+/// The result of a read.
 #[derive(Debug)]
 pub(super) enum Answered<T> {
     With(Op, T),
@@ -45,11 +45,11 @@ pub(super) enum Answered<T> {
         code: u16,
         retry_after: u64,
     },
-    /// The connection broke, or nothing in the answer could be read.
+    /// The connection broke, or the response could not be decoded.
     Broken,
 }
 
-/// An answer that was read whole, and what its headers say.
+/// A fully read response with its headers.
 struct WholeAnswer {
     code: StatusCode,
     encoding: Option<RecordedEncoding>,
@@ -57,25 +57,25 @@ struct WholeAnswer {
     body: Vec<u8>,
 }
 
-/// Where a watch is to begin.
+/// Where a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchFrom {
     Version(u64),
     /// With initial events, of a state that is not older than a version.
     Initial(Option<u64>),
-    /// Without a version, or from 0: some initial events, whose end is not told.
+    /// Without a version, or from 0: some initial events, whose end is not marked.
     Anything {
         zero: bool,
     },
 }
 
-/// A watch that is over.
+/// A watch that has ended.
 #[derive(Debug)]
 pub(super) struct WatchOver {
-    /// The version to go on from, where there is one.
+    /// The version at which to resume, if there is one.
     pub(super) place: Option<u64>,
     pub(super) is_expired: bool,
-    /// Whether it ended at once and with nothing, so that going on at once would be to hammer.
+    /// Whether it ended at once and empty. Resuming it without a pause would overload the server.
     pub(super) is_short: bool,
 }
 
@@ -90,16 +90,16 @@ impl<'a> ClientReads<'a> {
         Self { scene, client, connection: over(short), watching, behaviour }
     }
 
-    /// Asks another server from now on.
+    /// Switches to another server.
     pub(super) fn go_to(&mut self, server: AskedServer) {
         if server != self.behaviour.server {
             *self = Self::new(self.scene, self.client, Behaviour { server, ..self.behaviour.clone() });
         }
     }
 
-    /// Asks one of the judged servers from now on that `may` be asked, drawn by chance; false if there is none.
+    /// Switches to a random judged server that satisfies `may`; returns `false` if there is none.
     pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(AskedServer) -> bool) -> bool {
-        // Who compares stays where it is.
+        // Clients of the comparison server do not switch.
         if !self.behaviour.server.is_judged() {
             return false;
         }
@@ -133,7 +133,7 @@ impl<'a> ClientReads<'a> {
         self.scene.recorder.put(&Record::Return(ReturnRecord { at_ns: now_ns(), ..answer }));
     }
 
-    /// An answer that is read whole.
+    /// Sends a request and reads its whole response.
     async fn whole(&mut self, path: &str, is_list: bool) -> Result<WholeAnswer, LinkError> {
         let encoding = self.behaviour.encoding;
         let mut answer = self.connection.get(path, decode::accept(encoding, is_list, false)).await?;
@@ -145,7 +145,7 @@ impl<'a> ClientReads<'a> {
         Ok(WholeAnswer { code: answer.status, encoding, from_memory, body })
     }
 
-    /// One list, or one page of one.
+    /// Reads one list, or one page of one.
     pub(super) async fn list(&mut self, query: &QueryText, page_of: Option<Op>) -> Answered<decode::DecodedList> {
         let path = self.behaviour.path(&self.scene.world);
         let op = self.call(ReadVerb::List, &path, query, page_of);
@@ -158,7 +158,7 @@ impl<'a> ClientReads<'a> {
         })
     }
 
-    /// One object.
+    /// Reads one object.
     pub(super) async fn get(&mut self, path: &str, query: &QueryText) -> Answered<crate::record::RecordedItem> {
         let op = self.call(ReadVerb::Get, path, query, None);
         let answer = self.whole(&query.behind(path), false).await;
@@ -205,7 +205,7 @@ impl<'a> ClientReads<'a> {
         Answered::Broken
     }
 
-    /// One watch, to its end.
+    /// Runs one watch to its end.
     pub(super) async fn watch(
         &mut self,
         from: WatchFrom,
@@ -280,7 +280,7 @@ fn said(error: &LinkError) -> RecordedStatus {
     RecordedStatus { message: error.to_string(), ..RecordedStatus::default() }
 }
 
-/// Reads one stream and writes its events down.
+/// A reader of one stream that records its events.
 struct Follower<'a> {
     scene: &'a Scene,
     op: Op,
@@ -290,15 +290,15 @@ struct Follower<'a> {
     told: Told,
 }
 
-/// What a stream has told so far.
+/// The kind of events that a stream has sent so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Nothing,
     Events,
     Error,
-    /// That its history is gone.
+    /// A 410: the history has expired.
     Expired,
-    /// What is no event.
+    /// A frame that is not an event.
     Nonsense,
 }
 
@@ -311,7 +311,7 @@ impl<'a> Follower<'a> {
         Self { scene, op, encoding, from, place, told: Told::Nothing }
     }
 
-    /// Follows to the end; says besides whether the server ended it, so that its connection can be used again.
+    /// Follows the stream to its end. Also returns whether the server ended it, which permits reuse of its connection.
     async fn follow(mut self, mut body: AnswerBody, cut: Option<Duration>) -> (WatchOver, bool) {
         let framing = match (body.is_of_messages(), decode::frames_have_lengths(self.encoding)) {
             (true, _) => Framing::Messages,
@@ -365,7 +365,7 @@ impl<'a> Follower<'a> {
         };
         let version = item.version;
         self.scene.world.saw(version);
-        // Initial events are in the order of their keys: only their end says where to go on.
+        // Initial events are ordered by key, so only their end gives a version at which to resume.
         let is_place = match self.from {
             WatchFrom::Version(_) => kind != EventKind::Error,
             WatchFrom::Initial(_) => initial_end || self.place.is_some() && kind != EventKind::Error,

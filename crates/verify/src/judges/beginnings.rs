@@ -1,4 +1,4 @@
-//! `BeginsOnce`: whoever goes from one server of a cluster to another needs no second state.
+//! `BeginsOnce`: a client that switches between servers of one cluster never needs a second state.
 
 use std::collections::HashMap;
 
@@ -10,24 +10,24 @@ use super::super::record::{AskedServer, EventKind, ReadVerb};
 use super::super::violation::Judged;
 use super::refusals::{is_forgotten_by, position};
 
-/// What one client has been told.
+/// The state that one client has received.
 #[derive(Clone, Copy, Debug)]
 struct Begun<'a> {
-    /// What told it the first state.
+    /// The operation that returned the first state.
     first: &'a Operation,
-    /// The last event that refused its version, if one did.
+    /// The last event that refused the client's version, if any.
     refusal: Option<Refused>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Refused {
     line: u32,
-    /// No server of the run need remember what came behind where the client was.
+    /// Whether every server of the run may have forgotten the changes after the client's position.
     by_all: bool,
 }
 
-/// Who holds a state neither lists again nor lets itself be told another one: clients of such a run go on as long as
-/// there is a server that may.
+/// Judges that a client with a state never requests another one. Clients of such a run resume as long as any server may
+/// accept it.
 pub(super) fn begins_once(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::BeginsOnce);
     if !history.run.begins_once {
@@ -50,7 +50,7 @@ pub(super) fn begins_once(history: &History) -> Judged {
                 (format!("a client that goes on from the state at {}", began.unwrap_or_default()), got.to_owned())
             });
         }
-        // Whoever was let go on since was not refused.
+        // An accepted operation cancels earlier refusals.
         if op.answered(200).is_some() {
             begun.refusal = refused(history, op);
         }
@@ -58,7 +58,7 @@ pub(super) fn begins_once(history: &History) -> Judged {
     judged
 }
 
-/// The last event of a watch that is an error.
+/// Returns the last error event of a watch.
 fn refused(history: &History, op: &Operation) -> Option<Refused> {
     let at = op.events.iter().rposition(|told| told.kind == EventKind::Error)?;
     let (told, position) = (&op.events[at], position(history, op, &op.events[..at]));
@@ -69,7 +69,7 @@ fn refused(history: &History, op: &Operation) -> Option<Refused> {
     Some(Refused { line: told.line, by_all: expired && by_all })
 }
 
-/// Whether it told a whole state.
+/// Whether the operation delivered a whole state.
 fn is_whole(op: &Operation) -> bool {
     match op.verb {
         ReadVerb::List => op.answered(200).is_some_and(|answer| !answer.more),
@@ -78,7 +78,7 @@ fn is_whole(op: &Operation) -> bool {
     }
 }
 
-/// Whether it asks for a state from its beginning.
+/// Whether the operation requests a whole state.
 fn begins(op: &Operation) -> bool {
     op.ask.as_ref().is_some_and(|ask| match op.verb {
         ReadVerb::List => ask.first.is_empty(),

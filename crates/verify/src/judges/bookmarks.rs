@@ -1,4 +1,4 @@
-//! Bookmarkable: a bookmark says that everything up to it was delivered.
+//! Bookmarkable: a bookmark guarantees that everything up to it was delivered.
 
 use super::super::follow::{Step, follow};
 use super::super::history::History;
@@ -7,8 +7,8 @@ use super::super::promise::Promise;
 use super::super::say;
 use super::super::violation::Judged;
 
-/// Every matching change up to a bookmark was sent before it, and all later ones are above it; bookmarks do not
-/// decrease, and only those who asked get them.
+/// Judges that every matching change up to a bookmark was sent before it, and that all later ones are above it.
+/// Bookmarks do not decrease, and only watches that request them get them.
 pub(super) fn bookmarkable(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Bookmarkable);
     for op in history.watches(Promise::Bookmarkable) {
@@ -25,9 +25,9 @@ pub(super) fn bookmarkable(history: &History) -> Judged {
     judged
 }
 
-/// A bookmark is not below what was told before it, and what is told behind it is above it.
+/// Checks that a bookmark is not below anything sent before it, and that everything sent after it is above it.
 fn rising(history: &History, op: &Operation, judged: &mut Judged) {
-    // The last bookmark, and the newest moment that was told of, with the line that did.
+    // The last bookmark, and the highest version sent, with its line.
     let end = op.events[..op.live_from].last().filter(|told| told.initial_end);
     let mut bookmark = end.copied();
     let mut newest = (op.start().unwrap_or(0), op.line);

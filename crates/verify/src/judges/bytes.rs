@@ -1,4 +1,4 @@
-//! `TypedBytes`: an object has the same bytes for everybody, and in the encoding that was asked for.
+//! `TypedBytes`: an object has the same bytes for every client, and the requested encoding.
 
 use std::collections::HashMap;
 
@@ -10,23 +10,24 @@ use super::super::record::{AskedServer, EventKind, ReadVerb, RecordedEncoding};
 use super::super::say;
 use super::super::violation::Judged;
 
-/// What has one spelling: an object at a version, as an event, an item or by itself; of an event, whether it is gone.
+/// A key for which there is one sequence of bytes: an object at a version, as an event, an item or a whole response.
+/// For an event, it includes whether the object was deleted.
 type Spelled<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::names::KeyNumber, u64, bool);
 
-/// Where a spelling was seen first.
+/// Where the bytes were seen first.
 struct Seen<'a> {
     bytes: Digest,
     line: u32,
     op: &'a Operation,
 }
 
-/// The bytes of an object are those of every other answer, and of the apiserver's where that was asked too; an answer
-/// is in the encoding that was asked for.
+/// Judges that an object has the same bytes in all responses, including the apiserver's if it was read too. A response
+/// must have the requested encoding.
 pub(super) fn typed_bytes(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::TypedBytes);
     let mut first: HashMap<Spelled<'_>, Seen<'_>> = HashMap::new();
     let direct = history.operations.iter().filter(|op| op.server == AskedServer::Direct);
-    // The apiserver's come first: the others are compared with them.
+    // The apiserver's responses come first, because the others are compared with them.
     for op in direct.chain(history.judged(Promise::TypedBytes)) {
         let (Some(ask), Some(answer)) = (&op.ask, op.answered(200)) else { continue };
         let is_judged = op.server.is_judged();

@@ -1,4 +1,4 @@
-//! Continuity: a client that lists, watches and resumes holds the state at every moment that it knows of.
+//! Continuity: a client that lists, watches and resumes holds the correct state at every known moment.
 
 use std::collections::HashMap;
 
@@ -12,19 +12,19 @@ use super::super::view::{SelectionView, Sum};
 use super::super::violation::Judged;
 use super::difference::difference;
 
-/// What a client holds: the version of each object.
+/// The state of a client: the version of each object.
 #[derive(Clone, Debug, Default)]
 struct Held {
     objects: HashMap<KeyNumber, u64>,
     sum: Sum,
-    /// The version of the last event that it got, or of the list.
+    /// The version of the last event or list.
     event: u64,
-    /// The last moment that it knows of: of an event, a bookmark or the list.
+    /// The last known moment: of an event, a bookmark or the list.
     moment: u64,
 }
 
-/// A list and the watches behind it leave no gap and do not overlap: what a client makes of them is the state at every
-/// bookmark, and where each watch ends.
+/// Judges that a list and the watches after it have no gap and no overlap. The client's state must be correct at every
+/// bookmark and at the end of each watch.
 pub(super) fn continuity(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Continuity);
     let mut resumed: HashMap<Op, usize> = HashMap::new();
@@ -43,7 +43,7 @@ pub(super) fn continuity(history: &History) -> Judged {
     judged
 }
 
-/// What the client holds when the watch begins.
+/// Returns the client's state at the beginning of the watch.
 fn base(
     history: &History,
     op: &Operation,
@@ -57,14 +57,14 @@ fn base(
     if before.verb == ReadVerb::List {
         return listed(history, before).filter(|held| held.moment == start && before.view == op.view);
     }
-    // The last one that goes on from a watch takes what it left.
+    // The last watch that resumes from another one takes its state.
     let left = resumed.get_mut(&before.op)?;
     *left = left.saturating_sub(1);
     let held = if *left == 0 { held.remove(&before.op) } else { held.get(&before.op).cloned() };
     held.filter(|held| (held.event..=held.moment).contains(&start) && before.view == op.view)
 }
 
-/// The pages of a list that ends with this one, all of one version.
+/// Returns the state from the pages of a list that ends with this operation. All pages must have the same version.
 fn listed(history: &History, last: &Operation) -> Option<Held> {
     let answer = last.answered(200).filter(|answer| !answer.more)?;
     let mut pages = vec![answer];
@@ -77,7 +77,7 @@ fn listed(history: &History, last: &Operation) -> Option<Held> {
     Some(Held::of(pages.iter().flat_map(|page| &page.items), answer.version?))
 }
 
-/// Takes in the events of a watch; nothing once it does not hold the state any more.
+/// Applies the events of a watch; stops once the client's state is wrong.
 fn watch(
     history: &History,
     op: &Operation,
@@ -97,7 +97,7 @@ fn watch(
             EventKind::Error => break,
         }
     }
-    // Where a stream breaks amid changes of one version, the rest of them is lost to who goes on from that version.
+    // If a stream breaks amid changes of one version, a client that resumes at that version loses the remaining ones.
     let last = held.moment;
     let of_last = view.index_behind(last) - view.index_behind(last.saturating_sub(1));
     if of_last > 1 && held.sum != view.sum_at(last) {

@@ -1,4 +1,4 @@
-//! Reliable and Resumable: every change that must come has come.
+//! Reliable and Resumable: every required change was delivered.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use super::super::truth::ResourceTruth;
 use super::super::view::SelectionView;
 use super::super::violation::Judged;
 
-/// Every matching change between two delivered moments is delivered, and nothing that never happened; and no event is
-/// cut short by an end that looks whole.
+/// Judges that every matching change between two delivered moments is delivered, and no invented one. No clean end may
+/// cut an event short.
 pub(super) fn reliable(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Reliable);
     for op in history.watches(Promise::Reliable) {
@@ -21,7 +21,8 @@ pub(super) fn reliable(history: &History) -> Judged {
             judged.violation(op, &[over.line], || ("an end between two events".into(), "an end within one".into()));
         }
         let Some((truth, view)) = history.view(op) else { continue };
-        // Positions that were passed over, with the event that did so. What comes too late came nevertheless.
+        // Positions that were passed over, with the event that did so. An event that arrives late still counts as
+        // delivered.
         let mut missed: BTreeMap<usize, usize> = BTreeMap::new();
         let mut unheard = Vec::new();
         let reached = follow(truth, view, op, |step| match step {
@@ -52,7 +53,8 @@ pub(super) fn reliable(history: &History) -> Judged {
     judged
 }
 
-/// What nothing passed over and yet did not come, although the watch was open for longer than a change may take.
+/// Finds changes that nothing passed over and that were not delivered, although the watch was open for longer than the
+/// allowed delay.
 fn overdue(
     history: &History,
     op: &Operation,
@@ -80,7 +82,7 @@ fn overdue(
     }
 }
 
-/// A watch from a version begins with the first matching change behind it.
+/// Judges that a watch from a version begins with the first matching change after it.
 pub(super) fn resumable(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Resumable);
     for op in history.watches(Promise::Resumable) {
@@ -91,7 +93,8 @@ pub(super) fn resumable(history: &History) -> Judged {
         let first = view.events.get(view.index_behind(start));
         let is_first = first.is_some_and(|first| first.version == told.version);
         let is_none = told.change().is_none_or(|change| view.position(change).is_none());
-        // What never happened or does not match is for others to judge; what is not behind the version is not.
+        // Other judges check events that never happened or do not match. Here only events at or below the version count
+        // as well.
         if !is_first && (!is_none || told.version <= start) {
             let line = first.map_or(0, |first| truth.changes[first.change as usize].line);
             judged.violation(op, &[line, told.line], || {

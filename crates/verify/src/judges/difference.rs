@@ -1,4 +1,4 @@
-//! How objects that were told differ from the state that they should be.
+//! Compares delivered objects with the expected state.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::super::names::KeyNumber;
 use super::super::operation::Told;
 use super::super::truth::ResourceTruth;
 
-/// The first difference, in the order of keys: what was expected and got, and the line of the change.
+/// Returns the first difference in the order of keys: the expected and actual object, and the line of the change.
 pub(super) fn difference<'a>(
     history: &History,
     truth: &ResourceTruth,
@@ -36,7 +36,7 @@ pub(super) fn difference<'a>(
     Some((format!("nothing of {}", history.key(key)), format!("{} of {version}", history.key(key)), 0))
 }
 
-/// What was told, as [`difference`] reads it.
+/// Converts delivered objects into the input of [`difference`].
 pub(super) fn objects(told: &[Told]) -> impl Iterator<Item = (KeyNumber, u64)> {
     told.iter().map(|told| (told.key, told.version))
 }

@@ -1,4 +1,4 @@
-//! Filtered and Typed: each event is one that its watch should see, and as it should see it.
+//! Filtered and Typed: each event is one that its watch should get, with the right type and content.
 
 use super::super::history::History;
 use super::super::operation::{Operation, Told};
@@ -9,7 +9,7 @@ use super::super::truth::ResourceTruth;
 use super::super::view::SelectionView;
 use super::super::violation::Judged;
 
-/// Nothing is delivered that matches neither before nor after the change.
+/// Judges that no event matches neither before nor after the change.
 pub(super) fn filtered(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Filtered);
     for op in history.watches(Promise::Filtered) {
@@ -32,7 +32,7 @@ pub(super) fn filtered(history: &History) -> Judged {
     judged
 }
 
-/// Each event has the type and the content that its change has for the selection.
+/// Judges that each event has the type and the content of its change for the selection.
 pub(super) fn typed(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Typed);
     for op in history.watches(Promise::Typed) {
@@ -71,7 +71,8 @@ fn objects(op: &Operation) -> impl Iterator<Item = (usize, &Told)> {
     op.events.iter().enumerate().filter(|(_, told)| told.is_object())
 }
 
-/// What the event of a change shows: of a deletion, and of what leaves the selection, what was before.
+/// Returns the expected content of an event. A deletion, or a change that leaves the selection, has the previous
+/// content.
 fn content(
     op: &Operation,
     truth: &ResourceTruth,
@@ -84,7 +85,7 @@ fn content(
 }
 
 impl SelectionView {
-    /// Whether the object that a change left is selected: whether it is ADDED or MODIFIED here, or was there first.
+    /// Whether the object matches the selection after a change, by a live event or as part of the initial state.
     fn matches(&self, change: u32) -> bool {
         let live = || self.position(change).is_some_and(|position| self.events[position].kind != EventKind::Deleted);
         self.is_initial(change) || live()

@@ -1,4 +1,4 @@
-//! Consistent and Monotone: an answer has what was known before it was asked for.
+//! Consistent and Monotone: a response contains everything known before the request.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,8 @@ use super::super::timeline::Witnessed;
 use super::super::violation::Judged;
 use super::versions::{ShownVersion, shown};
 
-/// An answer without a version has everything that anybody knew before it was asked for.
+/// Judges that a response to a request without a version contains everything that any participant knew before the
+/// request.
 pub(super) fn consistent(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Consistent);
     for op in history.judged(Promise::Consistent) {
@@ -33,8 +34,8 @@ pub(super) fn consistent(history: &History) -> Judged {
         judged.instances += 1;
         let words = || format!("everything up to {known}, which was known before");
         match shown {
-            // A list may name an older version as long as it shows all there is: nothing has changed since, or what
-            // came has gone again.
+            // A list may have an older version if it contains all current objects: nothing has changed since, or every
+            // change was undone.
             ShownVersion::State { version, line } => {
                 let newer = truth.difference(version, known);
                 if let Some(change) = newer {
@@ -52,7 +53,7 @@ pub(super) fn consistent(history: &History) -> Judged {
     judged
 }
 
-/// A watch that begins with what comes next begins behind all that was known.
+/// Checks that a watch that begins with the next event begins after everything known.
 fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
     let Some(told) = op.events.iter().find(|told| told.is_object()) else { return };
     judged.instances += 1;
@@ -63,8 +64,8 @@ fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
     }
 }
 
-/// An answer from memory is not older than an earlier one. A server that says which answers are from its memory passes
-/// the others on, to whoever knows better than it does.
+/// Judges that a response from a cache is not older than an earlier one. A server that marks responses from its cache
+/// forwards the other requests to its upstream, so those are not compared.
 pub(super) fn monotone(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Monotone);
     let waived = waived(history);
@@ -82,11 +83,11 @@ pub(super) fn monotone(history: &History) -> Judged {
     judged
 }
 
-/// What is in one memory: a server's, of a collection in an encoding, between two moments.
+/// The key of one cache: a server, a collection, an encoding, and a period between two moments.
 type Memory<'a> = (AskedServer, &'a str, RecordedEncoding, usize);
 
-/// What each judged server had shown from memory by when, of each collection in each encoding, between two moments at
-/// which it was allowed to go back. What another one has in its memory is no word of its own.
+/// Collects the version that each judged server had returned from its cache by each moment. Each collection and
+/// encoding has its own cache. The collection starts again whenever a fault permits the server to go back.
 fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witnessed> {
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
     let shows_memory = |op: &&Operation| op.server.is_judged() && history.may_be_from_memory(op);
@@ -99,7 +100,7 @@ fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witness
         for told in op.events.iter().filter(|told| told.is_bookmark()) {
             add(told.at_ns, told.version);
         }
-        // Where a page is asked for the store may have been.
+        // With a limit, the response may come from the store.
         let is_memory = match ask.plan {
             ReadPlan::Read(Fresh::Any) => true,
             ReadPlan::Read(Fresh::NotOlderThan(_)) => ask.limit == 0,
@@ -113,7 +114,7 @@ fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witness
     points.into_iter().map(|(key, points)| (key, Witnessed::new(points))).collect()
 }
 
-/// When faults began that let a server go back, in their order.
+/// Returns the start of each fault that permits a server to go back, in order.
 fn waived(history: &History) -> Vec<u64> {
     let faults = history.faults.iter().map(|line| &line.record);
     let waives = faults.filter(|fault| fault.waives.contains(&Promise::Monotone));
@@ -122,7 +123,7 @@ fn waived(history: &History) -> Vec<u64> {
     began
 }
 
-/// How many of them had begun by a moment.
+/// Returns how many of them had begun by a moment.
 fn period(began: &[u64], at_ns: u64) -> usize {
     began.partition_point(|began| *began <= at_ns)
 }

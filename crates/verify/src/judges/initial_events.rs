@@ -1,4 +1,4 @@
-//! `InitialEvents`: a watch that begins with the state begins with that of one version.
+//! `InitialEvents`: the initial events of a watch are the state at one version.
 
 use super::super::ask::ReadPlan;
 use super::super::history::History;
@@ -10,8 +10,8 @@ use super::super::view::Sum;
 use super::super::violation::Judged;
 use super::difference::{difference, objects};
 
-/// Only ADDED, exactly the matching part of the state of one version, each object once; then, for those who asked, one
-/// bookmark at that version that says so; nobody else gets that.
+/// Judges that initial events are only ADDED, and exactly the matching part of the state at one version, each object
+/// once. If the watch requested it, one bookmark at that version marks their end; other watches get none.
 pub(super) fn initial_events(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::InitialEvents);
     for op in history.watches(Promise::InitialEvents) {

@@ -1,4 +1,4 @@
-//! Timed: a watch ends when its time is up, and before that with a word.
+//! Timed: a watch ends at its timeout, and earlier only with an error.
 
 use std::ops::RangeInclusive;
 
@@ -9,15 +9,15 @@ use super::super::record::Ending;
 use super::super::violation::Judged;
 use super::SECOND_NS;
 
-/// How long a watch lasts, in seconds, whose client does not say so: the apiserver draws it.
+/// The duration in seconds of a watch without a requested timeout: the apiserver draws it.
 const CHOSEN: RangeInclusive<u64> = 1_800..=3_600;
-/// How early clocks may let a watch end.
+/// The tolerance for an early end, for clock differences.
 const EARLY_NS: u64 = 20_000_000;
-/// How late a client may hear of the end, on a machine that does other things too.
+/// The tolerance for a late end, for a busy machine.
 const LATE_NS: u64 = 10 * SECOND_NS;
 
-/// A watch that the server ends as if it were whole, and to which it has told no error, has had its time. None is open
-/// for longer. Where something was broken meanwhile, it may have ended for that.
+/// Judges that a watch that the server ends cleanly, without an error, has reached its timeout, and that no watch is
+/// open longer. Watches during a fault are excluded.
 pub(super) fn timed(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Timed);
     for op in history.watches(Promise::Timed) {
@@ -25,7 +25,7 @@ pub(super) fn timed(history: &History) -> Judged {
         let (Some(asked), Some(answer), Some(over)) = (asked, &op.answer, op.over) else { continue };
         let lasts = if asked > 0 { asked..=asked } else { CHOSEN };
         let (least, most) = (lasts.start().saturating_mul(SECOND_NS), lasts.end().saturating_mul(SECOND_NS));
-        // The server counts from a moment between the two.
+        // The server's timer started between these two moments.
         let (at_least, at_most) = (over.at_ns.saturating_sub(answer.at_ns), over.at_ns.saturating_sub(op.at_ns));
         if history.is_disturbed(op.at_ns, over.at_ns) {
             continue;
@@ -49,7 +49,7 @@ fn words(seconds: &RangeInclusive<u64>) -> String {
     if least == most { least.to_string() } else { format!("{least} to {most}") }
 }
 
-/// The last event, and the end.
+/// Returns the lines of the last event and of the end.
 fn lines(op: &Operation, end: u32) -> Vec<u32> {
     op.events.last().map(|told| told.line).into_iter().chain([end]).collect()
 }

@@ -11,10 +11,11 @@ use super::super::violation::Judged;
 use super::difference::{difference, objects};
 use std::collections::{BTreeMap, HashMap};
 
-/// A list or a page is what it says that it is, and a GET is an object that there was.
+/// Judges that a list or a page is the state that it claims to be, and that a GET returns an object that existed.
 pub(super) fn list_snapshot(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::ListSnapshot);
-    // Pages, and lists that are not the state, by what they select and their version: the state moves on once for all.
+    // Pages, and lists that differ from the state, by selection and version. They are sorted so that the state is
+    // replayed only once.
     let mut closer: Vec<(usize, u64, &Operation)> = Vec::new();
     for op in history.judged(Promise::ListSnapshot) {
         let Some(answer) = op.answered(200) else { continue };
@@ -42,7 +43,7 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
         let view = &history.views[of_view[0].0];
         let truth = &history.truths[view.truth];
         let mut replay = view.replay(truth);
-        // How many objects were told up to the end of each page.
+        // How many objects were returned up to the end of each page.
         let mut told: HashMap<Op, usize> = HashMap::new();
         for (_, version, op) in of_view {
             let state = replay.at(*version);
@@ -55,7 +56,7 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
     judged
 }
 
-/// Whether it is a list in one page, in order, and the state.
+/// Whether this is a one-page list that is ordered and equal to the state.
 fn is_whole(op: &Operation, answer: &Answer, view: &SelectionView, version: u64) -> bool {
     let mut sum = Sum::default();
     answer.items.iter().for_each(|item| sum.add(item.key, item.version));
@@ -67,7 +68,7 @@ fn is_first(op: &Operation) -> bool {
     op.ask.as_ref().is_some_and(|ask| ask.first.is_empty())
 }
 
-/// Whether each item has the content of its version.
+/// Checks that each item has the content of its version.
 fn contents(history: &History, op: &Operation, answer: &Answer, truth: &ResourceTruth, judged: &mut Judged) {
     let other = |item: &&Told| {
         let change = item.change().map(|change| &truth.changes[change as usize]);
@@ -85,7 +86,7 @@ fn contents(history: &History, op: &Operation, answer: &Answer, truth: &Resource
     }
 }
 
-/// Where the next page of a list begins, by its operation.
+/// Returns where the next page of each list begins, by operation.
 fn ends(history: &History) -> HashMap<Op, KeyNumber> {
     let lists = history.operations.iter().filter(|op| op.verb == ReadVerb::List);
     let end = |op: &Operation| {
@@ -95,7 +96,7 @@ fn ends(history: &History) -> HashMap<Op, KeyNumber> {
     lists.filter_map(end).collect()
 }
 
-/// How many objects are on a page, unless they are not the right ones.
+/// Checks the objects of a page; returns their number, or `None` if they are wrong.
 #[expect(clippy::too_many_arguments, reason = "a page is one of a list, whose state and other pages are known")]
 fn page(
     history: &History,
@@ -119,7 +120,7 @@ fn page(
     let version = answer.version.unwrap_or_default();
     let first = history.keys.at_or_behind(&ask.first);
     let rest = || state.range(first..);
-    // A page reaches to where the next one begins; where nobody asked for that, to its last key.
+    // A page extends to the start of the next one. If the next one was not requested, the page extends to its last key.
     let is_on_it = |key: &KeyNumber| match ends.get(&op.op) {
         _ if !answer.more => true,
         Some(end) => key < end,
@@ -132,7 +133,7 @@ fn page(
         });
         return None;
     }
-    // With selectors the apiserver says that there is more before it has looked whether any of it matches.
+    // With selectors, the apiserver returns a continue token before it knows whether more objects match.
     let remains = match before {
         _ if !answer.more => 0,
         Some(before) => state.len() - before - count,
@@ -156,7 +157,7 @@ fn get(history: &History, op: &Operation, answer: &Answer, judged: &mut Judged) 
     let Some(truth) = history.truth(op) else { return };
     let Some(item) = answer.items.first().filter(|item| item.version <= truth.to) else { return };
     let change = item.change().map(|change| &truth.changes[change as usize]);
-    // What was before the truth begins is not known.
+    // Changes before the beginning of the truth are unknown.
     if change.is_none() && item.version <= truth.from {
         return;
     }

@@ -1,4 +1,4 @@
-//! Ordered and Unique: versions rise, and no change comes twice.
+//! Ordered and Unique: versions increase, and no change is delivered twice.
 
 use super::super::history::History;
 use super::super::names::KeyNumber;
@@ -8,7 +8,7 @@ use super::super::say;
 use super::super::violation::Judged;
 use std::collections::HashMap;
 
-/// Versions never decrease behind the initial events, and those of one object increase.
+/// Judges that versions never decrease after the initial events, and that those of one object increase.
 pub(super) fn ordered(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Ordered);
     for op in history.watches(Promise::Ordered) {
@@ -30,7 +30,7 @@ pub(super) fn ordered(history: &History) -> Judged {
     judged
 }
 
-/// No change is delivered twice, nor again to who resumes behind it.
+/// Judges that no change is delivered twice, and none again to a watch that resumes after it.
 pub(super) fn unique(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Unique);
     for op in history.watches(Promise::Unique) {
@@ -56,12 +56,12 @@ fn find<'a>(events: &'a [Told], wanted: &Told) -> Option<&'a Told> {
     events.iter().find(|told| told.is_object() && told.key == wanted.key && told.version == wanted.version)
 }
 
-/// The same event in a watch that this one goes on from, behind it.
+/// Finds the same event in an earlier watch of the chain that this one resumes.
 fn told_before<'a>(history: &'a History, op: &Operation, told: &Told) -> Option<&'a Told> {
     if op.start().is_none_or(|start| told.version > start) {
         return None;
     }
     let chain = std::iter::successors(history.before(op), |op| history.before(op));
-    // A chain cannot be longer than there are operations: a circle of them is cut there.
+    // A chain cannot be longer than the number of operations. This bound ends a cycle.
     chain.take(history.operations.len()).find_map(|before| find(&before.events, told))
 }

@@ -1,4 +1,4 @@
-//! Expired and Future: history is refused only where it may be gone, and a version only while it is to come.
+//! Expired and Future: history is refused only if it may be forgotten, and a version only while it is in the future.
 
 use super::super::ask::{Fresh, ReadPlan};
 use super::super::history::History;
@@ -9,10 +9,10 @@ use super::super::refused_requests::is_of_the_future;
 use super::super::say;
 use super::super::violation::Judged;
 
-/// The truth may be this late: changes that were learnt so long after a 410 may have happened before it.
+/// How late the truth may be. Changes learnt this long after a 410 may have happened before it.
 const TRUTH_LAG_NS: u64 = 1_000_000_000;
 
-/// A 410 comes only where history may have been forgotten: to a watch as one event, behind which nothing comes.
+/// Judges that a 410 is returned only if history may have been forgotten. A watch gets it as its last event.
 pub(super) fn expired(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Expired);
     for op in history.judged(Promise::Expired) {
@@ -58,25 +58,25 @@ fn errors(history: &History, op: &Operation, judged: &mut Judged) {
     }
 }
 
-/// How far a watch had got by what it had told.
+/// Returns how far a watch had got, by the events sent to it.
 pub(super) fn position(history: &History, op: &Operation, told: &[Told]) -> u64 {
     let live = told.get(op.live_from..).unwrap_or_default().iter().map(|told| told.version).max();
-    // A watch that was still telling the state, or nothing, stood where the server did.
+    // A watch that was still sending the state, or nothing, was at the server's position.
     let start = op.start().unwrap_or_else(|| history.witnessed(op, op.at_ns));
     live.map_or(start, |live| live.max(start))
 }
 
-/// Whether the state at a version may be gone from the store.
+/// Whether the store may have forgotten the state at a version.
 fn is_gone(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
     op.verb == ReadVerb::List && version < history.compacted_by(at_ns)
 }
 
-/// Whether changes behind a version may be gone: from the store, or from what the server says that it holds.
+/// Whether changes after a version may be forgotten: by the store, or by the server's own declared history.
 fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
     is_forgotten_by(op.server, history, op, version, at_ns)
 }
 
-/// Whether they may be gone at any one server, of the resource of an operation.
+/// The same for one server, and the resource of an operation.
 pub(super) fn is_forgotten_by(
     server: AskedServer,
     history: &History,
@@ -84,7 +84,7 @@ pub(super) fn is_forgotten_by(
     version: u64,
     at_ns: u64,
 ) -> bool {
-    // What comes behind a version begins with the next one, and a compaction keeps its own.
+    // The first change after a version has the next version, and a compaction keeps its own.
     let compacted = version + 1 < history.compacted_by(at_ns);
     let resource = op.ask.as_ref().map_or("", |ask| &ask.resource);
     let begun = history.windows.iter().map(|line| &line.record).any(|window| {
@@ -102,9 +102,8 @@ pub(super) fn is_forgotten_by(
     compacted || begun || outgrown()
 }
 
-/// Who watches from a version of the future gets nothing at or below it and no refusal, unless what comes behind it may
-/// have come and be gone; who reads at one is refused
-/// only while it is one.
+/// Judges requests with a version of the future. A watch gets no event at or below it, and no refusal, unless later
+/// changes may have happened and been forgotten. A read is refused only while the version is in the future.
 pub(super) fn future(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Future);
     for op in history.judged(Promise::Future) {
@@ -122,7 +121,7 @@ pub(super) fn future(history: &History) -> Judged {
 }
 
 fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) {
-    // What the store has compacted was there, whether or not anybody had seen it.
+    // The compacted versions existed, whether or not any participant had seen them.
     let past = history.witnessed(op, op.at_ns).max(history.compacted_by(op.at_ns));
     if op.answered(200).is_none() || version <= past {
         return;
@@ -133,7 +132,7 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) 
         let got = match told.kind {
             EventKind::Error => {
                 let status = errors.next().cloned().unwrap_or_default();
-                // While it waits, what is to come may come and be forgotten.
+                // While the watch waits, later changes may happen and be forgotten.
                 let is_gone = is_forgotten(history, op, version, told.at_ns);
                 let refuses = status.code == 410 && !is_gone || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
@@ -153,7 +152,7 @@ fn refused(history: &History, op: &Operation, version: u64, judged: &mut Judged)
     let answer = op.answered(504).map(|answer| (answer.at_ns, answer.line, &answer.status));
     let Some((at_ns, line, _)) = answer.or(error).filter(|(_, _, status)| is_of_the_future(status)) else { return };
     judged.instances += 1;
-    // While something is broken the server may lag behind what others know.
+    // During a fault the server may lag behind versions known to others.
     if version <= history.witnessed(op, op.at_ns) && !history.is_disturbed(op.at_ns, at_ns) {
         judged.violation(op, &[line], || {
             (format!("an answer: {version} was known before"), format!("{version} is refused as too large"))

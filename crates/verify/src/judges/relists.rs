@@ -1,4 +1,4 @@
-//! `OneRelist`: after an incident the server lists each resource once, however many clients it has.
+//! `OneRelist`: after an incident the server lists each resource once, independent of the number of its clients.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,11 @@ use super::super::promise::Promise;
 use super::super::record::{AskedRecord, CallRecord, ReadVerb, RecordedEncoding};
 use super::super::violation::Judged;
 
-/// From each fault to the next, a collection is listed as often as the fault took effect, and once at least.
+/// Judges that from each fault to the next, a collection is listed at most as often as the fault took effect. One list
+/// is always allowed.
 pub(super) fn one_relist(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::OneRelist);
-    // Where nobody wrote down what the server asks, a list too many would not be seen: nothing is judged.
+    // Without a record of the server's upstream requests, an excess list would not be noticed. Then nothing is judged.
     if history.asked.is_empty() {
         return judged;
     }
@@ -41,9 +42,9 @@ pub(super) fn one_relist(history: &History) -> Judged {
     judged
 }
 
-/// Whether a whole state was asked for: as a list, of which further pages do not count, or as a watch that begins so.
-/// One object, or a selection, only tells how new the store is. Of what the server passes on only that counts which its
-/// own memory is to answer, of whatever version: so informers begin, and each of them must not cost a list.
+/// Whether a request reads a whole state: a list without a continue token, or a watch with initial events. Requests for
+/// one object, or with a selector, only find the store's version. Among forwarded requests, only those for any version
+/// count: informers begin with them, and the server's cache must answer them.
 fn is_relist(asked: &AskedRecord) -> bool {
     let call =
         CallRecord { verb: asked.verb, path: asked.path.clone(), query: asked.query.clone(), ..CallRecord::default() };

@@ -1,4 +1,4 @@
-//! Steady: who takes bookmarks hears something every minute.
+//! Steady: a watch with bookmarks gets an event at least every minute.
 
 use super::super::ask::ReadPlan;
 use super::super::history::History;
@@ -7,10 +7,10 @@ use super::super::promise::Promise;
 use super::super::violation::Judged;
 use super::SECOND_NS;
 
-/// A bookmark is sent a minute behind the one before (KEP-956). The rest is for a machine that does other things too.
+/// A bookmark is sent every minute (KEP-956). The rest is a tolerance for a busy machine.
 const SILENCE_MAX_NS: u64 = 75 * SECOND_NS;
 
-/// A watch with bookmarks is never silent for longer than [`SILENCE_MAX_NS`] while nothing is broken.
+/// Judges that a watch with bookmarks is never silent for longer than [`SILENCE_MAX_NS`] unless there is a fault.
 pub(super) fn steady(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Steady);
     for op in history.watches(Promise::Steady) {
@@ -32,8 +32,8 @@ pub(super) fn steady(history: &History) -> Judged {
     judged
 }
 
-/// When something was heard of a watch, from its answer to its end, each with its line. Who waits for a version that
-/// may be still to come is told nothing before, not even how far it is.
+/// Returns when a watch received anything, from its response to its end, each with its line. A watch that may still
+/// wait for a version of the future gets nothing before it, including bookmarks.
 fn moments(history: &History, op: &Operation) -> Vec<(u64, u32)> {
     let plan = op.ask.as_ref().map(|ask| ask.plan);
     let is_to_come = matches!(plan, Some(ReadPlan::Behind(version)) if version > history.witnessed(op, op.at_ns));

@@ -1,6 +1,6 @@
 //! Good and bad histories for each judge.
 //!
-//! All are of the same few changes, [`TRUTH`]; each adds what one or two clients saw of them.
+//! All use the same few changes, [`TRUTH`]. Each adds what one or two clients received.
 
 mod age;
 mod content;
@@ -16,8 +16,8 @@ use super::super::history::History;
 use super::super::promise::Promise;
 use super::super::violation::Judged;
 
-/// Version 10 is where it begins, with `a/x`. Each change was learnt at ten times its version. Selected by `app=1`,
-/// `a/x` leaves at 12 and is back at 15; two objects come at 16.
+/// The truth begins at version 10, with `a/x`. Each change was learnt at ten times its version. With the selector
+/// `app=1`, `a/x` leaves at 12 and returns at 15. Two objects are created at 16.
 const TRUTH: &str = r#"
 {"truth":{"resource":"pods","key":"a/x","version":5,"type":"ADDED","at_ns":50,"digest":"5","labels":{"app":"1"}}}
 {"truth":{"resource":"pods","key":"a/y","version":11,"type":"ADDED","at_ns":110,"digest":"11","labels":{"app":"1"}}}
@@ -31,7 +31,7 @@ const TRUTH: &str = r#"
 {"known":{"resource":"pods","from":10,"to":20,"at_ns":200}}
 "#;
 
-/// A watch of all pods that is accepted.
+/// An accepted watch of all pods.
 fn watch(op: u64, query: &str) -> String {
     watch_at(100, op, "/api/v1/pods", query)
 }
@@ -41,14 +41,14 @@ fn watch_at(at_ns: u64, op: u64, path: &str, query: &str) -> String {
     format!(r#"{{"call":{{{call}}}}}{}{{"return":{{"op":{op},"at_ns":{at_ns},"code":200}}}}{}"#, "\n", "\n")
 }
 
-/// The same that goes on from another operation.
+/// The same, resuming another operation.
 fn resume(op: u64, from: u64, query: &str) -> String {
     let call = format!(r#""verb":"watch","path":"/api/v1/pods","query":"{query}","resumes":{from}"#);
     let answer = format!(r#"{{"return":{{"op":{op},"at_ns":100,"code":200}}}}"#);
     format!("{{\"call\":{{\"op\":{op},\"client\":1,\"at_ns\":100,{call}}}}}\n{answer}\n")
 }
 
-/// A list of all pods, with what its answer says. It is asked for at 100.
+/// A list of all pods at 100, with its response.
 fn list(op: u64, query: &str, answer: &str) -> String {
     list_at(100, op, query, answer)
 }
@@ -97,14 +97,14 @@ fn judge(promise: Promise, records: &[&str]) -> Judged {
     History::read(text.as_bytes()).unwrap().judge(promise)
 }
 
-/// Asserts that a promise was judged so often, and kept.
+/// Asserts that a promise was judged this often, and kept.
 #[track_caller]
 fn kept(promise: Promise, instances: u64, records: &[&str]) {
     let judged = judge(promise, records);
     assert_eq!((judged.instances, &judged.violations[..]), (instances, &[][..]));
 }
 
-/// Asserts that a promise was broken once, and how.
+/// Asserts that a promise was broken once, with these words.
 #[track_caller]
 fn broken(promise: Promise, expected: &str, got: &str, records: &[&str]) {
     let judged = judge(promise, records);

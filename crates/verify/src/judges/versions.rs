@@ -1,4 +1,4 @@
-//! `NotOlderThan` and Exact: an answer is of the version that was asked for, or of a later one.
+//! `NotOlderThan` and Exact: a response has the requested version, or a later one.
 
 use super::super::ask::{Fresh, ReadPlan};
 use super::super::history::History;
@@ -7,7 +7,7 @@ use super::super::promise::Promise;
 use super::super::record::ReadVerb;
 use super::super::violation::Judged;
 
-/// An answer is not older than the version that was asked for.
+/// Judges that a response is not older than the requested version.
 pub(super) fn not_older_than(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::NotOlderThan);
     for op in history.judged(Promise::NotOlderThan) {
@@ -24,7 +24,7 @@ pub(super) fn not_older_than(history: &History) -> Judged {
     judged
 }
 
-/// A list that asks for a version is of it, and so is each of its pages.
+/// Judges that a list at a requested version has it, and so does each of its pages.
 pub(super) fn exact(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Exact);
     for op in history.judged(Promise::Exact) {
@@ -49,15 +49,15 @@ fn of_version(version: Option<u64>) -> String {
     version.map_or_else(|| "one of no version".to_owned(), |version| format!("one of {version}"))
 }
 
-/// What an answer shows, as far as its age is judged.
+/// The content of a response, as far as its age is judged.
 pub(super) enum ShownVersion {
     /// A state: of a list, or of the initial events of a watch.
     State { version: u64, line: u32 },
-    /// One object of a version, or that there is none.
+    /// One object of a version, or its absence.
     Object { version: Option<u64>, line: u32 },
 }
 
-/// `None` where nothing was shown.
+/// Returns the content of a response; `None` if it has none.
 pub(super) fn shown(history: &History, op: &Operation) -> Option<ShownVersion> {
     let answer = op.answer.as_ref()?;
     match (op.verb, answer.code) {
@@ -75,7 +75,8 @@ pub(super) fn shown(history: &History, op: &Operation) -> Option<ShownVersion> {
 }
 
 impl ShownVersion {
-    /// Whether it is not older than a version: of an object, whether it was so at that version or later.
+    /// Checks that the content is not older than a version. An object must have been in that form at that version or
+    /// later.
     pub(super) fn judge(
         &self,
         history: &History,
@@ -94,9 +95,9 @@ impl ShownVersion {
                 let Some(key) = history.keys.get(&ask.key) else { return };
                 let least = least.min(truth.to);
                 let changed = match version {
-                    // It was not there at all, or was changed since.
+                    // The object did not exist, or was changed since.
                     Some(version) => truth.next_of(key, *version, |_| true).filter(|change| change.version <= least),
-                    // It is there, and is not deleted later either.
+                    // The object exists, and is not deleted later either.
                     None => {
                         let there = truth.state_of(key, least).filter(|there| !there.is_deletion());
                         there.filter(|_| {

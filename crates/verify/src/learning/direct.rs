@@ -11,10 +11,10 @@ use probe::{AnswerBody, Frames, Framing, PendingAnswer, Target};
 use serde_json::Value;
 
 const LIST_BYTES_MAX: usize = 1 << 30;
-/// A stream that says nothing for so long is taken for dead: bookmarks come every minute.
+/// The silence after which a stream is considered dead. Bookmarks are sent every minute.
 const SILENCE_MAX: std::time::Duration = std::time::Duration::from_secs(90);
 
-/// An apiserver, believed in what it lists and what its watch tells.
+/// An apiserver as the source of truth, through a list and a watch.
 pub(crate) struct Direct {
     target: Target,
     path: String,

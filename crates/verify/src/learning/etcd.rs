@@ -14,16 +14,16 @@ use base::{Tasks, now_ns};
 use probe::{self, AnswerBody, Ask, Frames, Framing, OpenedLink, Target, WatchProtocol, Windows};
 
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
-/// Objects that are read at once when the truth begins.
+/// How many objects of the initial state are read at once.
 const PAGE: u32 = 500;
 const PAGE_BYTES_MAX: usize = 1 << 30;
 const JSON: &str = "application/json";
 
-/// etcd, asked by the JSON gateway of its client URL.
+/// An etcd client that uses the JSON gateway of a client URL.
 #[derive(Clone)]
 pub(crate) struct Etcd {
     target: Target,
-    /// What the keys of the resource begin with.
+    /// The prefix of the resource's keys.
     prefix: String,
     tasks: Tasks,
 }
@@ -41,7 +41,7 @@ struct Range {
     header: Header,
     kvs: Vec<KeyValue>,
     more: bool,
-    /// Why there is nothing else.
+    /// The error message, if there is no result.
     error: String,
 }
 
@@ -75,21 +75,21 @@ struct WatchResponse {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WatchEvent {
-    /// `PUT` is not written.
+    /// Absent for `PUT`, the default.
     #[serde(rename = "type")]
     kind: String,
     kv: KeyValue,
 }
 
-/// The gateway writes 64-bit numbers as text.
+/// Parses a number, because the gateway writes 64-bit numbers as text.
 fn number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let text = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
     text.parse().map_err(serde::de::Error::custom)
 }
 
-/// What a watch told last.
+/// The last result of a watch.
 enum Heard {
-    /// Its stream is over; it goes on behind this revision.
+    /// The stream has ended; the watch resumes after this revision.
     Broke,
     Compacted(u64),
 }
@@ -120,7 +120,7 @@ impl Etcd {
         }
     }
 
-    /// Puts the state of one revision, and returns that.
+    /// Puts the state of one revision; returns the revision.
     async fn state(&self, learnt: &Learnt, living: &mut Living) -> Result<u64, LearnError> {
         let (mut revision, mut from) = (0, self.prefix.clone().into_bytes());
         loop {
@@ -194,7 +194,8 @@ impl Etcd {
             }
             *at = revision.max(*at);
         }
-        // A notice of progress says that all up to its revision has been told; one with events only that these have.
+        // A progress notification means that everything up to its revision was sent. A response with events means only
+        // that these were sent.
         if result.events.is_empty() && !result.created {
             *at = result.header.revision.max(*at);
         }
@@ -202,13 +203,14 @@ impl Etcd {
         Ok(None)
     }
 
-    /// How far etcd has forgotten its history now; `None` where it has not, or does not say.
+    /// Returns the revision up to which etcd has compacted its history; `None` if it has not, or does not respond with
+    /// one.
     async fn compacted(&self) -> Option<u64> {
         let create = json!({"create_request": {"key": STANDARD.encode("compact"), "start_revision": "1"}});
         let mut body = self.stream("/v3/watch", &create).await.ok()?;
         let mut frames = Frames::new(Framing::Lines);
         let mut revision = None;
-        // The refusal comes right behind the creation; without one nothing comes.
+        // The refusal follows the creation at once. Without one nothing follows.
         while let Ok(Some(Ok(chunk))) = tokio::time::timeout(RETRY, body.chunk()).await {
             let each = |line: &[u8]| {
                 let line: Option<WatchLine> = serde_json::from_slice(line).ok();
@@ -221,7 +223,7 @@ impl Etcd {
         revision
     }
 
-    /// Writes down how far history is forgotten, until the task is ended.
+    /// Records compactions until the task is ended.
     pub(crate) async fn keep_compactions(self, learnt: Arc<Learnt>) {
         let (mut known, mut intact_ns) = (0, 0);
         loop {
@@ -230,7 +232,7 @@ impl Etcd {
                 learnt.scene.recorder.put(&Record::Compacted(CompactedRecord { version, at_ns: intact_ns }));
                 known = version;
             }
-            // It was not more than that when it was asked.
+            // The compaction was not further than that at the time of the request.
             intact_ns = asked_ns;
             sleep(super::windows::TICK).await;
         }
@@ -284,7 +286,7 @@ fn decoded(text: &str) -> Result<Vec<u8>, LearnError> {
     STANDARD.decode(text).map_err(|_| LearnError::Malformed(format!("etcd's {text:?}")))
 }
 
-/// The first key behind all that begin with a prefix. Prefixes end with a slash, which has a successor.
+/// Returns the first key after all keys with a prefix. Prefixes end with a slash, which has a successor byte.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -8,10 +8,10 @@ use super::Learnt;
 use crate::record::{Record, WindowRecord};
 use base::now_ns;
 
-/// Between two looks.
+/// The polling interval.
 pub(super) const TICK: Duration = Duration::from_secs(1);
 
-/// How far the server may have forgotten its history: what is older than its window, and, from the beginning, what was
+/// Records which history the server may have forgotten: changes older than its window and, from the start, changes
 /// before the run.
 pub(crate) async fn keep_windows(learnt: Arc<Learnt>, window: Duration) {
     let mut past = Past::default();
@@ -24,18 +24,18 @@ pub(crate) async fn keep_windows(learnt: Arc<Learnt>, window: Duration) {
     }
 }
 
-/// The server need not know changes at or below a version from a moment on.
+/// Records that from a moment on, the server may have forgotten changes at or below a version.
 pub(crate) fn forgets(learnt: &Learnt, version: u64, at_ns: u64) {
     let resource = learnt.resource.clone();
     learnt.scene.recorder.put(&Record::Window(WindowRecord { resource, version, at_ns, server: None }));
 }
 
-/// Versions by when they were the newest.
+/// The newest versions by time.
 #[derive(Debug, Default)]
 struct Past(VecDeque<(Instant, u64)>);
 
 impl Past {
-    /// Notes the newest version; returns the newest one of before the window, if another one left it.
+    /// Adds the newest version. If entries have left the window, returns the newest of them.
     fn at(&mut self, now: Instant, newest: u64, window: Duration) -> Option<u64> {
         self.0.push_back((now, newest));
         let mut left = None;

@@ -4,7 +4,7 @@ use super::*;
 use crate::record::{CallRecord, EventRecord, ReadVerb, Record, RunRecord, TruthRecord};
 use crate::{Counts, Hops, Promise};
 
-/// A record in which a watch was told what never happened.
+/// Writes a record in which a watch delivers an event that never happened.
 fn record(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("kube-fanout-{name}-{}.jsonl", fastrand::u64(..)));
     let call = |op, client, at_ns| {

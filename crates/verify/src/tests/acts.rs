@@ -1,27 +1,27 @@
-//! What clients of the model do, and what they ask for.
+//! The actions and requests of the model's clients.
 
 use proptest::prelude::*;
 
 use super::super::record::AskedServer;
 
 pub(super) const KEYS: [&str; 6] = ["a-b/x", "a/x", "a/y", "a/z", "b/x", "b/y"];
-/// What happens next.
+/// An action.
 #[derive(Clone, Debug)]
 pub(super) enum Act {
-    /// One object is written, or deleted if it is there.
+    /// One object is written, or deleted if it exists.
     Write {
         key: usize,
         label: u8,
         delete: bool,
     },
-    /// Two objects at one version.
+    /// Two objects are written at one version.
     Transaction {
         keys: [usize; 2],
         label: u8,
     },
-    /// The memory catches up, and who watches is told.
+    /// The cache catches up, and watches get the changes.
     CatchUp,
-    /// The memory tells one watch how far it is.
+    /// The cache sends a bookmark to one watch.
     Bookmark {
         watch: usize,
     },
@@ -40,12 +40,12 @@ pub(super) enum Act {
         bookmarks: bool,
         server: AskedServer,
     },
-    /// A stream breaks, perhaps amid two of one version, and is resumed.
+    /// A stream breaks, perhaps amid two changes of one version, and is resumed.
     Resume {
         watch: usize,
         amid: bool,
     },
-    /// The last list is gone on from.
+    /// A watch resumes from the last list.
     Follow {
         bookmarks: bool,
     },
@@ -55,25 +55,25 @@ pub(super) enum Act {
     Fault,
 }
 
-/// Which version is asked for.
+/// The requested version.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Plan {
     Consistent,
     Any,
-    /// So far back from the newest, or ahead of it.
+    /// An offset from the newest version; negative for an older one.
     AtLeast(i64),
     Exact(i64),
-    /// A watch behind a version.
+    /// A watch after a version.
     Behind(i64),
-    /// What comes next on a watch.
+    /// A watch that begins with the next event.
     Next,
 }
 
-/// What is selected.
+/// The selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scope {
     pub(super) namespace: &'static str,
-    /// Written out, and the labels that it admits.
+    /// The selector's text, and the labels that it matches.
     pub(super) selector: (&'static str, &'static [u8]),
 }
 

@@ -1,5 +1,5 @@
-//! A server that keeps every promise, obviously: all changes in one list, a memory that lags behind it, and clients
-//! that do as they are told. What they write down is a history to judge, or to spoil first.
+//! A server that keeps every promise by construction: all changes in one list, a cache that lags behind it, and simple
+//! clients. Their records form a history that is judged as is, or with an injected error.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use super::acts::{Act, KEYS, Plan, Scope};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 
-/// Longer than any run, but for the wait at its end.
+/// Longer than any run, except for the wait at its end.
 pub(super) const PATIENCE_NS: u64 = 1_000_000;
 
-/// What the truth begins with is of this version.
+/// The version of the truth's initial state.
 const BEGINNING: u64 = 10;
 
-/// A change: of what it left the label, none for a deletion.
+/// A change with the label after it; the label is `None` for a deletion.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Past {
     pub(super) version: u64,
@@ -33,13 +33,13 @@ struct Open {
     of: Scope,
     bookmarks: bool,
     server: AskedServer,
-    /// Everything up to there was told, and nothing behind it.
+    /// Everything up to this version was sent, and nothing after it.
     told: u64,
-    /// The version that its client would go on from.
+    /// The version at which its client would resume.
     moment: u64,
 }
 
-/// The server, its clients, and what they wrote down.
+/// The server, its clients, and their records.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) records: Vec<Record>,
@@ -50,14 +50,14 @@ pub(super) struct Model {
     memory: u64,
     compacted: u64,
     ops: Op,
-    /// Who asked.
+    /// The client of each operation.
     clients: BTreeMap<Op, u32>,
     watches: Vec<Open>,
-    /// The last list in one piece, with its version and whether it is whole.
+    /// The last one-page list, with its version.
     listed: Option<(Op, Scope, u64)>,
 }
 
-/// What a run of these acts writes down.
+/// Runs these acts and returns the model with its records.
 pub(super) fn run(acts: &[Act]) -> Model {
     let about = RunRecord { patience_ns: Some(PATIENCE_NS), begins_once: true, ..RunRecord::default() };
     let mut model = Model {
@@ -130,7 +130,7 @@ impl Model {
         }
     }
 
-    /// The objects at a version, each with the version that it is of and its label.
+    /// Returns the objects at a version, each with its own version and its label.
     pub(super) fn state(&self, version: u64) -> BTreeMap<&'static str, (u64, u8)> {
         let mut state = BTreeMap::new();
         for past in self.past.iter().filter(|past| past.version <= version) {
@@ -142,7 +142,7 @@ impl Model {
         state
     }
 
-    /// The event of a change for who selects so, with the version of the content that it shows.
+    /// Returns the event of a change for this selection, with the version of its content.
     pub(super) fn seen(&self, past: Past, of: Scope) -> Option<(EventKind, u64)> {
         let before = self.state(past.version - 1).get(past.key).copied();
         let before = before.filter(|(_, label)| of.matches(past.key, *label));
@@ -176,7 +176,7 @@ impl Model {
         }));
     }
 
-    /// The truth hears of a change, some time later.
+    /// Records a change in the truth, some time later.
     fn learn(&mut self, version: u64, key: &'static str, label: Option<u8>, kind: EventKind) {
         self.past.push(Past { version, key, label });
         self.records.push(Record::Truth(TruthRecord {
@@ -196,7 +196,7 @@ impl Model {
         self.records.push(Record::Known(known));
     }
 
-    /// Something breaks, and the server lists its resource once.
+    /// A fault occurs, and the server lists its resource once.
     fn fault(&mut self) {
         let at_ns = self.at_ns;
         let fault = FaultRecord { name: "cut".into(), from_ns: at_ns, to_ns: at_ns, hits: 1, ..FaultRecord::default() };
@@ -214,7 +214,7 @@ impl Model {
     fn call(&mut self, verb: ReadVerb, path: String, query: String, resumes: Option<Op>, server: AskedServer) -> Op {
         self.ops += 1;
         let (op, at_ns) = (self.ops, self.at_ns);
-        // Who does not go on from what it was told is somebody else.
+        // An operation that resumes nothing belongs to a new client.
         let client = resumes.map_or(u32::try_from(op).unwrap(), |before| self.clients[&before]);
         self.clients.insert(op, client);
         let call = CallRecord { op, client, at_ns, verb, path, query, resumes, server, ..CallRecord::default() };
@@ -227,12 +227,12 @@ impl Model {
         self.records.push(Record::Return(ReturnRecord { at_ns: self.at_ns, ..answer }));
     }
 
-    /// A version that is asked for, so far from the newest.
+    /// Returns a version at this offset from the newest.
     fn near(&self, offset: i64) -> u64 {
         self.version.saturating_add_signed(offset).max(1)
     }
 
-    /// The version that is shown, or the answer that refuses it.
+    /// Returns the version of the response, or the refusal.
     fn plan(&mut self, plan: Plan) -> Result<u64, (u16, &'static str)> {
         const TOO_LARGE: (u16, &str) = (504, "ResourceVersionTooLarge");
         match plan {
@@ -292,7 +292,7 @@ impl Model {
         }
     }
 
-    /// The items of a list.
+    /// Returns the items of a list.
     pub(super) fn items(&self, version: u64, of: Scope) -> Vec<RecordedItem> {
         let state = self.state(version).into_iter().filter(|(key, (_, label))| of.matches(key, *label));
         state.map(|(key, (version, _))| item(key, version)).collect()
@@ -378,7 +378,7 @@ impl Model {
         self.watches = watches;
     }
 
-    /// Tells a watch of what the memory has, of at most so many changes.
+    /// Sends a watch at most `most` changes of those in the cache.
     fn deliver(&mut self, open: &mut Open, most: u64) {
         let changes = self.past.iter().filter(|past| open.told < past.version && past.version <= self.memory);
         let seen = changes.filter_map(|past| Some((*past, self.seen(*past, open.of)?)));
@@ -410,11 +410,11 @@ impl Model {
         }));
     }
 
-    /// A bookmark vouches for what the memory has: it is told first.
+    /// Sends a bookmark. The changes in the cache are sent before it.
     fn bookmark(&mut self, watch: usize) {
         let mut open = self.watches.remove(watch);
         self.deliver(&mut open, u64::MAX);
-        // Who waits for the future is told nothing of the past.
+        // A watch that waits for a future version gets no earlier one.
         if open.bookmarks && open.told == self.memory {
             open.moment = self.memory;
             self.mark(open.op, self.memory, false);
@@ -437,7 +437,7 @@ impl Model {
         }
         let open = self.end(watch, Ending::Broken);
         let behind = Plan::Behind(open.moment.cast_signed() - self.version.cast_signed());
-        // Every other one goes on at another server.
+        // Every second watch resumes at another server.
         let server = match open.server {
             AskedServer::Direct => AskedServer::Direct,
             _ if self.ops.is_multiple_of(2) => AskedServer::Also(0),
@@ -450,13 +450,13 @@ impl Model {
     }
 }
 
-/// An object as lists and events write it.
+/// Returns an object as in lists and events.
 fn item(key: &str, version: u64) -> RecordedItem {
     let digest = Some(content(key, version));
     RecordedItem { key: key.into(), version, digest, bytes: digest }
 }
 
-/// The content of an object of a version.
+/// Returns the content of an object at a version.
 pub(super) fn content(key: &str, version: u64) -> Digest {
     Digest::of_bytes(format!("{key} {version}").as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Ways in which servers have lied, done to a history in which nobody does. Each says whether it found where.
+//! Errors of real servers, injected into a correct history. Each mutation returns whether it found a place.
 
 mod reads;
 mod streams;
@@ -6,7 +6,7 @@ mod streams;
 use super::super::promise::Promise;
 use super::spoiling::Spoiling;
 
-/// Its name, the promise that it breaks, and itself.
+/// The name, the broken promise, and the mutation.
 pub(super) type Mutation = (&'static str, Promise, fn(&mut Spoiling<'_>) -> Option<()>);
 
 pub(super) fn all() -> Vec<Mutation> {

@@ -1,10 +1,10 @@
-//! What mutations work on: the records of a run, and where its streams and reads are in them.
+//! The input of mutations: the records of a run, with the positions of its streams and reads.
 
 use super::super::record::{EventKind, EventRecord, Op, ReadVerb, Record, ReturnRecord};
 use super::acts::Scope;
 use super::model::Model;
 
-/// A history that is to be spoiled.
+/// A history for injecting errors.
 pub(super) struct Spoiling<'a> {
     pub(super) model: &'a Model,
     pub(super) records: Vec<Record>,
@@ -18,16 +18,16 @@ pub(super) struct Stream {
     pub(super) of: Scope,
     pub(super) query: String,
     pub(super) resumes: Option<Op>,
-    /// Where its call is.
+    /// The position of its call.
     pub(super) call: usize,
-    /// The version that its live events are behind.
+    /// The version after which its live events begin.
     pub(super) start: u64,
-    /// Where its initial events are, with the bookmark that ends them.
+    /// The positions of its initial events, with the bookmark that ends them.
     pub(super) initial: Vec<usize>,
     pub(super) live: Vec<usize>,
 }
 
-/// A list or a GET that was answered.
+/// A list or a GET with a response.
 #[derive(Clone, Debug)]
 pub(super) struct Answered {
     pub(super) of: Option<Scope>,
@@ -35,7 +35,7 @@ pub(super) struct Answered {
     pub(super) query: String,
     pub(super) call: usize,
     pub(super) call_ns: u64,
-    /// Where its answer is.
+    /// The position of its response.
     pub(super) at: usize,
 }
 
@@ -50,7 +50,7 @@ impl Answered {
         !self.query.contains("resourceVersion") && !self.query.contains("continue")
     }
 
-    /// The number that a parameter names.
+    /// Returns the value of a numeric parameter.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         let mut pairs = self.query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(key, _)| *key == name)?.1.parse().ok()
@@ -117,7 +117,7 @@ impl Spoiling<'_> {
         calls.filter_map(stream).collect()
     }
 
-    /// The places of live events of objects, each with its stream.
+    /// Returns the positions of live events of objects, each with its stream.
     pub(super) fn objects(&self) -> Vec<(Stream, usize)> {
         let of_one = |stream: Stream| {
             let objects = stream.live.clone().into_iter().filter(|at| self.is_object(*at));
@@ -126,7 +126,7 @@ impl Spoiling<'_> {
         self.streams().into_iter().flat_map(of_one).collect()
     }
 
-    /// The live events of objects behind which something passes them.
+    /// Returns the live events of objects that a later event passes.
     pub(super) fn passed(&self) -> Vec<(Stream, usize)> {
         let is_passed = |(stream, at): &(Stream, usize)| {
             let version = self.event(*at).version;
@@ -135,7 +135,7 @@ impl Spoiling<'_> {
         self.objects().into_iter().filter(is_passed).collect()
     }
 
-    /// Lists and GETs that were answered with 200.
+    /// Returns lists or GETs with a 200 response.
     pub(super) fn reads(&self, verb: ReadVerb) -> Vec<Answered> {
         let read = |(call, record): (usize, &Record)| {
             let Record::Call(asked) = record else { return None };
@@ -153,13 +153,13 @@ impl Spoiling<'_> {
         self.records.iter().enumerate().filter_map(read).collect()
     }
 
-    /// Lists in one page, that begin at the beginning.
+    /// Returns lists in one page, from the beginning.
     pub(super) fn lists(&self) -> Vec<Answered> {
         let whole = |read: &Answered| !self.answer(read.at).more && !read.query.contains("continue");
         self.reads(ReadVerb::List).into_iter().filter(whole).collect()
     }
 
-    /// Versions of changes that were made before a record, and are no part of the beginning.
+    /// Returns the versions of changes before a record, except those of the initial state.
     pub(super) fn changed_before(&self, at: usize) -> Vec<u64> {
         let version = |record: &Record| match record {
             Record::Truth(truth) if truth.version > 10 => Some(truth.version),
@@ -168,7 +168,7 @@ impl Spoiling<'_> {
         self.records[..at].iter().filter_map(version).collect()
     }
 
-    /// The newest version that anybody can have known of before a record.
+    /// Returns the newest version that any participant can have known before a record.
     pub(super) fn newest_before(&self, at: usize) -> u64 {
         let version = |record: &Record| match record {
             Record::Truth(truth) => Some(truth.version),
@@ -180,7 +180,7 @@ impl Spoiling<'_> {
         self.records[..at].iter().filter_map(version).max().unwrap_or(0)
     }
 
-    /// The last version that was compacted before a record.
+    /// Returns the last version that was compacted before a record.
     pub(super) fn compacted_before(&self, at: usize) -> u64 {
         let version = |record: &Record| match record {
             Record::Compacted(compacted) => Some(compacted.version),
@@ -193,14 +193,14 @@ impl Spoiling<'_> {
         self.records.iter().any(|record| matches!(record, Record::Fault(_)))
     }
 
-    /// A list shows what was at another version.
+    /// Makes a list return the state at another version.
     pub(super) fn show_state(&mut self, list: &Answered, version: u64) {
         let items = self.model.items(version, list.of.unwrap());
         let answer = self.answer_mut(list.at);
         (answer.version, answer.items) = (Some(version), items);
     }
 
-    /// A GET shows what was at another version.
+    /// Makes a GET return the object at another version.
     pub(super) fn show_object(&mut self, get: &Answered, version: u64) {
         let path: Vec<_> = get.path.split('/').collect();
         let key = format!("{}/{}", path[4], path[6]);

@@ -5,7 +5,7 @@ use super::super::promise::Promise;
 use super::super::rates::Counts;
 use super::super::verdict::{Outcome, Requirements, RunVerdict, excerpt};
 
-/// One watch is told of one change; what is left to say is whether of the right one.
+/// A run in which one watch gets one change. The argument decides whether it is the right one.
 fn run(version: u64) -> String {
     format!(
         r#"{{"run":{{"url":"https://here","truth":"direct","command":"again --seed 7"}}}}
@@ -35,7 +35,7 @@ fn a_run_is_kept_broken_or_void() {
     let void = verdict(&run(11), &busier);
     assert_eq!((void.outcome(), void.outcome().code()), (Outcome::Void, 2));
     assert_eq!(void.lacks, ["1 events, 2 are needed"]);
-    // What is broken is broken in however short a run.
+    // A violation counts in a run of any length.
     assert_eq!(verdict(&run(12), &busier).outcome(), Outcome::Broken);
     let judged = BTreeSet::from([Promise::Reliable, Promise::Exact]);
     let void = verdict(&run(11), &Requirements { judged, ..Requirements::default() });

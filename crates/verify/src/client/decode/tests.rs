@@ -1,6 +1,6 @@
 use super::*;
 
-/// A field of bytes.
+/// Encodes a field of bytes.
 fn put(number: u8, bytes: &[u8]) -> Vec<u8> {
     let len = u8::try_from(bytes.len()).expect("short");
     assert!(len < 0x80, "one byte of length");

@@ -1,7 +1,7 @@
 use super::super::super::promise::Promise::{Consistent, Exact, Monotone, NotOlderThan};
 use super::{broken, events, get_at, kept, list, list_at, watch, watch_at};
 
-/// A list of a version, of which nothing else matters here.
+/// A list response with a version and nothing else.
 fn of(version: u64) -> String {
     format!(r#""code":200,"version":{version}"#)
 }
@@ -25,7 +25,7 @@ fn an_answer_is_not_older_than_asked() {
 fn an_object_is_not_older_than_asked_unless_nothing_changed_it() {
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=12", &object(11))]);
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=13", r#""code":404"#)]);
-    // It may have been deleted in between.
+    // The object may have been deleted in between.
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=12", r#""code":404"#)]);
     let words = "an answer of 13 or later, with the change DELETED of a/y at 13";
     broken(NotOlderThan, words, "that of 11", &[&get_at(100, 1, "resourceVersion=13", &object(11))]);
@@ -60,7 +60,7 @@ fn a_consistent_answer_has_all_that_was_known_before() {
     let state = events("ADDED a-b/z 14, ADDED a/x 12, END - 14");
     let open = watch_at(151, 1, "/api/v1/pods", "sendInitialEvents=true&allowWatchBookmarks=true");
     broken(Consistent, words, "the state at 14", &[&open, &state]);
-    // Whatever is in memory may be older, and so may what is not older than asked.
+    // A cached state may be older, and so may a state that is not older than requested.
     kept(Consistent, 0, &[&list_at(151, 1, "resourceVersion=0", &of(14))]);
 }
 
@@ -68,12 +68,12 @@ fn a_consistent_answer_has_all_that_was_known_before() {
 fn what_somebody_else_was_told_was_known() {
     let write = r#"{"written":{"call_ns":90,"return_ns":99,"verb":"update","#.to_owned()
         + r#""resource":"pods","key":"a/x","version":15,"code":200}}"#;
-    // What came at 11 has gone at 13: with it or without it the state is the same.
+    // An object was created at 11 and deleted at 13, so the state is the same without both.
     let words = "everything up to 15, which was known before, with the change MODIFIED of a/x at 12";
     broken(Consistent, words, "the state at 10", &[&list(1, "", &of(10)), &write]);
     kept(Consistent, 1, &[&list(1, "", &of(10)), &write.replace("\"return_ns\":99", "\"return_ns\":100")]);
     kept(Consistent, 1, &[&list(1, "", &of(10)), &write.replace("\"code\":200", "\"code\":0")]);
-    // Who deleted what was of 11 knows of its deletion at 13.
+    // A client that deleted the object of version 11 knows of its deletion at 13.
     let delete = write.replace("update", "delete").replace("a/x", "a/y").replace("15", "11");
     let words = "everything up to 13, which was known before, with the change DELETED of a/y at 13";
     broken(Consistent, words, "the state at 12", &[&list(1, "", &of(12)), &delete]);
@@ -107,7 +107,7 @@ fn a_watch_that_begins_with_what_comes_begins_behind_what_was_known() {
 fn answers_from_memory_do_not_go_back() {
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     kept(Monotone, 2, &[&any(100, 1, 12), &any(110, 2, 12)]);
-    // The second was asked for before the first had come.
+    // The second request was sent before the first response arrived.
     kept(Monotone, 2, &[&any(100, 1, 12), &any(101, 2, 11)]);
     let words = "an answer of 12 or later, as an earlier one was";
     broken(Monotone, words, "one of 11", &[&any(100, 1, 12), &any(102, 2, 11)]);
@@ -115,7 +115,7 @@ fn answers_from_memory_do_not_go_back() {
     broken(Monotone, words, "one of 11", &[&bookmark, &any(300, 2, 11)]);
     let object = get_at(300, 2, "resourceVersion=0", r#""code":404"#).replace("pods/y", "pods/x");
     broken(Monotone, &format!("{words}, with the change MODIFIED of a/x at 12"), "none", &[&any(100, 1, 12), &object]);
-    // A consistent answer may be the store's, and each encoding has a memory of its own.
+    // A consistent response may be the store's, and each encoding has its own cache.
     kept(Monotone, 1, &[&list(1, "", &of(12)), &any(300, 2, 11)]);
     let protobuf = any(100, 1, 12).replace(r#""verb""#, r#""encoding":"protobuf","verb""#);
     kept(Monotone, 2, &[&protobuf, &any(300, 2, 11)]);

@@ -14,7 +14,7 @@ fn what_matches_neither_before_nor_after_may_not() {
     let words = "events of objects that are selected";
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     broken(Filtered, words, "ADDED a-b/z at 14", &[&selected, &events("ADDED a-b/z 14")]);
-    // A namespace whose name begins alike.
+    // A namespace whose name has the other as a prefix.
     let path = "/api/v1/namespaces/a/pods";
     broken(
         Filtered,
@@ -24,7 +24,7 @@ fn what_matches_neither_before_nor_after_may_not() {
     );
     let state = watch(1, "labelSelector=app%3D1&allowWatchBookmarks=true");
     broken(Filtered, words, "ADDED a/x at 12", &[&state, &events("ADDED a/x 12, END - 12")]);
-    // Of what never happened the namespace is known all the same.
+    // For an event that never happened, the namespace is still known.
     broken(
         Filtered,
         words,
@@ -36,7 +36,7 @@ fn what_matches_neither_before_nor_after_may_not() {
 #[test]
 fn an_event_has_the_type_and_content_that_its_change_has_here() {
     let all = watch(1, "resourceVersion=10");
-    // A deletion shows what was before it.
+    // A deletion has the previous content.
     kept(Typed, 3, &[&all, &events("ADDED a/y 11 11, MODIFIED a/x 12 12, DELETED a/y 13 11")]);
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     kept(Typed, 3, &[&selected, &events("DELETED a/x 12 5, DELETED a/y 13 11, ADDED a/x 15 15")]);
@@ -52,7 +52,7 @@ fn a_type_or_content_of_somebody_elses_selection_is_wrong() {
     broken(Typed, left, "DELETED a/x at 12 of content 12", &[&selected, &events("DELETED a/x 12 12")]);
     let came = "ADDED a/x at 15 of content 15";
     broken(Typed, came, "MODIFIED a/x at 15 of content 15", &[&selected, &events("MODIFIED a/x 15 15")]);
-    // A deletion at the version of what it deletes.
+    // A deletion at the version of the deleted object.
     let all = watch(1, "resourceVersion=10");
     let words = ["ADDED a/y at 11 of content 11", "DELETED a/y at 11 of content 11"];
     broken(Typed, words[0], words[1], &[&all, &events("DELETED a/y 11 11")]);
@@ -61,7 +61,7 @@ fn a_type_or_content_of_somebody_elses_selection_is_wrong() {
     broken(Typed, words[0], words[1], &[&state, &events("ADDED a/x 12 5, END - 12")]);
 }
 
-/// A watch at the apiserver behind the server.
+/// A watch directly at the apiserver.
 fn direct(op: u64) -> String {
     watch(op, "resourceVersion=10").replace(r#""client":1"#, r#""client":1,"server":"direct""#)
 }
@@ -72,7 +72,7 @@ fn an_object_has_the_same_bytes_for_everybody() {
     let [one, two] = [watch(1, "resourceVersion=10"), watch(2, "resourceVersion=10")];
     kept(TypedBytes, 1, &[&one, &two, &bytes(1, "\"1\""), &bytes(2, "\"1\"")]);
     kept(TypedBytes, 1, &[&one, &direct(2), &bytes(1, "\"1\""), &bytes(2, "\"1\"")]);
-    // Nobody to compare with.
+    // There is no other response to compare with.
     kept(TypedBytes, 0, &[&one, &bytes(1, "\"1\"")]);
     let mine = ["a/y of 11 in JSON as another answer has it", "other bytes"];
     broken(TypedBytes, mine[0], mine[1], &[&one, &two, &bytes(1, "\"1\""), &bytes(2, "\"2\"")]);

@@ -7,7 +7,7 @@ const ALL: &str = "ADDED a/y 11, MODIFIED a/x 12, DELETED a/y 13, ADDED a-b/z 14
 fn all_that_matches_comes() {
     let open = watch(1, "resourceVersion=10");
     kept(Reliable, 7, &[&open, &events(ALL), &events("ADDED a/t 16, ADDED a/s 16")]);
-    // A watch that ends between two of one version is to be resumed before it; nothing passed the other.
+    // A watch that ends between two changes of one version must be resumed before it; nothing passed the other change.
     kept(Reliable, 6, &[&open, &events(ALL), &events("ADDED a/t 16")]);
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     kept(Reliable, 4, &[&selected, &events("ADDED a/y 11, DELETED a/x 12, DELETED a/y 13, ADDED a/x 15")]);
@@ -27,7 +27,7 @@ fn what_is_passed_over_is_lost() {
     broken(Reliable, "DELETED a/y at 13 before", "ADDED a-b/z at 14 without it", &[&open, &events(&lost)]);
     let bookmark = events("ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 13");
     broken(Reliable, "DELETED a/y at 13 before", "BOOKMARK at 13 without it", &[&open, &bookmark]);
-    // One of two that share a version.
+    // One of two changes that share a version.
     let state = watch(1, "sendInitialEvents=true&allowWatchBookmarks=true");
     let sibling = events("ADDED a-b/z 14, ADDED a/x 15, END - 15, ADDED a/t 16, BOOKMARK - 17");
     broken(Reliable, "ADDED a/s at 16 before", "BOOKMARK at 17 without it", &[&state, &sibling]);
@@ -62,9 +62,9 @@ fn whoever_is_told_nothing_waits_no_longer_than_a_change_may_take() {
 fn a_watch_begins_with_what_is_first_behind_its_version() {
     kept(Resumable, 1, &[&watch(1, "resourceVersion=10"), &events("ADDED a/y 11")]);
     kept(Resumable, 1, &[&watch(1, "resourceVersion=15"), &events("ADDED a/t 16")]);
-    // Nothing that it selects is between.
+    // No change in between matches.
     kept(Resumable, 1, &[&watch(1, "resourceVersion=13&labelSelector=app%3D1"), &events("ADDED a/x 15")]);
-    // What was before the truth begins is not known.
+    // Changes before the beginning of the truth are unknown.
     kept(Resumable, 0, &[&watch(1, "resourceVersion=9"), &events("ADDED a/y 11")]);
 }
 
@@ -98,7 +98,7 @@ fn a_bookmark_ahead_of_what_it_vouches_for_is_early() {
     let words: Vec<_> = judged.violations.iter().map(|v| (v.expected.as_str(), v.got.as_str())).collect();
     let passed = ("ADDED a/y at 11 before", "BOOKMARK at 11 without it");
     assert_eq!(words, [passed, ("events above 11 behind the bookmark there", "ADDED a/y at 11")]);
-    // One of two that share its version is yet to come.
+    // One of two changes that share the bookmark's version was not sent yet.
     let state = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
     let amid = events("ADDED a/t 16, BOOKMARK - 16");
     broken(Bookmarkable, "ADDED a/s at 16 before", "BOOKMARK at 16 without it", &[&state, &amid]);

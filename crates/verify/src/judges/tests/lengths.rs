@@ -19,7 +19,7 @@ fn a_watch_has_its_time() {
     for at_ms in [4_990, 5_000, 9_000, 14_990] {
         kept(Timed, 1, &[&open, &end(at_ms, "clean")]);
     }
-    // Who says nothing of it lets the server choose.
+    // Without a timeout, the server chooses.
     for query in ["resourceVersion=10", "resourceVersion=10&timeoutSeconds=0"] {
         kept(Timed, 1, &[&watch(1, query), &end(1_800_000, "clean")]);
     }
@@ -55,6 +55,6 @@ fn who_leaves_and_who_is_told_why_need_not_have_had_its_time() {
     kept(Timed, 1, &[&open, &error(), &end(1_000, "clean")]);
     kept(Timed, 0, &[&open, &end(1_000, "clean"), &fault(500)]);
     kept(Timed, 0, &[&open]);
-    // What that is to mean the apiserver knows.
+    // Its meaning depends on the apiserver.
     kept(Timed, 0, &[&watch(1, "resourceVersion=10&timeoutSeconds=-1"), &end(1_000, "clean")]);
 }

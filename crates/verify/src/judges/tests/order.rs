@@ -5,9 +5,9 @@ use super::{broken, events, events_of, kept, resume, watch};
 fn versions_rise_behind_the_initial_events() {
     let open = watch(1, "resourceVersion=10");
     kept(Ordered, 3, &[&open, &events("ADDED a/y 11, MODIFIED a/x 12, DELETED a/y 13")]);
-    // Two that share a version.
+    // Two changes that share a version.
     kept(Ordered, 2, &[&open, &events("ADDED a/t 16, ADDED a/s 16")]);
-    // Initial events come in the order of keys.
+    // Initial events are in the order of keys.
     let state = watch(1, "sendInitialEvents=true&allowWatchBookmarks=true");
     kept(Ordered, 1, &[&state, &events("ADDED a-b/z 14, ADDED a/x 12, END - 14, MODIFIED a/x 15")]);
 }
@@ -43,6 +43,6 @@ fn nothing_comes_again_to_who_resumes() {
         "MODIFIED a/x at 12 again",
         &[&first, &on, &events_of(2, "MODIFIED a/x 12")],
     );
-    // Who goes back is told again what it asks for.
+    // A client that goes back gets the events again.
     kept(Unique, 3, &[&first, &resume(2, 1, "resourceVersion=11"), &events_of(2, "MODIFIED a/x 12")]);
 }

@@ -19,12 +19,12 @@ fn a_410_is_for_history_that_may_be_gone() {
     kept(Expired, 1, &[&open, &refused, &line("window", r#""version":11,"at_ns":300"#)]);
     kept(Expired, 1, &[&open, &refused, &line("window", r#""resource":"pods","version":11,"at_ns":300"#)]);
     kept(Expired, 1, &[&open, &refused, &line("window", r#""version":11,"at_ns":300,"server":"subject""#)]);
-    // Seven changes are behind version 10.
+    // There are seven changes after version 10.
     kept(Expired, 1, &[&open, &refused, &line("run", r#""window_changes":6"#)]);
     let list = |query| list_at(300, 1, query, r#""code":410,"status":{"code":410,"message":"m"}"#);
     let compacted = line("compacted", r#""version":12,"at_ns":300"#);
     kept(Expired, 1, &[&list("resourceVersion=11&resourceVersionMatch=Exact"), &compacted]);
-    // Any other error is not about history.
+    // Other errors do not concern history.
     kept(Expired, 1, &[&open, &error(500, 300)]);
 }
 
@@ -34,7 +34,7 @@ fn a_410_for_history_that_is_there_is_wrong() {
     let words = ["what came behind 10, which nothing had let go of", "410 m"];
     let wrong = |records: &[&str]| broken(Expired, words[0], words[1], records);
     wrong(&[&open, &error(410, 300)]);
-    // The compaction keeps its own version, which is the first behind 10.
+    // The compaction keeps its own version, which is the first after 10.
     wrong(&[&open, &error(410, 300), &line("compacted", r#""version":11,"at_ns":300"#)]);
     wrong(&[&open, &error(410, 300), &line("compacted", r#""version":12,"at_ns":301"#)]);
     wrong(&[&open, &error(410, 300), &line("window", r#""version":10,"at_ns":300"#)]);
@@ -42,7 +42,7 @@ fn a_410_for_history_that_is_there_is_wrong() {
     wrong(&[&open, &error(410, 300), &line("run", r#""window_changes":7"#)]);
     // Another server has forgotten it.
     wrong(&[&open, &error(410, 300), &line("window", r#""version":11,"at_ns":300,"server":{"also":0}"#)]);
-    // It had got further than where it began.
+    // The watch had got further than its beginning.
     let told = events("ADDED a/y 11");
     let further = "what came behind 11, which nothing had let go of";
     broken(
@@ -72,14 +72,15 @@ fn a_410_is_one_event_and_the_last() {
 fn who_watches_from_the_future_waits() {
     let open = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
     kept(Future, 1, &[&open, &events("ADDED a/s 16, ADDED a/t 16, BOOKMARK - 16")]);
-    // At 160 version 15 is of the past.
+    // At time 160, version 15 is in the past.
     kept(Future, 0, &[&watch_at(160, 1, "/api/v1/pods", "resourceVersion=15"), &events("ADDED a/s 16")]);
-    // What was compacted was there, though nobody had seen it; what is compacted later was not there yet.
+    // A compacted version existed, even if no participant had seen it. A version that is compacted later did not exist
+    // yet.
     let compacted = |at_ns: u64| line("compacted", &format!(r#""version":16,"at_ns":{at_ns}"#));
     kept(Future, 0, &[&compacted(1), &open, &error(410, 300)]);
     let words = "what comes behind 15, which is to come";
     broken(Future, words, "410 m", &[&open, &compacted(299), &error(410, 300)]);
-    // While it waits, what is to come may come and be forgotten.
+    // While the watch waits, later changes may happen and be forgotten.
     let window = |version: u64| line("window", &format!(r#""version":{version},"at_ns":299"#));
     kept(Future, 1, &[&open, &window(16), &error(410, 300)]);
     broken(Future, words, "410 m", &[&open, &window(15), &error(410, 300)]);
@@ -99,7 +100,7 @@ fn who_reads_at_a_version_is_refused_only_while_it_is_to_come() {
     let state = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=15";
     broken(Future, words[0], words[1], &[&watch_at(151, 1, "/api/v1/pods", state), &error(504, 300)]);
     kept(Future, 1, &[&watch_at(150, 1, "/api/v1/pods", state), &error(504, 300)]);
-    // While something is broken the server may be behind.
+    // During a fault the server may lag.
     let fault = line("fault", r#""name":"slow","from_ns":140,"to_ns":152,"hits":1"#);
     kept(Future, 1, &[&list_at(151, 1, "resourceVersion=15", answer), &fault]);
 }
@@ -115,21 +116,21 @@ fn a_fault_costs_one_list_of_each_collection() {
     kept(OneRelist, 1, &[&cut(1), &before, &first]);
     kept(OneRelist, 1, &[&cut(2), &before, &first, &second]);
     kept(OneRelist, 0, &[&before, &first, &second]);
-    // Where nobody wrote down what was asked, nothing was judged.
+    // Without a record of upstream requests, nothing is judged.
     kept(OneRelist, 0, &[&cut(1)]);
     let words = ["1 at most of /api/v1/pods behind cut at 1 ms", "2 lists"];
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &second]);
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &watched()]);
-    // What an informer begins with is for the server's memory to answer.
+    // The server's cache must answer the first request of an informer.
     let informers = |query: &str| asked(1_000_030, query).replace(r#""code":200"#, r#""code":200,"forwarded":true"#);
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &informers("resourceVersion=0")]);
-    // One object, a client's own list of what is current, or what failed, is no relist.
+    // A request for one object, a client's own consistent list, or a failed request is not a relist.
     let forwarded = second.replace(r#""code":200"#, r#""code":200,"forwarded":true"#);
     let failed = second.replace(r#""code":200"#, r#""code":500"#);
     kept(OneRelist, 1, &[&cut(1), &first, &asked(1_000_030, "limit=1"), &forwarded, &failed]);
 }
 
-/// A list that is streamed.
+/// A streamed list.
 fn watched() -> String {
     let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
     line("asked", &format!(r#""at_ns":1000050,"verb":"watch","path":"/api/v1/pods","query":"{query}","code":200"#))

@@ -1,4 +1,4 @@
-//! Histories of several servers of one cluster, among which clients go with the versions that they have.
+//! Histories of several servers of one cluster. Clients switch between them with their versions.
 
 use super::super::super::promise::Promise::{BeginsOnce, Continuity, Monotone, Reliable, Resumable, Unique};
 use super::{broken, events, events_of, kept, list, list_at, resume, watch};
@@ -7,7 +7,7 @@ const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&al
 const BEGINS_ONCE: &str = r#"{"run":{"begins_once":true}}"#;
 const NOTHING: &str = r#""code":200,"version":10,"items":[{"key":"a/x","version":5}]"#;
 
-/// The same call at the first of the further servers.
+/// The same call at the first of the additional servers.
 fn elsewhere(call: &str) -> String {
     call.replacen(r#""client":1,"#, r#""client":1,"server":{"also":0},"#, 1)
 }
@@ -56,16 +56,16 @@ fn who_holds_a_state_needs_no_other_one() {
     let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let of = |records: &[&str]| run(records).concat();
     kept(BeginsOnce, 1, &[&of(&[&first, &goes_on])]);
-    // Nobody was told a state by a list that failed, or of which a page is missing.
+    // A failed list, or a list without its last page, delivers no state.
     let failed = list(1, "", r#""code":503"#);
     let begun = list(1, "limit=1", r#""code":200,"version":10,"more":true"#);
     let second = list_at(200, 2, "", NOTHING);
     kept(BeginsOnce, 0, &[&of(&[&failed, &second])]);
     kept(BeginsOnce, 0, &[&of(&[&begun, &second])]);
-    // Somebody else begins.
+    // Another client begins.
     let other = second.replace(r#""client":1"#, r#""client":2"#);
     kept(BeginsOnce, 0, &[&of(&[&first, &other])]);
-    // Where clients may list as they like nothing is judged.
+    // If clients may list at any time, nothing is judged.
     kept(BeginsOnce, 0, &[&first, &second]);
 }
 
@@ -86,7 +86,7 @@ fn whoever_is_refused_begins_again_only_where_no_server_remembers() {
     let words = ["a client that goes on from the state at 10", "another list"];
     for (at, server) in [r#""subject""#, r#"{"also":0}"#].into_iter().enumerate() {
         broken(BeginsOnce, words[0], words[1], &[&of(&all[..=at][at..])]);
-        // It has forgotten only afterwards.
+        // The server forgot it only afterwards.
         let mut late = all.clone();
         late[at] = window(server, 130);
         broken(BeginsOnce, words[0], words[1], &[&of(&late)]);

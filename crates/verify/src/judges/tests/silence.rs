@@ -15,10 +15,10 @@ fn left(at_s: u64) -> String {
 fn who_takes_bookmarks_hears_something_every_minute() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     kept(Steady, 1, &[&open, &bookmark(61), &bookmark(122), &left(190)]);
-    // Nobody has looked for longer.
+    // The record ends earlier.
     kept(Steady, 1, &[&open]);
     kept(Steady, 0, &[&watch(1, "resourceVersion=10"), &left(900)]);
-    // What is to come has not come.
+    // The future version has not been reached.
     kept(Steady, 1, &[&watch(1, "resourceVersion=99&allowWatchBookmarks=true"), &left(900)]);
     let fault = r#"{"fault":{"name":"hold","from_ns":60000000000,"to_ns":61000000000,"hits":1}}"#.to_owned() + "\n";
     kept(Steady, 1, &[&open, &left(90), &fault]);

@@ -3,7 +3,7 @@ use super::{broken, events, events_of, get_at, kept, list, resume, watch};
 
 const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
-/// The answer of a list, its items written as `a/x 12`, with what else it says.
+/// A list response with items written as `a/x 12`, and further members.
 fn answer(version: u64, items: &str, rest: &str) -> String {
     let item = |words: &str| {
         let words: Vec<_> = words.split(' ').collect();
@@ -19,7 +19,7 @@ fn initial_events_are_the_state_of_the_version_that_ends_them() {
     kept(InitialEvents, 1, &[&watch(1, STATE), &events("ADDED a-b/z 14, ADDED a/x 12, END - 14, MODIFIED a/x 15")]);
     let selected = watch(1, &format!("{STATE}&labelSelector=app%3D1"));
     kept(InitialEvents, 1, &[&selected, &events("END - 14")]);
-    // A stream that broke off amid them.
+    // The stream broke amid the initial events.
     kept(InitialEvents, 0, &[&watch(1, STATE), &events("ADDED a-b/z 14")]);
 }
 
@@ -50,12 +50,12 @@ fn initial_events_that_are_no_state_or_not_only_added_are_wrong() {
 fn without_a_bookmark_they_end_before_what_cannot_be_one_of_them() {
     let open = watch(1, "");
     kept(InitialEvents, 1, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12, MODIFIED a/x 15")]);
-    // What is ADDED first of all may look like one of them.
+    // The first live ADDED events may look like initial events.
     kept(InitialEvents, 1, &[&open, &events("ADDED a/x 5, ADDED a/y 11, MODIFIED a/x 12")]);
     let words = ["initial events that are the state of a version", "the state of none"];
     broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a-b/z 14, MODIFIED a/x 15")]);
     broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a/x 12, ADDED a/y 11, ADDED a-b/z 14")]);
-    // What nobody can tell is not judged.
+    // An ambiguous case is not judged.
     kept(InitialEvents, 0, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12")]);
 }
 
@@ -64,7 +64,7 @@ fn a_list_is_the_state_at_its_version() {
     kept(ListSnapshot, 1, &[&list(1, "", &answer(14, "a-b/z 14 14, a/x 12 12", ""))]);
     kept(ListSnapshot, 1, &[&list(1, "labelSelector=app%3D1", &answer(14, "", ""))]);
     kept(ListSnapshot, 1, &[&list(1, "labelSelector=app%3D1", &answer(17, "a/s 16, a/t 16, a/x 15", ""))]);
-    // Nobody knows what was at 9.
+    // The state at 9 is unknown.
     kept(ListSnapshot, 0, &[&list(1, "", &answer(9, "a/q 3", ""))]);
 }
 
@@ -73,7 +73,7 @@ fn a_list_of_no_state_or_in_another_order_is_wrong() {
     let wrong = |expected: &str, got: &str, answer: &str| broken(ListSnapshot, expected, got, &[&list(1, "", answer)]);
     let state = "the state at 14, with a-b/z of 14";
     wrong(state, "a list with none of it", &answer(14, "a/x 12", ""));
-    // One half of it is of another version.
+    // One of its items has another version.
     wrong("the state at 13, with nothing of a-b/z", "a list with a-b/z of 14", &answer(13, "a-b/z 14, a/x 12", ""));
     let tuples = "a list in the order of keys, a-b/z before a/x";
     wrong(tuples, "a/x before a-b/z", &answer(14, "a/x 12, a-b/z 14", ""));
@@ -100,7 +100,7 @@ fn a_page_is_part_of_the_state_and_says_what_remains() {
     broken(ListSnapshot, ended[0], ended[1], &[&first("")]);
     let skipped = list(1, token, &answer(17, "a/t 16, a/x 15", ""));
     broken(ListSnapshot, ended[0], ended[1], &[&skipped]);
-    // What follows tells how far a page without objects reaches.
+    // The next page shows how far a page without objects extends.
     let next =
         list(2, token, &answer(17, "a/s 16, a/t 16", r#","more":true"#)).replace(r#""verb""#, r#""resumes":1,"verb""#);
     let words = ["the state at 17, with a-b/z of 14", "a list with none of it"];
@@ -125,13 +125,13 @@ fn a_get_is_an_object_that_there_was() {
 fn who_lists_watches_and_resumes_holds_the_state() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10&allowWatchBookmarks=true")];
     let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
-    // At the bookmark, where the watch ends, and where the next one does.
+    // At the bookmark, at the end of the watch, and at the end of the next one.
     let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "DELETED a/y 13, ADDED a-b/z 14")];
     kept(Continuity, 3, &[&start.concat(), &told, &next.concat()]);
     let state = [watch(1, STATE), events("ADDED a/x 5, END - 10, ADDED a/y 11")];
     let next = [resume(2, 1, "resourceVersion=11"), events_of(2, "MODIFIED a/x 12")];
     kept(Continuity, 2, &[&state.concat(), &next.concat()]);
-    // It ends amid two of one version: the next one tells the other.
+    // It ends between two changes of one version; the next watch delivers the other.
     let amid = [watch(1, "resourceVersion=15"), events("ADDED a/t 16")];
     kept(Continuity, 0, &[&amid.concat()]);
 }
@@ -140,7 +140,7 @@ fn who_lists_watches_and_resumes_holds_the_state() {
 fn a_gap_or_an_overlap_shows_in_what_a_client_holds() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10")].concat();
     let wrong = |expected: &str, got: &str, records: &[&str]| broken(Continuity, expected, got, records);
-    // The first change behind the list is lost.
+    // The first change after the list is lost.
     let expected = "a client that holds the state at 12, with a/y of 11";
     wrong(expected, "one with none of it", &[&start, &events_of(2, "MODIFIED a/x 12")]);
     // A change between two watches is lost.

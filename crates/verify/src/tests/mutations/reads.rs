@@ -1,4 +1,4 @@
-//! Lies of lists and GETs, of bytes, and of the server towards its upstream.
+//! Errors in lists, GETs and bytes, and in the server's requests to its upstream.
 
 use super::super::super::promise::Promise;
 use super::super::super::record::{EventKind, ReadVerb, Record, RecordedEncoding, RecordedStatus};
@@ -87,7 +87,7 @@ fn skipped(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn never(it: &mut Spoiling<'_>) -> Option<()> {
-    // A version at which that object was not changed, and the truth reaches.
+    // A version within the truth at which that object was not changed.
     let last = it.model.past.last()?.version;
     let free = |get: &Answered| {
         let item = &it.answer(get.at).items[0];
@@ -123,7 +123,7 @@ fn older(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// Versions at which the object of a GET was changed before the call.
+/// Returns the versions at which the object of a GET was changed before the call.
 fn changes_of(it: &Spoiling<'_>, get: &Answered) -> Vec<u64> {
     let path: Vec<_> = get.path.split('/').collect();
     let key = format!("{}/{}", path[4], path[6]);
@@ -135,7 +135,7 @@ fn older_object(it: &mut Spoiling<'_>) -> Option<()> {
     let mut places = Vec::new();
     for get in it.reads(ReadVerb::Get) {
         let Some(asked) = get.number("resourceVersion").filter(|version| *version > 0) else { continue };
-        // An object that is not there any more may be gone for good; one that is there is plainly older.
+        // A missing object may be deleted for good, but an existing one is certainly older.
         let change = changes_of(it, &get).into_iter().filter(|version| *version <= asked).max();
         let there = |version: &u64| {
             let key = it.answer(get.at).items[0].key.clone();
@@ -148,7 +148,7 @@ fn older_object(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// Reads of a kind, each with the versions right before changes that were made before the call.
+/// Returns reads of a kind, each with the versions right before changes that were made before the call.
 fn before_changes(it: &Spoiling<'_>, reads: Vec<Answered>) -> Vec<(Answered, u64)> {
     let versions = |read: Answered| {
         let changes = it.changed_before(read.call);
@@ -188,7 +188,7 @@ fn stale_state(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// Reads from memory, each with the version of a list from memory that had come before.
+/// Returns cached reads, each with the version of an earlier cached list.
 fn after_lists(it: &Spoiling<'_>, reads: Vec<Answered>) -> Vec<(Answered, u64)> {
     let is_any = |read: &Answered| read.number("resourceVersion") == Some(0);
     let lists: Vec<_> = it.lists().into_iter().filter(is_any).collect();
@@ -231,7 +231,7 @@ fn refused(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn too_large(it: &mut Spoiling<'_>) -> Option<()> {
-    // Somebody had written it, and had heard of that.
+    // The version was written, and its writer had received it.
     let known = |list: &Answered| {
         let asked = list.number("resourceVersion").filter(|version| *version > 0);
         let heard = it.changed_before(list.call).into_iter().max().unwrap_or(10);
@@ -283,7 +283,7 @@ fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
     let later = lists.into_iter().filter(|list| list.call > first.at && client(list.call, it).1.is_none());
     let later = it.pick(later.collect())?;
     let (again, _) = client(first.call, it);
-    // Whoever was refused may have to begin again.
+    // A refused client may have to relist.
     let its_op = |record: &Record| match record {
         Record::Call(call) if call.client == again => Some(call.op),
         _ => None,

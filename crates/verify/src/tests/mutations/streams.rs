@@ -1,4 +1,4 @@
-//! Lies of watches.
+//! Errors in watches.
 
 use super::super::super::promise::Promise;
 use super::super::super::record::{Ending, EventKind, EventRecord, Record, RecordedStatus};
@@ -82,7 +82,7 @@ fn tear(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn invent(it: &mut Spoiling<'_>) -> Option<()> {
-    // A version at which that object was not changed, and the truth reaches.
+    // A version within the truth at which that object was not changed.
     let last = it.model.past.last()?.version;
     let free = |(_, at): &(Stream, usize)| {
         let event = it.event(*at);
@@ -101,13 +101,13 @@ fn repeat(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// A stream that resumes another begins with the last event of that.
+/// Repeats the last event of a stream at the beginning of the stream that resumes it.
 fn replay(it: &mut Spoiling<'_>) -> Option<()> {
     let streams = it.streams();
     let last = |stream: &Stream| {
         let before = streams.iter().find(|before| Some(before.op) == stream.resumes)?;
         let last = *before.live.iter().rfind(|at| it.is_object(**at))?;
-        // What was before the truth began is known to nobody.
+        // Changes before the beginning of the truth are unknown.
         let first = *stream.live.first()?;
         (stream.start >= 10 && it.is_object(first)).then_some((first, last))
     };
@@ -191,7 +191,7 @@ fn foreign(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// A bookmark in a stream, before a record.
+/// Inserts a bookmark into a stream, before a record.
 fn bookmark(it: &mut Spoiling<'_>, at: usize, version: u64) {
     let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, EventKind::Bookmark);
     it.records.insert(at, Record::Event(EventRecord { op, at_ns, kind, version, ..EventRecord::default() }));
@@ -222,7 +222,7 @@ fn falling_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// Streams with initial events, and where the last of those and their end are.
+/// Returns the positions of the last initial event and of its end, for streams with initial events.
 fn states(it: &Spoiling<'_>) -> Vec<(usize, usize)> {
     let streams = it.streams();
     let two =
@@ -254,14 +254,14 @@ fn initial_lost(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-/// The ends of watches.
+/// Returns the ends of watches.
 fn ends(it: &Spoiling<'_>) -> Vec<usize> {
     let ops: Vec<_> = it.streams().iter().map(|stream| stream.op).collect();
     let is_end = |record: &Record| matches!(record, Record::End(end) if ops.contains(&end.op));
     (0..it.records.len()).filter(|at| is_end(&it.records[*at])).collect()
 }
 
-/// Those of a run in which nothing is broken.
+/// Returns the ends of watches in a run without faults.
 fn undisturbed_ends(it: &Spoiling<'_>) -> Vec<usize> {
     if it.has_faults() { Vec::new() } else { ends(it) }
 }
@@ -295,7 +295,7 @@ fn go_on(it: &mut Spoiling<'_>) -> Option<()> {
     end_later(it, at, 4_000)
 }
 
-/// Puts an end off by so many seconds.
+/// Delays an end by this many seconds.
 fn end_later(it: &mut Spoiling<'_>, at: usize, seconds: u64) -> Option<()> {
     let Record::End(end) = &mut it.records[at] else { return None };
     end.at_ns += seconds * 1_000_000_000;
@@ -303,7 +303,7 @@ fn end_later(it: &mut Spoiling<'_>, at: usize, seconds: u64) -> Option<()> {
 }
 
 fn expire(it: &mut Spoiling<'_>) -> Option<()> {
-    // Whoever has got so far needs nothing that was compacted.
+    // A watch at this position does not need anything that was compacted.
     let place = |stream: &Stream| {
         let at = *stream.live.last()?;
         let position = stream.live.iter().rev().skip(1).map(|at| it.event(*at).version).max();
