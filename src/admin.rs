@@ -36,7 +36,7 @@ use base::{Pending, Ready, RuntimeHeartbeat};
 pub struct AdminPages {
     pub ready: Ready,
     /// The heartbeat of the runtime that serves clients.
-    pub pulse: RuntimeHeartbeat,
+    pub heartbeat: RuntimeHeartbeat,
     pub feeds: Feeds,
     pub costs: CostReader,
     pub config: ConfigReader,
@@ -61,7 +61,7 @@ impl AdminPages {
         }
         let page: &dyn Fn() -> AdminAnswer = match path {
             "/metrics" => &|| answer(StatusCode::OK, METRICS, self.metrics()),
-            "/livez" | "/healthz" => &|| livez(&self.pulse),
+            "/livez" | "/healthz" => &|| livez(&self.heartbeat),
             "/readyz" => &|| self.readyz(),
             "/debug/feeds" => &|| debug::feeds(self),
             "/debug/cost" => &|| cost::page(&(self.costs)()),
@@ -83,7 +83,7 @@ impl AdminPages {
     }
 
     fn metrics(&self) -> String {
-        self.exporter.render(&self.feeds, &(self.costs)(), &self.pulse)
+        self.exporter.render(&self.feeds, &(self.costs)(), &self.heartbeat)
     }
 
     /// Lists every pending readiness condition and every feed, one per line.
@@ -127,9 +127,9 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
 }
 
 /// Reports whether the runtime that serves clients runs. This does not depend on upstream's health (O3).
-fn livez(pulse: &RuntimeHeartbeat) -> AdminAnswer {
-    if pulse.is_lost() {
-        let text = format!("the runtime that serves clients has not run for {} s\n", pulse.silent().as_secs());
+fn livez(heartbeat: &RuntimeHeartbeat) -> AdminAnswer {
+    if heartbeat.is_lost() {
+        let text = format!("the runtime that serves clients has not run for {} s\n", heartbeat.silent().as_secs());
         return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
     }
     answer(StatusCode::OK, TEXT, "ok")

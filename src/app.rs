@@ -54,7 +54,7 @@ pub struct Bound {
     listeners: Listeners,
     ops: ops::Ops,
     frontend: Arc<Frontend>,
-    gate: Authorizer,
+    authorizer: Authorizer,
     feeds: Feeds,
     rights: rights::Rights,
     tasks: Tasks,
@@ -64,7 +64,7 @@ pub struct Bound {
     records: Tasks,
     tuned: Tuned,
     reloading: Option<Reloading>,
-    pulse: RuntimeHeartbeat,
+    heartbeat: RuntimeHeartbeat,
 }
 
 /// Why the application cannot start.
@@ -131,20 +131,21 @@ impl Bound {
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = Ready::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
-        let (tuned, sightings, pulse) = (Tuned::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
-        let gates = Authorizers::of(config, &client, &tasks)?;
-        let gate = gates.clients;
+        let (tuned, active_watches, heartbeat) =
+            (Tuned::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
+        let authorizers = Authorizers::of(config, &client, &tasks)?;
+        let authorizer = authorizers.clients;
         let pages = exporter.map(|exporter| AdminPages {
             ready: ready.clone(),
-            pulse: pulse.clone(),
+            heartbeat: heartbeat.clone(),
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
             config: tuned.reader(),
-            private: onlookers::private_pages(gate.clone(), sightings.clone()),
+            private: onlookers::private_pages(authorizer.clone(), active_watches.clone()),
             exporter,
         });
-        let health = HealthPages { ready: ready.clone(), pulse: pulse.clone() };
-        let metrics = (scrapes::readers(gates.scrapes, &tuned), certificates.of_metrics(config));
+        let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
+        let metrics = (scrapes::readers(authorizers.scrapes, &tuned), certificates.of_metrics(config));
         let ops = ops(config, pages, health, metrics, &tuned.ops_browsers)?;
         certificates.keep_up(config.look_every, &tasks);
         keep_up(config, &client, &tasks);
@@ -161,10 +162,10 @@ impl Bound {
                 forwarder,
                 catalog: rights.catalog.clone(),
                 feeds: feeds.clone(),
-                gate: gate.clone(),
+                authorizer: authorizer.clone(),
                 browsers: tuned.browsers.clone(),
                 audit,
-                sightings,
+                active_watches,
                 tasks: tasks.clone(),
                 drain: drain.1.clone(),
                 ready: ready.clone(),
@@ -174,7 +175,7 @@ impl Bound {
             listeners,
             ops,
             frontend: Arc::new(frontend),
-            gate,
+            authorizer,
             feeds,
             rights,
             tasks,
@@ -183,7 +184,7 @@ impl Bound {
             records,
             tuned,
             reloading: None,
-            pulse,
+            heartbeat,
         })
     }
 
@@ -253,7 +254,7 @@ impl Bound {
             listeners,
             ops,
             frontend,
-            gate,
+            authorizer,
             feeds,
             rights,
             tasks,
@@ -262,10 +263,10 @@ impl Bound {
             records,
             tuned,
             reloading,
-            pulse,
+            heartbeat,
         } = self;
         let starting = ready.register("discovery");
-        prove_rights(&gate, &ready, &tasks);
+        prove_rights(&authorizer, &ready, &tasks);
         let config = tuned.running.get();
         let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
         let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again, mode: mode(&config) };
@@ -276,9 +277,9 @@ impl Bound {
         tasks.spawn_needed("discovery", async move {
             known.learn(&starting).await;
             preload.start(&known);
-            if let Some(leases) = gate.leases() {
+            if let Some(leases) = authorizer.leases() {
                 let pauses = policy::Pauses { again, linger };
-                policy::listen(&known.rights, &gate, leases, &known.tasks, pauses);
+                policy::listen(&known.rights, &authorizer, leases, &known.tasks, pauses);
             }
             known.keep_up(starting).await;
         });
@@ -294,7 +295,7 @@ impl Bound {
         }
         drop(watch);
         drop(frontend);
-        tasks.spawn_on_each("pulse", || pulse.beat().map(|never| match never {}));
+        tasks.spawn_on_each("pulse", || heartbeat.beat().map(|never| match never {}));
         let ended = until_over(shutdown, &tasks, &records).await;
         let config = tuned.running.get();
         let stopping = ready.register("shutting down");
@@ -342,8 +343,8 @@ fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
 }
 
 /// Keeps the process unready while its identity may not create the reviews that every request needs.
-fn prove_rights(gate: &Authorizer, ready: &Ready, tasks: &Tasks) {
-    if let Some(proving) = gate.keep_ready(ready) {
+fn prove_rights(authorizer: &Authorizer, ready: &Ready, tasks: &Tasks) {
+    if let Some(proving) = authorizer.keep_ready(ready) {
         tasks.spawn_needed("review rights", proving);
     }
 }

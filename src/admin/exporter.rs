@@ -50,13 +50,13 @@ pub fn exporter(describe: fn()) -> Result<Exporter, String> {
 impl Exporter {
     /// Renders the recorded metrics, followed by those of the feeds, the upstream costs and the process, in Prometheus'
     /// text format.
-    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], pulse: &RuntimeHeartbeat) -> String {
+    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], heartbeat: &RuntimeHeartbeat) -> String {
         self.folded.tell();
         let mut text = self.handle.render();
         self.folded.write(&mut text);
         series::write(feeds, &mut text);
         cost::write(costs, &mut text);
-        process::write(pulse, &mut text);
+        process::write(heartbeat, &mut text);
         text
     }
 }

@@ -31,7 +31,7 @@ const RUNTIME_SILENT: &str = "how long the runtime that serves clients has run n
 const TASKS: &str = "tasks, but for those of the admin address: a few for each connection and feed";
 
 /// Appends the metrics in Prometheus' text format.
-pub(super) fn write(pulse: &RuntimeHeartbeat, out: &mut String) {
+pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
     let Taken { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
     let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
     for (name, kind, help, value) in [
@@ -41,8 +41,8 @@ pub(super) fn write(pulse: &RuntimeHeartbeat, out: &mut String) {
         ("process_open_fds", "gauge", "open descriptors", open_files),
         ("process_max_fds", "gauge", "descriptors that may be open", Some(open_files_max)),
         ("process_start_time_seconds", "gauge", "start of the process since 1970", started),
-        ("kube_fanout_tasks", "gauge", TASKS, Some(pulse.tasks() as f64)),
-        ("kube_fanout_runtime_silent_seconds", "gauge", RUNTIME_SILENT, Some(pulse.silent().as_secs_f64())),
+        ("kube_fanout_tasks", "gauge", TASKS, Some(heartbeat.tasks() as f64)),
+        ("kube_fanout_runtime_silent_seconds", "gauge", RUNTIME_SILENT, Some(heartbeat.silent().as_secs_f64())),
     ] {
         if let Some(value) = value {
             head(out, name, kind, help);
@@ -59,11 +59,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_runtime_that_runs_nothing_is_told_by_its_silence() {
-        let pulse = RuntimeHeartbeat::new();
-        let _never_polled = pulse.beat();
+        let heartbeat = RuntimeHeartbeat::new();
+        let _never_polled = heartbeat.beat();
         let silent = || {
             let mut text = String::new();
-            write(&pulse, &mut text);
+            write(&heartbeat, &mut text);
             let value = text.lines().find_map(|line| line.strip_prefix("kube_fanout_runtime_silent_seconds "));
             value.and_then(|value| value.parse::<f64>().ok()).expect("it is there")
         };

@@ -22,7 +22,7 @@ use kubeapi::Status;
 #[derive(Debug, Clone)]
 pub struct HealthPages {
     pub ready: Ready,
-    pub pulse: RuntimeHeartbeat,
+    pub heartbeat: RuntimeHeartbeat,
 }
 
 /// The metrics page for a Prometheus on another machine.
@@ -57,7 +57,7 @@ impl HealthPages {
     /// of feeds contain namespaces that callers chose.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         match request.uri().path() {
-            "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(|| livez(&self.pulse)),
+            "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(|| livez(&self.heartbeat)),
             "/readyz" => refuse_others(request).unwrap_or_else(|| self.readyz(request.uri().query())),
             _ => empty(StatusCode::NOT_FOUND),
         }
@@ -151,8 +151,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_not_alive_when_the_runtime_of_clients_has_stopped() {
-        let pages = HealthPages { ready: Ready::new(), pulse: RuntimeHeartbeat::new() };
-        let _never_polled = pages.pulse.beat();
+        let pages = HealthPages { ready: Ready::new(), heartbeat: RuntimeHeartbeat::new() };
+        let _never_polled = pages.heartbeat.beat();
         let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();
         assert_eq!(answer("/livez"), StatusCode::OK);
         tokio::time::sleep(Duration::from_secs(60)).await;

@@ -26,12 +26,12 @@ impl Authorizers {
             return Ok(Self { clients: Authorizer::open(), scrapes: None });
         }
         let parts = delegation(config, client, tasks)?;
-        let gate = |auth: &AuthConfig| Authorizer::delegated(auth.clone(), parts.clone());
+        let authorizer = |auth: &AuthConfig| Authorizer::delegated(auth.clone(), parts.clone());
         let clients = match config.auth {
             AuthMode::None => Authorizer::open(),
-            AuthMode::Delegated => gate(&config.delegated.auth),
+            AuthMode::Delegated => authorizer(&config.delegated.auth),
         };
-        Ok(Self { clients, scrapes: config.scrapes.as_ref().map(gate) })
+        Ok(Self { clients, scrapes: config.scrapes.as_ref().map(authorizer) })
     }
 }
 

@@ -15,31 +15,34 @@ use kubeapi::{Query, RequestInfo};
 
 /// Returns the debug pages, for senders that upstream allows to `get` their paths. Must be called on the runtime that
 /// owns the connections to upstream.
-pub(super) fn private_pages(gate: Authorizer, sightings: ActiveWatches) -> PrivatePages {
-    PrivatePages { page: Arc::new(move |name, query| sightings.page(name, query)), admittance: admittance(gate) }
+pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> PrivatePages {
+    PrivatePages {
+        page: Arc::new(move |name, query| active_watches.page(name, query)),
+        admittance: admittance(authorizer),
+    }
 }
 
-fn admittance(gate: Authorizer) -> PageAccess {
+fn admittance(authorizer: Authorizer) -> PageAccess {
     let upstreams = Handle::current();
     Arc::new(move |path, headers| {
-        if gate.is_open() {
+        if authorizer.is_open() {
             return ready(Err(NotAdmitted::NobodyKnown)).boxed();
         }
-        let (gate, path, headers) = (gate.clone(), path.to_owned(), headers.clone());
-        let asking = upstreams.spawn(async move { admit(&gate, &path, &headers).await });
+        let (authorizer, path, headers) = (authorizer.clone(), path.to_owned(), headers.clone());
+        let asking = upstreams.spawn(async move { admit(&authorizer, &path, &headers).await });
         async move { asking.await.map_err(|_| NotAdmitted::Unknown)? }.boxed()
     })
 }
 
-async fn admit(gate: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), NotAdmitted> {
+async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), NotAdmitted> {
     let sender = RequestSender { certificates: None, address: Some(Ipv4Addr::LOCALHOST.into()) };
-    let caller = gate.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
+    let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
     if !matches!(caller, Caller::Known(_)) {
         return Err(NotAdmitted::Unauthenticated);
     }
     let info = RequestInfo::parse("GET", path, &Query::default());
     let info = info.map_err(|_| NotAdmitted::Unknown)?;
-    gate.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
+    authorizer.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
 }
 
 fn refusal(why: &NotGranted) -> NotAdmitted {

@@ -45,7 +45,7 @@ pub(super) struct Pauses {
 
 /// The state that all listeners share.
 struct Heard {
-    gate: Authorizer,
+    authorizer: Authorizer,
     policy: Mutex<Policy>,
     kinds: Mutex<Vec<PolicyKind>>,
 }
@@ -58,13 +58,13 @@ const ROOM: usize = 256 << 10;
 /// Starts a listener for each kind, which runs while there are leases.
 pub(super) fn listen(
     rights: &Rights,
-    gate: &Authorizer,
+    authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &Tasks,
     Pauses { again, linger }: Pauses,
 ) {
-    let heard = Heard { gate: gate.clone(), policy: Mutex::default(), kinds: Mutex::default() };
-    heard.gate.hears_policy(false);
+    let heard = Heard { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
+    heard.authorizer.hears_policy(false);
     let heard = Arc::new(heard);
     let (needs, is_needed) = watch::channel(false);
     tasks.spawn_needed("policy", need(leases, needs, linger));
@@ -182,7 +182,7 @@ impl Listener {
         }
         // The proxy's own permissions may have changed unobserved.
         self.rights.changed();
-        self.heard.gate.policy_begins();
+        self.heard.authorizer.policy_begins();
         Some(cursor)
     }
 
@@ -196,7 +196,7 @@ impl Listener {
         };
         if let Some(affected) = affected {
             self.rights.changed();
-            self.heard.gate.policy_changed(&affected);
+            self.heard.authorizer.policy_changed(&affected);
         }
     }
 
@@ -206,7 +206,7 @@ impl Listener {
         if is_heard {
             kinds.push(self.kind);
         }
-        self.heard.gate.hears_policy(kinds.len() == PolicyKind::ALL.len());
+        self.heard.authorizer.hears_policy(kinds.len() == PolicyKind::ALL.len());
     }
 }
 

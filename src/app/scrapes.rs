@@ -10,19 +10,21 @@ use crate::admin::{MetricsReaders, ScrapeAccess};
 use crate::auth::{Authorizer, RequestSender};
 use crate::serve::ScrapeAuthorizer;
 
-/// Returns the callers that may read metrics: those that upstream allows, or all if there is no `gate`. Must be called
+/// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`. Must be called
 /// on the runtime that owns the connections to upstream.
-pub(super) fn readers(gate: Option<Authorizer>, tuned: &Tuned) -> MetricsReaders {
-    match gate {
+pub(super) fn readers(authorizer: Option<Authorizer>, tuned: &Tuned) -> MetricsReaders {
+    match authorizer {
         None => MetricsReaders::Everybody(tuned.ops_browsers.clone()),
-        Some(gate) => MetricsReaders::Admitted(admittance(ScrapeAuthorizer::new(gate, tuned.browsers.clone()))),
+        Some(authorizer) => {
+            MetricsReaders::Admitted(admittance(ScrapeAuthorizer::new(authorizer, tuned.browsers.clone())))
+        }
     }
 }
 
-fn admittance(gate: ScrapeAuthorizer) -> ScrapeAccess {
+fn admittance(authorizer: ScrapeAuthorizer) -> ScrapeAccess {
     let upstreams = Handle::current();
     Arc::new(move |peer, headers| {
-        let asking = upstreams.spawn(gate.clone().admit(RequestSender::of(peer), headers.clone()));
+        let asking = upstreams.spawn(authorizer.clone().admit(RequestSender::of(peer), headers.clone()));
         async move { asking.await.ok() }.boxed()
     })
 }

@@ -151,7 +151,7 @@ impl AccessReviewer {
             AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
             AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
         };
-        decision?.vouched()
+        decision?.allowed()
     }
 
     /// Checks whether a downstream proxy may send this request.
@@ -162,17 +162,17 @@ impl AccessReviewer {
         &self,
         user: &Arc<User>,
         access: &Arc<Access>,
-        hearing: &PolicyWatchState,
+        policy_watch: &PolicyWatchState,
     ) -> Result<(), NotGranted> {
         let question = AccessQuery { user: user.clone(), access: access.clone() };
         let is_upheld =
-            |known: &Decision| known.is_by_policy() && hearing.upholds(known.asked, self.config.recheck_rbac);
+            |known: &Decision| known.is_by_policy() && policy_watch.upholds(known.asked, self.config.recheck_rbac);
         let since = match self.of_proxies.get(&question).await.filter(is_upheld) {
             Some(_) => None,
             None => Instant::now().checked_sub(self.config.recheck_of(user)),
         };
         let ask = || self.ask(&question, AccessPurpose::Request);
-        remembered(&self.of_proxies, &question, since, ask).await?.vouched().map(drop)
+        remembered(&self.of_proxies, &question, since, ask).await?.allowed().map(drop)
     }
 
     /// The cached decision on an access, if its review was sent after `since`.
@@ -320,7 +320,7 @@ impl Decision {
         self.allowed.as_ref().is_ok_and(|reason| AccessVerdict::is_by_rbac(reason))
     }
 
-    fn vouched(self) -> Result<Allowed, NotGranted> {
+    fn allowed(self) -> Result<Allowed, NotGranted> {
         Ok(Allowed { asked: self.asked, reason: self.allowed.map_err(NotGranted::Denied)? })
     }
 }

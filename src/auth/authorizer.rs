@@ -39,7 +39,7 @@ struct Shared {
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
-    hearing: Arc<PolicyWatchState>,
+    policy_watch: Arc<PolicyWatchState>,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
     /// The release that upstream runs. It expires, because upstream may be upgraded.
@@ -104,14 +104,25 @@ impl Authorizer {
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
         let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
-        let hearing = Arc::new(PolicyWatchState::new());
-        let (leases, slots) = (Arc::new(Leases::new(hearing.clone())), Shares::new(IN_FLIGHT_MAX));
+        let policy_watch = Arc::new(PolicyWatchState::new());
+        let (leases, slots) = (Arc::new(Leases::new(policy_watch.clone())), Shares::new(IN_FLIGHT_MAX));
         let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
         tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared =
-            Shared { config, authenticator, leases, slots, quota, changes, tasks, client, hearing, ourselves, release };
+        let shared = Shared {
+            config,
+            authenticator,
+            leases,
+            slots,
+            quota,
+            changes,
+            tasks,
+            client,
+            policy_watch,
+            ourselves,
+            release,
+        };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -166,7 +177,7 @@ impl Authorizer {
             Ok(None) => true,
             Ok(Some(known)) => {
                 let reviewer = &shared.authenticator.access_reviewer;
-                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.hearing).await.is_ok()
+                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.policy_watch).await.is_ok()
             }
         }
     }
@@ -232,7 +243,7 @@ impl Authorizer {
     /// hardly more than one.
     pub fn policy_changed(&self, affected: &Affected) {
         if let Some(shared) = &self.delegated {
-            shared.hearing.changed();
+            shared.policy_watch.changed();
             shared.changes.hear(affected);
         }
     }
@@ -240,7 +251,7 @@ impl Authorizer {
     /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
     pub fn policy_begins(&self) {
         if let Some(shared) = &self.delegated {
-            shared.hearing.begins();
+            shared.policy_watch.begins();
             shared.changes.begin();
         }
     }
@@ -261,7 +272,7 @@ impl Authorizer {
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
-            shared.hearing.set_open(is_heard);
+            shared.policy_watch.set_open(is_heard);
         }
     }
 
@@ -273,14 +284,14 @@ impl Authorizer {
 
     /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was seen since.
     pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessVerdict) {
-        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.hearing.moved()) {
+        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.policy_watch.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
     }
 
     /// The time since which no policy change has been seen; `None` if changes would not be seen.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
-        self.delegated.as_ref()?.hearing.unchanged_since()
+        self.delegated.as_ref()?.policy_watch.unchanged_since()
     }
 
     /// The configuration, whose TTLs bound the age of cached decisions.
@@ -315,11 +326,11 @@ impl Shared {
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
-        let vouched = self.authenticator.access_reviewer.decide(&known.user, &access, AccessPurpose::Request).await?;
+        let allowed = self.authenticator.access_reviewer.decide(&known.user, &access, AccessPurpose::Request).await?;
         if let Some(lease) = &lease {
-            lease.stands_on(&known.user, &vouched);
+            lease.stands_on(&known.user, &allowed);
         }
-        Ok(Grant::new(access, lease).because(vouched.reason))
+        Ok(Grant::new(access, lease).because(allowed.reason))
     }
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
@@ -474,6 +485,6 @@ impl Caller {
 
 impl std::fmt::Debug for Authorizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate").field("open", &self.is_open()).finish_non_exhaustive()
+        f.debug_struct("Authorizer").field("open", &self.is_open()).finish_non_exhaustive()
     }
 }

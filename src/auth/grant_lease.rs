@@ -51,7 +51,7 @@ pub(super) struct Leases {
     count: watch::Sender<usize>,
     /// The number of leases that continue although their rights cannot be checked.
     in_doubt: Mutex<usize>,
-    hearing: Arc<PolicyWatchState>,
+    policy_watch: Arc<PolicyWatchState>,
 }
 
 /// Counts a lease as uncertain while it is.
@@ -98,8 +98,8 @@ const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
 impl Leases {
-    pub(super) fn new(hearing: Arc<PolicyWatchState>) -> Self {
-        Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), hearing }
+    pub(super) fn new(policy_watch: Arc<PolicyWatchState>) -> Self {
+        Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), policy_watch }
     }
 
     /// The lease for a claim: an existing one, or a new one with its keeper.
@@ -141,7 +141,7 @@ impl Leases {
             until,
             good: Asserted::at(Instant::now()),
             needed: Asserted::at(Instant::now()),
-            settles: terms.settled_after(self.hearing.moved()),
+            settles: terms.settled_after(self.policy_watch.moved()),
         };
         let leases = self.clone();
         tasks.spawn("lease", async move {
@@ -226,8 +226,8 @@ impl GrantLease {
     }
 
     /// Records the decision by which a watch on this lease begins.
-    pub(super) fn stands_on(&self, user: &User, vouched: &Allowed) {
-        self.shared.stands_on(user, vouched);
+    pub(super) fn stands_on(&self, user: &User, allowed: &Allowed) {
+        self.shared.stands_on(user, allowed);
     }
 
     /// Ends the lease, because the caller lacks the right.
@@ -266,15 +266,15 @@ impl Keeper {
 
     /// Checks the lease until it must end. Returns the reason.
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
-        let (leases, mut stands) = (self.leases.clone(), self.terms.first());
+        let (leases, mut ttls) = (self.leases.clone(), self.terms.first());
         let unsure = Unsure::new(&leases);
-        let (mut due, mut unsure_since) = (self.next(stands), None);
+        let (mut due, mut unsure_since) = (self.next(ttls), None);
         let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
             let before = self.good;
             let outcome = tokio::select! {
                 biased;
-                () = sleep_until(due) => self.assert(self.good.wanted(stands)).await,
+                () = sleep_until(due) => self.assert(self.good.wanted(ttls)).await,
                 since = self.standing.doubted() => {
                     self.settles = self.terms.settled_after(since);
                     self.assert_right(since).await
@@ -288,8 +288,8 @@ impl Keeper {
                 Ok(()) => {
                     unsure.set(false);
                     unsure_since = None;
-                    stands = self.terms.next(stands, before, self.good);
-                    due = self.next(stands);
+                    ttls = self.terms.next(ttls, before, self.good);
+                    due = self.next(ttls);
                 }
                 // The credential has expired by its own terms, so no review is needed.
                 Err(why) if why.is_doubt() && self.is_over() => {
@@ -334,7 +334,7 @@ impl Keeper {
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
             self.needed.right = Instant::now();
-            self.settles = self.terms.settled_after(self.leases.hearing.moved());
+            self.settles = self.terms.settled_after(self.leases.policy_watch.moved());
         }
         let wanted = since.right.max(self.needed.right);
         let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));
@@ -342,8 +342,8 @@ impl Keeper {
             let by_policy = self.standing.given_by_policy(self.needed.right.max(self.settles));
             // A right that is checked this rarely in any case is not extended further.
             self.good.right = match by_policy.filter(|_| self.terms.asks_rarely()) {
-                Some(asked) if self.leases.hearing.upholds(asked, self.terms.by_policy) => Instant::now(),
-                _ => self.vouched(wanted).await?,
+                Some(asked) if self.leases.policy_watch.upholds(asked, self.terms.by_policy) => Instant::now(),
+                _ => self.allowed(wanted).await?,
             };
         }
         Ok(())
@@ -360,20 +360,20 @@ impl Keeper {
     async fn assert_right(&mut self, since: Instant) -> Result<(), NotGranted> {
         // Until this review succeeds, no older decision is accepted.
         self.needed.right = since;
-        self.good.right = timeout(ASSERT_MAX, self.vouched(since)).await.map_err(|_| late())??;
+        self.good.right = timeout(ASSERT_MAX, self.allowed(since)).await.map_err(|_| late())??;
         Ok(())
     }
 
-    async fn vouched(&self, since: Instant) -> Result<Instant, NotGranted> {
+    async fn allowed(&self, since: Instant) -> Result<Instant, NotGranted> {
         let (user, asks) = (self.standing.user.lock().clone(), AccessPurpose::Lease { since });
-        let vouched = self.authenticator.access_reviewer.decide(&user, &self.standing.access, asks).await?;
-        self.standing.stands_on(&user, &vouched);
-        Ok(vouched.asked)
+        let allowed = self.authenticator.access_reviewer.decide(&user, &self.standing.access, asks).await?;
+        self.standing.stands_on(&user, &allowed);
+        Ok(allowed.asked)
     }
 
     /// When to check next without an event: when it is due, and once more soon after a policy change.
-    fn next(&self, stands: DecisionTtls) -> Instant {
-        let due = self.good.due(stands);
+    fn next(&self, ttls: DecisionTtls) -> Instant {
+        let due = self.good.due(ttls);
         let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
         self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
     }

@@ -66,15 +66,15 @@ impl LeaseState {
     }
 
     /// Records a decision on that user's right.
-    pub(super) fn stands_on(&self, user: &User, vouched: &Allowed) {
+    pub(super) fn stands_on(&self, user: &User, allowed: &Allowed) {
         let of = self.user.lock();
         if **of != *user {
             return;
         }
         let mut known = self.by_policy.lock();
-        if vouched.is_by_policy() {
-            *known = (*known).max(Some(vouched.asked));
-        } else if known.is_none_or(|before| before <= vouched.asked) {
+        if allowed.is_by_policy() {
+            *known = (*known).max(Some(allowed.asked));
+        } else if known.is_none_or(|before| before <= allowed.asked) {
             *known = None;
         }
     }

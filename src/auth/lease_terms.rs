@@ -68,13 +68,13 @@ impl LeaseTerms {
     }
 
     /// The validity after a check. Only renewed decisions get a new period.
-    pub(super) fn next(&self, stands: DecisionTtls, before: Asserted, after: Asserted) -> DecisionTtls {
+    pub(super) fn next(&self, ttls: DecisionTtls, before: Asserted, after: Asserted) -> DecisionTtls {
         // One factor for both, so that decisions with the same period are renewed together.
         let part = 0.8 + 0.2 * random::f64();
-        let next = |is_same, stands: Duration, of: Duration| if is_same { stands } else { of.mul_f64(part) };
+        let next = |is_same, ttls: Duration, of: Duration| if is_same { ttls } else { of.mul_f64(part) };
         DecisionTtls {
-            identity: next(before.identity == after.identity, stands.identity, self.of_identity),
-            right: next(before.right == after.right, stands.right, self.of_right),
+            identity: next(before.identity == after.identity, ttls.identity, self.of_identity),
+            right: next(before.right == after.right, ttls.right, self.of_right),
         }
     }
 
@@ -112,17 +112,17 @@ impl Asserted {
     }
 
     /// When the first of them is due.
-    pub(super) fn due(self, stands: DecisionTtls) -> Instant {
-        (self.identity + stands.identity).min(self.right + stands.right)
+    pub(super) fn due(self, ttls: DecisionTtls) -> Instant {
+        (self.identity + ttls.identity).min(self.right + ttls.right)
     }
 
     /// The oldest accepted times for a check. A part that is not due keeps its time.
-    pub(super) fn wanted(self, stands: DecisionTtls) -> Self {
+    pub(super) fn wanted(self, ttls: DecisionTtls) -> Self {
         let now = Instant::now();
-        let wanted = |asked: Instant, stands: Duration| {
-            let is_due = asked + stands.mul_f64(NEARLY) <= now;
-            if is_due { now.checked_sub(stands.mul_f64(SHARED)).unwrap_or(now) } else { asked }
+        let wanted = |asked: Instant, ttls: Duration| {
+            let is_due = asked + ttls.mul_f64(NEARLY) <= now;
+            if is_due { now.checked_sub(ttls.mul_f64(SHARED)).unwrap_or(now) } else { asked }
         };
-        Self { identity: wanted(self.identity, stands.identity), right: wanted(self.right, stands.right) }
+        Self { identity: wanted(self.identity, ttls.identity), right: wanted(self.right, ttls.right) }
     }
 }

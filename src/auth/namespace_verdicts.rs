@@ -39,7 +39,7 @@ pub(super) struct NamespaceVerdicts {
 struct Kept {
     period: Duration,
     share: NamespaceShare,
-    agenda: Mutex<RecheckSchedule>,
+    schedule: Mutex<RecheckSchedule>,
     /// Notified when a review becomes due earlier than before.
     changed: Notify,
 }
@@ -102,7 +102,7 @@ impl NamespaceVerdicts {
     /// Makes these the verdicts of a watch. [`keep`](Self::keep) reviews its namespaces again within each `period`.
     #[must_use]
     pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
-        let kept = Kept { period, share, agenda: Mutex::new(RecheckSchedule::new(period)), changed: Notify::new() };
+        let kept = Kept { period, share, schedule: Mutex::new(RecheckSchedule::new(period)), changed: Notify::new() };
         Self { kept: Some(kept), ..self }
     }
 
@@ -146,7 +146,7 @@ impl NamespaceVerdicts {
     /// Records a policy change. Only the namespaces that it affects are reviewed again.
     pub(super) fn doubt(&self, reach: &AffectedScope, at: Instant) {
         if let Some(kept) = &self.kept
-            && kept.agenda.lock().change(reach, at)
+            && kept.schedule.lock().change(reach, at)
         {
             kept.changed.notify_one();
         }
@@ -160,7 +160,7 @@ impl NamespaceVerdicts {
         let Some(kept) = &self.kept else { return std::future::pending().await };
         let mut busy_since = None;
         loop {
-            let (now, due) = (Instant::now(), kept.agenda.lock().next());
+            let (now, due) = (Instant::now(), kept.schedule.lock().next());
             let Some(due) = due.filter(|due| *due <= now) else {
                 busy_since = None;
                 tokio::select! {
@@ -180,7 +180,7 @@ impl NamespaceVerdicts {
                     in_doubt(true);
                     // Upstream caused the delay.
                     busy_since = None;
-                    let oldest = kept.agenda.lock().oldest();
+                    let oldest = kept.schedule.lock().oldest();
                     if oldest.is_some_and(|oldest| oldest.elapsed() >= why.grace(grace)) {
                         return why;
                     }
@@ -191,19 +191,19 @@ impl NamespaceVerdicts {
 
     /// Reviews the next batch of due namespaces. Returns an error if one was not answered.
     async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), NotGranted> {
-        let taken = kept.agenda.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
+        let taken = kept.schedule.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
         let again = now + AGAIN;
         let (mut doubt, mut answers) = (Ok(()), false);
         let asserting = self.decide(&user, taken, Pays::Lease, |namespace, since, outcome| {
             match outcome {
                 Ok(verdict) => {
-                    kept.agenda.lock().answered(&namespace, since);
+                    kept.schedule.lock().answered(&namespace, since);
                     self.put(namespace, verdict);
                     answers = true;
                 }
                 Err(why) => {
-                    kept.agenda.lock().unanswered(&namespace, again);
+                    kept.schedule.lock().unanswered(&namespace, again);
                     doubt = Err(why);
                 }
             }
@@ -212,7 +212,7 @@ impl NamespaceVerdicts {
         asserting.await?;
         // As long as upstream answers some reviews, a failing one does not delay the others.
         if doubt.is_err() && !answers {
-            kept.agenda.lock().put_off(Instant::now() + AGAIN);
+            kept.schedule.lock().put_off(Instant::now() + AGAIN);
         }
         doubt
     }
@@ -220,19 +220,19 @@ impl NamespaceVerdicts {
     /// Reserves room for namespaces before they are reviewed.
     fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), NotGranted> {
         let Some(kept) = &self.kept else { return Ok(()) };
-        let mut agenda = kept.agenda.lock();
-        let more = namespaces.iter().filter(|namespace| !agenda.contains(namespace)).count();
-        if !kept.share.reach(agenda.len() + more) {
+        let mut schedule = kept.schedule.lock();
+        let more = namespaces.iter().filter(|namespace| !schedule.contains(namespace)).count();
+        if !kept.share.reach(schedule.len() + more) {
             return Err(self.authenticator.access_reviewer.over_budget());
         }
-        namespaces.iter().for_each(|namespace| agenda.begin(namespace, Instant::now()));
+        namespaces.iter().for_each(|namespace| schedule.begin(namespace, Instant::now()));
         Ok(())
     }
 
     /// Removes a namespace whose review had no result.
     fn drop_out(&self, namespace: &Arc<str>) {
         if let Some(kept) = &self.kept {
-            kept.agenda.lock().forget(namespace);
+            kept.schedule.lock().forget(namespace);
         }
     }
 
@@ -350,7 +350,7 @@ impl NamespaceVerdicts {
             return;
         }
         if let Some(kept) = &self.kept {
-            kept.agenda.lock().found_out(&namespace, began);
+            kept.schedule.lock().found_out(&namespace, began);
             kept.changed.notify_one();
         }
         self.put(namespace, verdict);

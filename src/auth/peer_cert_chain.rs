@@ -54,7 +54,7 @@ impl PeerCertChain {
             AuthorityRole::Client => self.as_client.lock(),
             AuthorityRole::FrontProxy => self.as_proxy.lock(),
         };
-        if let Some(verdict) = kept.as_ref().filter(|verdict| verdict.stands(authorities, now)) {
+        if let Some(verdict) = kept.as_ref().filter(|verdict| verdict.ttls(authorities, now)) {
             return verdict.holder.clone();
         }
         let holder = authorities.verify(&self.chain, now);
@@ -74,7 +74,7 @@ impl PeerCertChain {
 impl Verdict {
     /// Whether the verdict still holds: the authorities are the same, and the time is within its period. It also
     /// detects a clock that was set back.
-    fn stands(&self, authorities: &Authorities, now: SystemTime) -> bool {
+    fn ttls(&self, authorities: &Authorities, now: SystemTime) -> bool {
         self.edition == authorities.edition() && (self.from..self.until).contains(&now)
     }
 }

@@ -165,10 +165,10 @@ mod tests {
         AffectedScope::Within(namespaces.iter().map(|&namespace| Arc::from(namespace)).collect())
     }
 
-    fn agenda(count: usize, now: Instant) -> RecheckSchedule {
-        let mut agenda = RecheckSchedule::new(PERIOD);
-        (0..count).for_each(|number| agenda.answered(&Arc::from(format!("t{number}")), now));
-        agenda
+    fn schedule(count: usize, now: Instant) -> RecheckSchedule {
+        let mut schedule = RecheckSchedule::new(PERIOD);
+        (0..count).for_each(|number| schedule.answered(&Arc::from(format!("t{number}")), now));
+        schedule
     }
 
     fn names(taken: &[(Arc<str>, Instant)]) -> Vec<&str> {
@@ -178,19 +178,19 @@ mod tests {
     /// Each is reviewed once per period, and never many at once.
     #[tokio::test(start_paused = true)]
     async fn namespaces_are_asked_about_spread_over_the_period() {
-        let mut agenda = agenda(600, Instant::now());
+        let mut schedule = schedule(600, Instant::now());
         let mut last: BTreeMap<Arc<str>, Instant> =
-            agenda.items.iter().map(|(name, item)| (name.clone(), item.asserted)).collect();
+            schedule.items.iter().map(|(name, item)| (name.clone(), item.asserted)).collect();
         for second in 1..=240 {
             advance(Duration::from_secs(1)).await;
             let now = Instant::now();
-            let taken = agenda.take(now, SLACK, usize::MAX);
+            let taken = schedule.take(now, SLACK, usize::MAX);
             assert!(taken.len() < 40, "second {second}: {} at once", taken.len());
             for (namespace, since) in taken {
                 assert_eq!(Some(since), now.checked_sub(SLACK));
                 let before = last.insert(namespace.clone(), now).expect("it is known");
                 assert!(now - before <= PERIOD + Duration::from_secs(1), "{namespace}");
-                agenda.answered(&namespace, now);
+                schedule.answered(&namespace, now);
             }
         }
         assert!(last.values().all(|asked| asked.elapsed() <= PERIOD), "all of them");
@@ -199,42 +199,42 @@ mod tests {
     #[tokio::test]
     async fn only_the_namespaces_that_a_change_touches_are_asked_about_again() {
         pause();
-        let mut agenda = agenda(20, Instant::now());
+        let mut schedule = schedule(20, Instant::now());
         advance(Duration::from_millis(1)).await;
         let now = Instant::now();
-        assert!(!agenda.change(&within(&["t", "t20", "t1-x"]), now), "nothing is known of these");
-        assert!(agenda.change(&within(&["t1", "t10", "unknown"]), now));
-        let taken = agenda.take(now, SLACK, usize::MAX);
+        assert!(!schedule.change(&within(&["t", "t20", "t1-x"]), now), "nothing is known of these");
+        assert!(schedule.change(&within(&["t1", "t10", "unknown"]), now));
+        let taken = schedule.take(now, SLACK, usize::MAX);
         assert_eq!(taken.iter().filter(|(_, since)| *since == now).count(), 2, "an older answer will not do");
         assert!(names(&taken).contains(&"t1") && names(&taken).contains(&"t10"));
         // It has changed once more during the review.
         advance(Duration::from_millis(1)).await;
         let again = Instant::now();
-        agenda.change(&within(&["t10"]), again);
-        taken.iter().for_each(|(namespace, _)| agenda.answered(namespace, now));
-        assert_eq!(agenda.take(again, SLACK, usize::MAX), [(Arc::from("t10"), again)]);
-        agenda.answered(&Arc::from("t10"), again);
-        assert!(agenda.take(again, SLACK, usize::MAX).is_empty());
-        agenda.change(&AffectedScope::Everywhere, again);
-        assert_eq!(agenda.take(again, SLACK, usize::MAX).len(), 20);
+        schedule.change(&within(&["t10"]), again);
+        taken.iter().for_each(|(namespace, _)| schedule.answered(namespace, now));
+        assert_eq!(schedule.take(again, SLACK, usize::MAX), [(Arc::from("t10"), again)]);
+        schedule.answered(&Arc::from("t10"), again);
+        assert!(schedule.take(again, SLACK, usize::MAX).is_empty());
+        schedule.change(&AffectedScope::Everywhere, again);
+        assert_eq!(schedule.take(again, SLACK, usize::MAX).len(), 20);
     }
 
     #[tokio::test]
     async fn what_nobody_can_tell_is_asked_later_and_ages() {
         pause();
         let began = Instant::now();
-        let mut agenda = agenda(5, began);
+        let mut schedule = schedule(5, began);
         advance(PERIOD).await;
         let now = Instant::now();
-        let taken = agenda.take(now, SLACK, 2);
+        let taken = schedule.take(now, SLACK, 2);
         assert_eq!(taken.len(), 2);
         let again = now + SLACK;
-        taken.iter().for_each(|(namespace, _)| agenda.unanswered(namespace, again));
-        agenda.put_off(again);
-        assert_eq!((agenda.next(), agenda.oldest()), (Some(again), Some(began)));
+        taken.iter().for_each(|(namespace, _)| schedule.unanswered(namespace, again));
+        schedule.put_off(again);
+        assert_eq!((schedule.next(), schedule.oldest()), (Some(again), Some(began)));
         advance(SLACK).await;
-        let taken = agenda.take(again, SLACK, usize::MAX);
-        taken.iter().for_each(|(namespace, _)| agenda.answered(namespace, again));
-        assert_eq!((taken.len(), agenda.oldest()), (5, Some(again)));
+        let taken = schedule.take(again, SLACK, usize::MAX);
+        taken.iter().for_each(|(namespace, _)| schedule.answered(namespace, again));
+        assert_eq!((taken.len(), schedule.oldest()), (5, Some(again)));
     }
 }

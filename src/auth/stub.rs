@@ -190,7 +190,7 @@ impl AuthConfig {
 }
 
 /// An authorizer whose reviews the stub answers.
-pub(super) fn gate(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
+pub(super) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client = Client::connect(&nowhere, crate::upstream::CostLedger::default()).expect("nothing is sent");

@@ -13,13 +13,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::stub::{Stub, gate, info};
+use super::stub::{Stub, authorizer, info};
 use super::{Affected, AffectedScope, AuthConfig, Authorizer, Grant, NotGranted, Readable, Subjects};
 use base::Tasks;
 
 /// An authorizer with its stub.
 struct Scene {
-    gate: Authorizer,
+    authorizer: Authorizer,
     stub: Arc<Stub>,
     _tasks: Tasks,
 }
@@ -29,15 +29,15 @@ fn scene() -> Scene {
 }
 
 fn scene_with(config: AuthConfig) -> Scene {
-    let (gate, stub, tasks) = gate(config);
-    Scene { gate, stub, _tasks: tasks }
+    let (authorizer, stub, tasks) = authorizer(config);
+    Scene { authorizer, stub, _tasks: tasks }
 }
 
 impl Scene {
     /// Opens a watch.
     async fn watch(&self, token: &str, uri: &str) -> Grant {
-        let caller = self.gate.known(token, [127, 0, 0, 1]).await.expect("somebody");
-        self.gate.grant(&caller, &info(uri)).await.expect("it is allowed")
+        let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
+        self.authorizer.grant(&caller, &info(uri)).await.expect("it is allowed")
     }
 
     /// The number of access reviews and of token reviews since the last call.
@@ -54,8 +54,8 @@ impl Scene {
 
     async fn readable_of(&self, token: &str, uri: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
         self.stub.deny(token, "");
-        let caller = self.gate.known(token, [127, 0, 0, 1]).await.expect("somebody");
-        let permit = self.gate.readable(&caller, &info(uri)).await?;
+        let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
+        let permit = self.authorizer.readable(&caller, &info(uri)).await?;
         let part = permit.part().expect("it is not for all").clone();
         part.find_out(namespaces.iter().map(String::as_str)).await?;
         Ok(part)

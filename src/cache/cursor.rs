@@ -162,7 +162,7 @@ impl Cursor {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
-        let is_dear = self.view.is_dear();
+        let is_expensive = self.view.is_expensive();
         loop {
             // Progress is read before the lane, so everything published up to `progress` is already in the lane.
             let progress = self.shared.progress();
@@ -196,10 +196,10 @@ impl Cursor {
                     applied.get_or_insert(event.at);
                 }
                 bytes += taken;
-                if is_dear || taken == 0 {
+                if is_expensive || taken == 0 {
                     *looks = looks.saturating_sub(event.cost_for(&self.view));
                 }
-                if bytes >= room || (is_dear && *looks == 0) {
+                if bytes >= room || (is_expensive && *looks == 0) {
                     break;
                 }
             }

@@ -34,7 +34,7 @@ impl CacheReader {
 
     /// Returns the newest known change: the newest event, or the newest object if the history begins after it. `None`
     /// if the feed has neither.
-    pub fn witness(&self) -> Option<ResumeMarker> {
+    pub fn resume_marker(&self) -> Option<ResumeMarker> {
         let timeline = self.shared.timeline.read();
         let rv = timeline.last_event;
         if rv > timeline.told_from() {

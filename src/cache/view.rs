@@ -15,7 +15,7 @@ const ORDINARY: usize = 100;
 pub struct View {
     namespace: Option<Box<str>>,
     selector: Selector,
-    is_dear: bool,
+    is_expensive: bool,
     goes_by_key: bool,
 }
 
@@ -24,9 +24,9 @@ impl View {
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
-        let is_dear = selector.comparisons_at_most() > ORDINARY;
+        let is_expensive = selector.comparisons_at_most() > ORDINARY;
         let goes_by_key = selector.labels.is_empty() && selector.fields.goes_by_key(None);
-        Self { namespace, selector, is_dear, goes_by_key }
+        Self { namespace, selector, is_expensive, goes_by_key }
     }
 
     /// Returns the same view of a collection whose objects all have this value in this field.
@@ -44,7 +44,7 @@ impl View {
     }
 
     pub fn everything() -> Self {
-        Self { namespace: None, selector: Selector::everything(), is_dear: false, goes_by_key: true }
+        Self { namespace: None, selector: Selector::everything(), is_expensive: false, goes_by_key: true }
     }
 
     pub fn is_everything(&self) -> bool {
@@ -97,8 +97,8 @@ impl View {
 
     /// Returns whether the selector costs more than the rest of a delivery. If so, every object compared with it counts
     /// towards the scan budget, whether or not it is sent.
-    pub fn is_dear(&self) -> bool {
-        self.is_dear
+    pub fn is_expensive(&self) -> bool {
+        self.is_expensive
     }
 
     fn cost(&self, labels: usize) -> usize {

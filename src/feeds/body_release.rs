@@ -138,32 +138,35 @@ mod tests {
 
     #[test]
     fn who_waits_asks_and_who_goes_asks_no_longer() {
-        let vintage = BodyRelease::default();
-        assert!(vintage.present().now_or_never().is_some(), "a feed begins with what its server wrote");
-        vintage.set_present(false);
-        assert!(vintage.becomes_present().now_or_never().is_none());
-        assert!(vintage.wanted().now_or_never().is_none(), "nobody needs it");
-        let mut waits = Box::pin(vintage.present());
+        let body_release = BodyRelease::default();
+        assert!(body_release.present().now_or_never().is_some(), "a feed begins with what its server wrote");
+        body_release.set_present(false);
+        assert!(body_release.becomes_present().now_or_never().is_none());
+        assert!(body_release.wanted().now_or_never().is_none(), "nobody needs it");
+        let mut waits = Box::pin(body_release.present());
         assert!(waits.as_mut().now_or_never().is_none());
-        assert!(vintage.wanted().now_or_never().is_some());
+        assert!(body_release.wanted().now_or_never().is_some());
         drop(waits);
-        assert!(vintage.wanted().now_or_never().is_none());
-        vintage.set_present(true);
-        assert!(vintage.present().now_or_never().is_some());
+        assert!(body_release.wanted().now_or_never().is_none());
+        body_release.set_present(true);
+        assert!(body_release.present().now_or_never().is_some());
     }
 
     #[test]
     fn what_was_told_before_another_build_came_is_by_the_one_before() {
         let build = |minor: u32| Build::of(&format!(r#"{{"major": "1", "minor": "{minor}"}}"#)).map(Arc::new);
-        let (vintage, rv) = (BodyRelease::default(), ResourceVersion);
-        let said = |at: u64| (vintage.written_from(rv(at)).by.map(|build| build.minor), vintage.changes());
+        let (body_release, rv) = (BodyRelease::default(), ResourceVersion);
+        let said = |at: u64| (body_release.written_from(rv(at)).by.map(|build| build.minor), body_release.changes());
         assert_eq!(said(5), (None, 0));
-        assert!(!vintage.set_written(build(36), rv(5)), "nobody has taken it for another");
+        assert!(!body_release.set_written(build(36), rv(5)), "nobody has taken it for another");
         assert_eq!((said(1), said(9)), ((Some(36), 0), (Some(36), 0)));
-        assert!(!vintage.set_written(None, rv(7)) && vintage.written().by.is_none(), "it is not known who is there");
-        assert!(!vintage.set_written(build(36), rv(8)));
-        assert!(vintage.set_written(build(37), rv(9)));
+        assert!(
+            !body_release.set_written(None, rv(7)) && body_release.written().by.is_none(),
+            "it is not known who is there"
+        );
+        assert!(!body_release.set_written(build(36), rv(8)));
+        assert!(body_release.set_written(build(37), rv(9)));
         assert_eq!((said(8), said(9)), ((Some(36), 1), (Some(37), 1)));
-        assert_eq!((vintage.written_from(rv(8)).changes, vintage.written().changes), (0, 1));
+        assert_eq!((body_release.written_from(rv(8)).changes, body_release.written().changes), (0, 1));
     }
 }

@@ -20,8 +20,8 @@ pub struct Feed {
     pub reader: CacheReader,
     pub freshness: Freshness,
     pub renderings: Renderings,
-    pub vintage: BodyRelease,
-    pub returners: ResumeBackfills,
+    pub body_release: BodyRelease,
+    pub resume_backfills: ResumeBackfills,
     /// Columns, for a feed of Tables.
     pub columns: Columns,
     /// Counters of the feed's upstream traffic.
@@ -85,8 +85,8 @@ impl Feed {
                 reader,
                 freshness,
                 renderings,
-                vintage: BodyRelease::default(),
-                returners: ResumeBackfills::default(),
+                body_release: BodyRelease::default(),
+                resume_backfills: ResumeBackfills::default(),
                 columns,
                 counts,
                 pins: budget.pins().clone(),

@@ -98,7 +98,7 @@ struct Memory {
 
 /// A waiting client; dropping it removes it from the ledger.
 struct Waiting<'a> {
-    returners: &'a ResumeBackfills,
+    resume_backfills: &'a ResumeBackfills,
     who: ResumingClient,
 }
 
@@ -150,7 +150,7 @@ impl ResumeBackfills {
         }
         ledger.crowds_of(who).for_each(|crowd| *crowd.entry(who.from).or_default() += 1);
         self.came.notify_one();
-        Some(Waiting { returners: self, who })
+        Some(Waiting { resume_backfills: self, who })
     }
 
     /// Completes when a client has started to wait since the last call.
@@ -260,7 +260,7 @@ impl BackfillRequest {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let who = self.who;
-        for crowd in self.returners.ledger.lock().crowds_of(who) {
+        for crowd in self.resume_backfills.ledger.lock().crowds_of(who) {
             if let Entry::Occupied(mut there) = crowd.entry(who.from) {
                 *there.get_mut() -= 1;
                 if *there.get() == 0 {

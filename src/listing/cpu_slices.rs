@@ -193,11 +193,11 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         for ((whose, watches), count) in watches.iter().zip(&counts) {
             for _ in 0..*watches {
-                let (mut looks, count) = (ScanBudget::new(slices.clone(), whose.clone(), false), count.clone());
+                let (mut scan_budget, count) = (ScanBudget::new(slices.clone(), whose.clone(), false), count.clone());
                 tasks.spawn(async move {
                     loop {
-                        let slice = std::future::poll_fn(|cx| looks.poll(cx)).await;
-                        *looks.left() = 0;
+                        let slice = std::future::poll_fn(|cx| scan_budget.poll(cx)).await;
+                        *scan_budget.left() = 0;
                         *count.lock() += usize::from(slice.is_some());
                     }
                 });

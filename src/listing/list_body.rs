@@ -25,7 +25,7 @@ pub(crate) struct ListBody {
     /// A pause after each shared chunk that was derived or compressed.
     rest: Rest,
     /// Scan budget for chunks that belong to this client alone.
-    looks: ScanBudget,
+    scan_budget: ScanBudget,
 }
 
 /// The part that is sent next.
@@ -47,13 +47,13 @@ impl ListBody {
         chunks: PageChunks,
         frame: &ListFrame,
         items_len: usize,
-        looks: ScanBudget,
+        scan_budget: ScanBudget,
     ) -> Self {
         let items = chunks.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
         let (at, joined, rest) = (At::Head, Joined::default(), Rest::default());
-        Self { writer, chunks, head, tail, worth, at, joined, rest, looks }
+        Self { writer, chunks, head, tail, worth, at, joined, rest, scan_budget }
     }
 
     /// Returns the next bytes; `None` after the last.
@@ -113,7 +113,7 @@ impl ListBody {
     /// Is ready when encoding may begin. The caller holds the returned slice while it works.
     fn poll_begin(&mut self, is_shared: bool, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         ready!(self.rest.poll(cx));
-        if is_shared { Poll::Ready(None) } else { self.looks.poll(cx) }
+        if is_shared { Poll::Ready(None) } else { self.scan_budget.poll(cx) }
     }
 
     /// Pauses after work. The first caller encodes shared bytes without waiting; bytes for a single client wait for a
@@ -122,7 +122,7 @@ impl ListBody {
         match (self.writer.has_worked(), is_shared) {
             (false, _) => {}
             (true, true) => self.rest.begin(),
-            (true, false) => *self.looks.left() = 0,
+            (true, false) => *self.scan_budget.left() = 0,
         }
     }
 

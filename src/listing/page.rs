@@ -92,7 +92,7 @@ impl Page {
                 }
             }
         }
-        Ok(ListBody::new(writer, chunks, &frame, items_len, pace.looks()))
+        Ok(ListBody::new(writer, chunks, &frame, items_len, pace.scan_budget()))
     }
 }
 

@@ -53,7 +53,7 @@ impl ScanPace {
     }
 
     /// Returns the scan budget for work that is done later, in polls.
-    pub(crate) fn looks(&self) -> ScanBudget {
+    pub(crate) fn scan_budget(&self) -> ScanBudget {
         ScanBudget::new(self.slices.clone(), self.whose.clone(), false)
     }
 
@@ -97,7 +97,7 @@ pub(crate) struct ScanBudget {
     whose: Whose,
     left: usize,
     wait: Option<Box<Wait>>,
-    is_dear: bool,
+    is_expensive: bool,
 }
 
 #[derive(Debug)]
@@ -107,10 +107,10 @@ struct Wait {
 }
 
 impl ScanBudget {
-    /// Creates a budget. If `is_dear` is set, the client gets [`cost::GLANCE`] once, rather than each time that it has
+    /// Creates a budget. If `is_expensive` is set, the client gets [`cost::GLANCE`] once, rather than each time that it has
     /// caught up, because the number of changes is unbounded.
-    pub(crate) fn new(slices: CpuSlices, whose: Whose, is_dear: bool) -> Self {
-        Self { slices, whose, left: cost::GLANCE, wait: None, is_dear }
+    pub(crate) fn new(slices: CpuSlices, whose: Whose, is_expensive: bool) -> Self {
+        Self { slices, whose, left: cost::GLANCE, wait: None, is_expensive }
     }
 
     /// Is ready when some budget is [`left`](Self::left). The caller holds the returned slice while it uses the budget.
@@ -147,7 +147,7 @@ impl ScanBudget {
 
     /// Renews the budget, because the reader has caught up and further events are new.
     pub(crate) fn begin_anew(&mut self) {
-        if !self.is_dear {
+        if !self.is_expensive {
             self.left = cost::GLANCE;
         }
     }

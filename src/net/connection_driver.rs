@@ -13,7 +13,7 @@ pub(super) trait ConnectionDriver {
 
     /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
     /// it learned this.
-    fn say_goodbye(&mut self);
+    fn begin_goaway(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;
 
@@ -96,7 +96,7 @@ mod tests {
             Poll::Pending
         }
 
-        fn say_goodbye(&mut self) {}
+        fn begin_goaway(&mut self) {}
 
         fn wake_set(&self) -> &Arc<WakeSet> {
             &self.0

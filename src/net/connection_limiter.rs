@@ -57,7 +57,7 @@ struct Taken {
     /// The number of connections that were closed to make room and still hold a descriptor.
     leaving: usize,
     /// The idle connections as of the last scan.
-    crowd: SilentHere,
+    idle: SilentHere,
     looked: Option<Instant>,
     /// The number of connections that remained when descriptors were last freed for other users, and the time of that.
     left: Option<(usize, Instant)>,
@@ -119,9 +119,9 @@ impl ConnectionLimiter {
     }
 
     fn new(limits: Reloadable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
-        let (here, crowd) = (Slab::new(), IdleConnections::default());
+        let (here, idle) = (Slab::new(), IdleConnections::default());
         let owners = Owners::default();
-        let taken = Taken { here, owners, came: 0, leaving: 0, crowd, looked: None, left: None, warned: None };
+        let taken = Taken { here, owners, came: 0, leaving: 0, idle, looked: None, left: None, warned: None };
         let (freed, gone) = (Notify::new(), Notify::new());
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
@@ -215,7 +215,7 @@ impl ConnectionLimiter {
         // New connections are added to a scan that is still valid. Otherwise, newer connections would be closed before
         // them.
         if let Some(since) = connection.idle_since().filter(|_| is_full || taken.has_looked(LOOK_GOOD_FOR)) {
-            taken.crowd.add(IdleConnection { connection: (at, connection.clone()), source, since });
+            taken.idle.add(IdleConnection { connection: (at, connection.clone()), source, since });
         }
         drop(taken);
         connection.put_place(Box::new(LimiterSlot { places: Arc::downgrade(self), at }));
@@ -282,7 +282,7 @@ impl Taken {
             return Some(());
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
-        if has_room && self.crowd.len() < unknown_max {
+        if has_room && self.idle.len() < unknown_max {
             return Some(());
         }
         // Some connections in the list may have sent a request since the scan.
@@ -322,11 +322,11 @@ impl Taken {
         // Connections that arrived after the last scan may be the only ones left in the list, although others became
         // idle before them. So only connections that were idle at the scan count here.
         let known = self.looked.min(latest.or(self.looked));
-        let gone = self.next(|crowd| crowd.next(known)).or_else(|| {
+        let gone = self.next(|idle| idle.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
-            self.next(|crowd| match latest {
-                Some(latest) if passing == Passing::Over => crowd.next_by(latest),
-                latest => crowd.next(latest),
+            self.next(|idle| match latest {
+                Some(latest) if passing == Passing::Over => idle.next_by(latest),
+                latest => idle.next(latest),
             })
         })?;
         self.close(gone, ConnectionFailure::Displaced);
@@ -335,7 +335,7 @@ impl Taken {
 
     /// The next idle connection to close.
     fn next(&mut self, next: impl Fn(&mut SilentHere) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
-        while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.crowd) {
+        while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
             if is_here && connection.silent_since() == Some(since) {
                 return Some(at);
@@ -368,7 +368,7 @@ impl Taken {
             return;
         }
         self.looked = Some(Instant::now());
-        self.crowd = IdleConnections::of(self.here.iter().filter_map(|(at, Entry { connection, source, .. })| {
+        self.idle = IdleConnections::of(self.here.iter().filter_map(|(at, Entry { connection, source, .. })| {
             let since = connection.silent_since()?;
             Some(IdleConnection { connection: (at, connection.clone()), source: *source, since })
         }));

@@ -122,7 +122,7 @@ where
         self.connection.as_mut().poll(&mut Context::from_waker(&self.codec)).map_err(Into::into)
     }
 
-    fn say_goodbye(&mut self) {
+    fn begin_goaway(&mut self) {
         self.connection.as_mut().graceful_shutdown();
         self.wake_set.put(WakePart::Codec);
     }

@@ -171,8 +171,8 @@ mod tests {
             source: source(text),
             since: began + Duration::from_secs(*second),
         });
-        let mut crowd = IdleConnections::of(silent);
-        std::iter::from_fn(|| crowd.next(None)).map(|silent| silent.connection).collect()
+        let mut idle = IdleConnections::of(silent);
+        std::iter::from_fn(|| idle.next(None)).map(|silent| silent.connection).collect()
     }
 
     #[test]
@@ -208,10 +208,10 @@ mod tests {
             let mut silent: Vec<_> = silent.collect();
             silent.sort_by_key(|silent| silent.since);
             let late = silent.split_off(silent.len() / 2);
-            let mut crowd = IdleConnections::of(silent.into_iter());
-            late.into_iter().for_each(|silent| crowd.add(silent));
+            let mut idle = IdleConnections::of(silent.into_iter());
+            late.into_iter().for_each(|silent| idle.add(silent));
             for _ in 0..opened.len() {
-                let next = crowd.next(None).expect("one is left");
+                let next = idle.next(None).expect("one is left");
                 let most = left.values().map(Vec::len).max().expect("one is left");
                 let queue = left.get_mut(&next.source).expect("it is one of them");
                 prop_assert_eq!(queue.len(), most);
@@ -220,7 +220,7 @@ mod tests {
                 let at = queue.iter().position(|at| *at == second).expect("it is there");
                 queue.swap_remove(at);
             }
-            prop_assert!(crowd.next(None).is_none());
+            prop_assert!(idle.next(None).is_none());
         }
     }
 }

@@ -41,7 +41,7 @@ where
         let answer = (self.handle)(self.peer.clone(), request);
         Some(Box::pin(answer.map(move |mut answer| {
             if is_last || this.is(ConnectionState::Leaving) {
-                say_goodbye(&mut answer, version);
+                begin_goaway(&mut answer, version);
             }
             answer.map(|body| RunningBody::new(body, running))
         })))
@@ -81,7 +81,7 @@ pub(super) fn may_become_a_tunnel<B>(request: &Request<B>) -> bool {
 ///
 /// HTTP/2 has GOAWAY for this, and an upgraded connection is no longer HTTP. The version must be the request's, because
 /// the codec adds `keep-alive` for an HTTP/1.0 client to a response of another version.
-fn say_goodbye<B>(answer: &mut Response<B>, version: Version) {
+fn begin_goaway<B>(answer: &mut Response<B>, version: Version) {
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         *answer.version_mut() = version;
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -214,7 +214,7 @@ async fn lead<C: Future<Output = ()>>(
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
-    conversation.say_goodbye();
+    conversation.begin_goaway();
     match until(conversation, &mut turns, Box::pin(is_cut()).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(ConnectionOver::Cut.into()),

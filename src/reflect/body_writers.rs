@@ -164,19 +164,19 @@ impl BodyWriters {
         let indulgent = indulgent && authorship == EncoderMatch::Open && !self.by.borrow().has_been_told();
         let may_be_shown = authorship == EncoderMatch::Present || indulgent;
         if !may_be_shown {
-            self.feed.vintage.set_present(false);
+            self.feed.body_release.set_present(false);
         }
         // The order matters. New bodies must be rendered for the new release, and old ones must not be rendered at all
         // while states are hidden.
         if let Some(minor) = minor {
             self.is_of(minor);
         }
-        if self.feed.vintage.set_written(writer, since) {
+        if self.feed.body_release.set_written(writer, since) {
             // Ends the watches of proxies: when they resume, they learn that another build encodes the objects.
             self.feed.reader.nudge();
         }
         if may_be_shown {
-            self.feed.vintage.set_present(true);
+            self.feed.body_release.set_present(true);
         }
         authorship
     }
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn states_are_shown_while_one_build_has_written_all_and_is_followed() {
         let (written, feed) = written();
-        let shown = || feed.vintage.is_present();
+        let shown = || feed.body_release.is_present();
         let old = server(36, 1);
         written.listed(vec![old.clone()]);
         written.opened(&old);
@@ -304,13 +304,13 @@ mod tests {
         written.listed(vec![old.clone()]);
         written.opened(&old);
         written.takes_in(&[same]);
-        assert!(feed.vintage.is_present(), "it writes the same");
+        assert!(feed.body_release.is_present(), "it writes the same");
         for other in [new, Server::silent()] {
             let count = written.follow().borrow().count;
             written.takes_in(std::slice::from_ref(&other));
-            assert!(!feed.vintage.is_present() && !written.is_at(count));
+            assert!(!feed.body_release.is_present() && !written.is_at(count));
             written.listed(vec![other]);
-            assert!(feed.vintage.is_present());
+            assert!(feed.body_release.is_present());
             written.listed(vec![old.clone()]);
             written.opened(&old);
         }
@@ -323,9 +323,9 @@ mod tests {
         written.listed(vec![old.clone()]);
         written.opened(&new);
         written.renewed(vec![old]);
-        assert!(!feed.vintage.is_present(), "a balancer had the old one list");
+        assert!(!feed.body_release.is_present(), "a balancer had the old one list");
         written.renewed(vec![new]);
-        assert!(feed.vintage.is_present());
+        assert!(feed.body_release.is_present());
     }
 
     #[test]
@@ -334,23 +334,23 @@ mod tests {
         let (list, stream) = (Server::silent(), Server::silent());
         written.listed(vec![list.clone()]);
         written.opened(&stream);
-        assert!(!feed.vintage.is_present());
+        assert!(!feed.body_release.is_present());
         assert_eq!(written.follow().borrow().unknown().len(), 2);
         list.failed();
         assert_eq!(written.weigh(true), EncoderMatch::Open);
-        assert!(feed.vintage.is_present(), "it was asked, and failed");
+        assert!(feed.body_release.is_present(), "it was asked, and failed");
         written.listed(vec![server(36, 1)]);
         written.opened(&stream);
         assert_eq!(written.weigh(true), EncoderMatch::Open);
-        assert!(!feed.vintage.is_present(), "servers of this cluster do say it, if not when they start");
+        assert!(!feed.body_release.is_present(), "servers of this cluster do say it, if not when they start");
         written.listed(vec![list]);
         written.opened(&Server::saying(None));
         assert_eq!((written.weigh(false), feed.renderings.release()), (EncoderMatch::Present, None));
-        assert!(feed.vintage.is_present());
+        assert!(feed.body_release.is_present());
         written.opened(&server(36, 1));
         written.listed(vec![Server::saying(None)]);
         written.opened(&server(36, 1));
-        assert!(!feed.vintage.is_present(), "nobody knows who wrote the bodies");
+        assert!(!feed.body_release.is_present(), "nobody knows who wrote the bodies");
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
         written.opened(&server(36, 2));
         assert!(!used.is_revoked(), "the table is that of the minor");
         written.opened(&server(37, 1));
-        assert!(used.is_revoked() && !feed.vintage.is_present());
+        assert!(used.is_revoked() && !feed.body_release.is_present());
         assert_eq!((feed.renderings.derived().len(), feed.renderings.release()), (0, Some(37)));
     }
 
@@ -375,7 +375,7 @@ mod tests {
         let written = BodyWriters::new(feed.clone());
         written.listed(vec![server(36, 1)]);
         written.opened(&server(37, 1));
-        assert!(feed.vintage.is_present());
+        assert!(feed.body_release.is_present());
     }
 
     #[test]
@@ -387,8 +387,8 @@ mod tests {
         assert!(written.is_certain());
         let build = server(37, 1).build().expect("it says so");
         written.presume(&build);
-        assert!(!feed.vintage.is_present() && !written.is_certain());
+        assert!(!feed.body_release.is_present() && !written.is_certain());
         written.renewed(vec![server(37, 1)]);
-        assert!(feed.vintage.is_present());
+        assert!(feed.body_release.is_present());
     }
 }

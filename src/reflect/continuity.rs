@@ -125,8 +125,8 @@ impl Continuity {
 
     /// The change that a reopened stream must repeat first, if one is needed. It costs one event and shows whether the
     /// history is the same; a stream from our own version would be silent.
-    pub(super) fn witness(self, cache: &CacheReader) -> Option<ResumeMarker> {
-        if self == Self::Doubtful { cache.witness() } else { None }
+    pub(super) fn resume_marker(self, cache: &CacheReader) -> Option<ResumeMarker> {
+        if self == Self::Doubtful { cache.resume_marker() } else { None }
     }
 }
 
@@ -143,9 +143,11 @@ pub(super) enum ResumeEvidence {
     Refuses,
 }
 
-pub(super) fn testimony(witness: &ResumeMarker, item: &WatchItem) -> ResumeEvidence {
+pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> ResumeEvidence {
     match item {
-        WatchItem::Change { event_type, object, .. } if witness.is_told_by(*event_type, &object.key, object.rv) => {
+        WatchItem::Change { event_type, object, .. }
+            if resume_marker.is_told_by(*event_type, &object.key, object.rv) =>
+        {
             ResumeEvidence::Continues
         }
         WatchItem::Error { event } if event.code == 410 => ResumeEvidence::Expired,

@@ -73,11 +73,11 @@ impl HistoryBackfiller {
     pub(super) async fn run(&self) -> Infallible {
         let feed = &self.upstream.feed;
         loop {
-            feed.returners.came().await;
+            feed.resume_backfills.came().await;
             sleep(GATHER).await;
             self.until_live().await;
             let mut backoff = Backoff::default();
-            while let Some(question) = feed.returners.next(&feed.reader) {
+            while let Some(question) = feed.resume_backfills.next(&feed.reader) {
                 let looking = async {
                     match question {
                         BackfillRequest::Events(from) => self.look_back(from).await,
@@ -87,7 +87,7 @@ impl HistoryBackfiller {
                 let answer = timeout(LOOK_MAX, looking).await.unwrap_or(BackfillOutcome::Failed);
                 tracing::info!(feed = %feed.spec.key, ?question, ?answer, "looked back for clients that return");
                 self.upstream.metrics.looked_back(answer);
-                feed.returners.answered(answer);
+                feed.resume_backfills.answered(answer);
                 if answer == BackfillOutcome::BrokeOff {
                     sleep(backoff.failed(Instant::now())).await;
                     self.until_live().await;

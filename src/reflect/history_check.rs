@@ -240,25 +240,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_due_is_not_put_off_and_the_better_reason_stays() {
-        let mut inquiries = HistoryChecks::default();
+        let mut history_checks = HistoryChecks::default();
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        inquiries.ask(HistoryCheckReason::Reopened, second, Duration::ZERO);
-        inquiries.ask(HistoryCheckReason::Notice, 3 * second, Duration::ZERO);
-        inquiries.ask(HistoryCheckReason::Doubt, 2 * second, Duration::ZERO);
-        assert_eq!(inquiries.due, Some((now + second, HistoryCheckReason::Notice)));
-        inquiries.withdraw();
-        assert!(inquiries.due.is_some(), "there is another reason");
-        inquiries.due = None;
+        history_checks.ask(HistoryCheckReason::Reopened, second, Duration::ZERO);
+        history_checks.ask(HistoryCheckReason::Notice, 3 * second, Duration::ZERO);
+        history_checks.ask(HistoryCheckReason::Doubt, 2 * second, Duration::ZERO);
+        assert_eq!(history_checks.due, Some((now + second, HistoryCheckReason::Notice)));
+        history_checks.withdraw();
+        assert!(history_checks.due.is_some(), "there is another reason");
+        history_checks.due = None;
         for why in [HistoryCheckReason::Reopened, HistoryCheckReason::Untold] {
-            inquiries.ask(why, second, Duration::ZERO);
-            inquiries.withdraw();
-            assert_eq!(inquiries.due, None);
+            history_checks.ask(why, second, Duration::ZERO);
+            history_checks.withdraw();
+            assert_eq!(history_checks.due, None);
         }
-        inquiries.pace.was_unfounded(now);
-        inquiries.ask(HistoryCheckReason::Doubt, Duration::ZERO, Duration::ZERO);
-        assert_eq!(inquiries.due, Some((now + Pace::REST, HistoryCheckReason::Doubt)), "paced");
-        inquiries.forget();
-        inquiries.ask(HistoryCheckReason::Doubt, Duration::ZERO, Duration::ZERO);
-        assert_eq!(inquiries.due, Some((now, HistoryCheckReason::Doubt)), "another history, another doubt");
+        history_checks.pace.was_unfounded(now);
+        history_checks.ask(HistoryCheckReason::Doubt, Duration::ZERO, Duration::ZERO);
+        assert_eq!(history_checks.due, Some((now + Pace::REST, HistoryCheckReason::Doubt)), "paced");
+        history_checks.forget();
+        history_checks.ask(HistoryCheckReason::Doubt, Duration::ZERO, Duration::ZERO);
+        assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Doubt)), "another history, another doubt");
     }
 }

@@ -129,14 +129,14 @@ impl Qualifier {
 
     /// Completes when servers of one release encoded the whole state, which the readers that wait for a verdict need.
     async fn present(&self) {
-        let (vintage, mut changes) = (&self.upstream.feed.vintage, self.upstream.feed.renderings.changes());
+        let (body_release, mut changes) = (&self.upstream.feed.body_release, self.upstream.feed.renderings.changes());
         loop {
             changes.borrow_and_update();
             let wanted = !self.upstream.feed.renderings.wanted().is_empty();
             tokio::select! {
                 biased;
-                () = vintage.present(), if wanted => return,
-                () = vintage.becomes_present(), if !wanted => return,
+                () = body_release.present(), if wanted => return,
+                () = body_release.becomes_present(), if !wanted => return,
                 _ = changes.changed() => {}
             }
         }
@@ -284,7 +284,7 @@ impl Qualifier {
         }
         known.other = None;
         self.upstream.feed.renderings.set_release(build.minor);
-        Ok(self.upstream.feed.vintage.is_present().then_some(build.minor))
+        Ok(self.upstream.feed.body_release.is_present().then_some(build.minor))
     }
 
     /// Compares each object with a second feed that holds the other encoding, if there is one. This sends nothing to

@@ -28,7 +28,7 @@ use super::stream::{Ended, WatchStream};
 
 /// Keeps one feed in sync with upstream. It is the only writer of the feed's cache.
 pub(super) struct Reflector {
-    means: ReflectorDeps,
+    deps: ReflectorDeps,
     writer: CacheWriter,
     /// Findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     words: mpsc::Receiver<ReflectorFinding>,
@@ -51,7 +51,7 @@ pub(super) struct Reflector {
     rests_until: Option<Instant>,
     complete: Completeness,
     continuity: Continuity,
-    inquiries: HistoryChecks,
+    history_checks: HistoryChecks,
     /// How the current history of the feed began.
     begun: HistoryBegin,
     /// Whether the history is given up because upstream has another one.
@@ -76,9 +76,9 @@ enum State {
     Empty,
     /// Complete up to `at`; no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
-    /// Complete up to `at`, with the stream that continues from there. `witness` is the change that the stream must
+    /// Complete up to `at`, with the stream that continues from there. `resume_marker` is the change that the stream must
     /// send first, if it was opened before it.
-    Watching { at: ResourceVersion, stream: WatchStream, witness: Option<ResumeMarker> },
+    Watching { at: ResourceVersion, stream: WatchStream, resume_marker: Option<ResumeMarker> },
     /// Complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window` is set, it
     /// is the start of upstream's own history, and the state at that version is listed. Otherwise the current state is.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
@@ -106,11 +106,11 @@ const RESUME_SPREAD: Duration = Duration::from_millis(300);
 const WOKEN_WAITS: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
-    pub(super) fn new(means: ReflectorDeps, writer: CacheWriter, words: mpsc::Receiver<ReflectorFinding>) -> Self {
+    pub(super) fn new(deps: ReflectorDeps, writer: CacheWriter, words: mpsc::Receiver<ReflectorFinding>) -> Self {
         Self {
-            backoff: Backoff::new(means.waits),
-            notices: means.rewinds.follow(),
-            means,
+            backoff: Backoff::new(deps.waits),
+            notices: deps.rewinds.follow(),
+            deps,
             writer,
             words,
             unreadable: (ResourceVersion::default(), 0),
@@ -123,7 +123,7 @@ impl Reflector {
             rests_until: None,
             complete: Completeness::default(),
             continuity: Continuity::default(),
-            inquiries: HistoryChecks::default(),
+            history_checks: HistoryChecks::default(),
             begun: HistoryBegin { asked: Instant::now(), rewound: false },
             rewinding: false,
             interruptions: LogLimit::default(),
@@ -151,7 +151,7 @@ impl Reflector {
     /// Logs a failure. A clean end is normal for an apiserver and logged as info. Any other end is a rate-limited
     /// warning, because all feeds fail at once when upstream is gone.
     fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
-        let feed = &self.means.upstream.feed;
+        let feed = &self.deps.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
         if let StepFailure::Stream(Ended::Clean) = failure {
             tracing::info!(feed = %feed.spec.key, %failure, ?wait, "upstream stream interrupted");
@@ -189,20 +189,20 @@ impl Reflector {
                 Err(failure) => (State::Empty, Some(failure)),
             },
             State::Listed { at } => match self.resume(at).await {
-                Ok((stream, witness)) => {
+                Ok((stream, resume_marker)) => {
                     self.complete.opened(false);
-                    self.means.written.opened(stream.server());
+                    self.deps.written.opened(stream.server());
                     // The stream is open again. On a quiet resource the first item may be a minute away.
                     self.writer.set_state(FeedState::Live);
-                    (State::Watching { at, stream, witness }, None)
+                    (State::Watching { at, stream, resume_marker }, None)
                 }
                 Err((StepFailure::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
                 Err((StepFailure::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
                 Err((failure, _)) => (State::Listed { at }, Some(failure)),
             },
-            State::Watching { at, stream, witness } => {
+            State::Watching { at, stream, resume_marker } => {
                 let opened = Instant::now();
-                let ended = self.watch(at, stream, witness).await;
+                let ended = self.watch(at, stream, resume_marker).await;
                 self.had_lived = opened.elapsed() >= LIVED;
                 ended
             }
@@ -221,14 +221,14 @@ impl Reflector {
     /// after it. After a restart of the proxy, no such client then has to relist. A client with a version that upstream
     /// no longer has must not make the others relist.
     async fn resumed(&mut self) -> Option<State> {
-        self.means.upstream.feed.oldest_resume()?;
+        self.deps.upstream.feed.oldest_resume()?;
         // Only the first state may be an old one. A feed that was served must not go back in time (L6), and versions of
         // a history that was given up mean nothing in the next one.
-        if self.means.upstream.feed.reader.progress().rv > ResourceVersion::default() {
+        if self.deps.upstream.feed.reader.progress().rv > ResourceVersion::default() {
             return None;
         }
         sleep(RESUME_GATHER).await;
-        let at = self.means.upstream.feed.oldest_resume()?;
+        let at = self.deps.upstream.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.lister(SideRequest::Initial));
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
         let InitialState { snapshot, servers, .. } = listed.ok()?;
@@ -237,13 +237,13 @@ impl Reflector {
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
-        let (feed, objects) = (&self.means.upstream.feed.spec.key, snapshot.len());
+        let (feed, objects) = (&self.deps.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
-        self.means.written.takes_in(&servers);
+        self.deps.written.takes_in(&servers);
         self.writer.replace(snapshot);
-        self.means.written.listed(servers);
-        self.means.upstream.feed.freshness.forget();
-        self.means.upstream.feed.begins_behind(asked);
+        self.deps.written.listed(servers);
+        self.deps.upstream.feed.freshness.forget();
+        self.deps.upstream.feed.begins_behind(asked);
         self.complete.begins_at(at, upstream);
         self.begins(asked, false);
         self.signed_of_life();
@@ -255,10 +255,10 @@ impl Reflector {
     /// upstream's own bookmark may take a minute.
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
-        self.means.upstream.metrics.asked(SideRequest::Position);
+        self.deps.upstream.metrics.asked(SideRequest::Position);
         let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(None)).await.ok()?;
         let failed =
-            |error: &Ended| tracing::debug!(feed = %self.means.upstream.feed.spec.key, %error, "no position was told");
+            |error: &Ended| tracing::debug!(feed = %self.deps.upstream.feed.spec.key, %error, "no position was told");
         let told = told.inspect_err(failed).ok()?;
         Some((Position { asked, at: told.at }, told.template))
     }
@@ -268,14 +268,13 @@ impl Reflector {
             return Ok(resumed);
         }
         let asked = Instant::now();
-        self.means.upstream.metrics.asked(SideRequest::Initial);
-        let initial =
-            self.lister(SideRequest::Initial).current(&self.means.upstream.lists_only).await.map_err(ended)?;
-        let (served, at) = (self.means.upstream.feed.reader.progress().rv, initial.snapshot.rv);
+        self.deps.upstream.metrics.asked(SideRequest::Initial);
+        let initial = self.lister(SideRequest::Initial).current(&self.deps.upstream.lists_only).await.map_err(ended)?;
+        let (served, at) = (self.deps.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than what was served");
         }
-        let (feed, objects, took) = (&self.means.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
+        let (feed, objects, took) = (&self.deps.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
         Ok(self.starts_with(initial, asked))
     }
@@ -284,11 +283,11 @@ impl Reflector {
     fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
         let InitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
-        self.means.written.takes_in(&servers);
+        self.deps.written.takes_in(&servers);
         self.writer.replace(snapshot);
-        self.means.written.listed(servers);
-        self.means.upstream.feed.freshness.forget();
-        self.means.upstream.feed.freshness.prove(asked);
+        self.deps.written.listed(servers);
+        self.deps.upstream.feed.freshness.forget();
+        self.deps.upstream.feed.freshness.prove(asked);
         self.complete.listed(asked);
         self.begins(asked, self.rewinding);
         self.signed_of_life();
@@ -302,7 +301,7 @@ impl Reflector {
     fn begins(&mut self, asked: Instant, rewound: bool) {
         self.begun = HistoryBegin { asked, rewound };
         self.continuity = Continuity::Sure;
-        self.inquiries.forget();
+        self.history_checks.forget();
         self.rewinding = false;
     }
 
@@ -310,15 +309,15 @@ impl Reflector {
     fn behind(&mut self, at: ResourceVersion, stream: Option<Follow>) -> State {
         let Some(Follow { stream, template }) = stream else { return State::Listed { at } };
         self.complete.opened(template.is_some());
-        self.means.written.opened(stream.server());
+        self.deps.written.opened(stream.server());
         if let Some(template) = template {
             self.writer.set_bookmark(template);
         }
-        State::Watching { at, stream, witness: None }
+        State::Watching { at, stream, resume_marker: None }
     }
 
     fn lister(&self, why: SideRequest) -> Lister<'_> {
-        self.means.upstream.lister(why)
+        self.deps.upstream.lister(why)
     }
 
     fn signed_of_life(&mut self) {
@@ -335,7 +334,7 @@ impl Reflector {
             if !failure.kind().is_connection() {
                 std::future::pending::<()>().await;
             }
-            self.means.upstream.client.answers().await;
+            self.deps.upstream.client.answers().await;
             sleep_until(soonest).await;
             // Spreads the resumes of all feeds.
             sleep(RESUME_SPREAD.mul_f64(random::f64())).await;
@@ -351,7 +350,7 @@ impl Reflector {
     /// relists.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         let kind = failure.kind();
-        self.means.upstream.metrics.failed(kind.as_str());
+        self.deps.upstream.metrics.failed(kind.as_str());
         if !failure.is_expired() {
             self.relists.end_row();
         }
@@ -360,7 +359,7 @@ impl Reflector {
             self.refused_since = None;
         }
         // A stream without bookmarks is silent whenever nothing changes.
-        if kind != FailureKind::Silent || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
+        if kind != FailureKind::Silent || self.deps.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
         if let State::Listed { .. } | State::Expired { .. } = state {
@@ -373,7 +372,7 @@ impl Reflector {
             *times = if *rv == *at { *times + 1 } else { 1 };
             *rv = *at;
             if *times >= UNREADABLE_MAX {
-                tracing::error!(feed = %self.means.upstream.feed.spec.key, %at, "unreadable stream; listing anew");
+                tracing::error!(feed = %self.deps.upstream.feed.spec.key, %at, "unreadable stream; listing anew");
                 *state = State::Empty;
             }
         }

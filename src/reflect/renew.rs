@@ -138,7 +138,7 @@ impl Renewer {
         tokio::select! {
             biased;
             () = sleep(longest.mul_f64(random::f64())) => {}
-            () = self.upstream.feed.vintage.wanted(), if may_be_cut => {}
+            () = self.upstream.feed.body_release.wanted(), if may_be_cut => {}
         }
     }
 

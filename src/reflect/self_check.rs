@@ -310,7 +310,7 @@ impl SelfChecker {
     }
 
     fn is_written_alike(&self, then: &ObjectThen) -> bool {
-        let is_present = self.upstream.feed.vintage.is_present();
+        let is_present = self.upstream.feed.body_release.is_present();
         self.has_comparable_bodies() && is_present && self.written.writes_as_held(&then.server)
     }
 

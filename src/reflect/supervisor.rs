@@ -88,10 +88,10 @@ impl Supervisor {
             written: written.clone(),
             config: self.config.clone(),
         };
-        let archivist = HistoryBackfiller { upstream: upstream.clone(), words: words.clone() };
+        let backfiller = HistoryBackfiller { upstream: upstream.clone(), words: words.clone() };
         let prover = prover::Prover::new(upstream.clone(), words);
-        let means = ReflectorDeps { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.get().retry };
-        let mut reflector = Reflector::new(means, writer, heard);
+        let deps = ReflectorDeps { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.get().retry };
+        let mut reflector = Reflector::new(deps, writer, heard);
         let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
@@ -101,7 +101,7 @@ impl Supervisor {
                 prover.run().map(|never| match never {}).boxed(),
                 qualifier.run().map(|never| match never {}).boxed(),
                 renewer.run().map(|never| match never {}).boxed(),
-                archivist.run().map(|never| match never {}).boxed(),
+                backfiller.run().map(|never| match never {}).boxed(),
                 checker.run().map(|never| match never {}).boxed(),
                 idle(&feeds, &feed, &config).map(|()| FeedEnd::Idle).boxed(),
                 feed.retired().map(|()| FeedEnd::Outdated).boxed(),

@@ -28,14 +28,14 @@ pub(super) fn count(response: &Response<ReplyBody>) {
 }
 
 /// Adds a refusal, or a forwarded read, to the recent events of the debug pages. `asked` is the method and the path.
-pub(super) fn show(sightings: &ActiveWatches, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
+pub(super) fn show(active_watches: &ActiveWatches, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
     if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
         if response.status() != StatusCode::NOT_FOUND {
-            sightings.refused(who, asked, (status.http_code(), &status.message));
+            active_watches.refused(who, asked, (status.http_code(), &status.message));
         }
     } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
         && ["GET", "HEAD"].contains(&asked.0)
     {
-        sightings.passed(who, asked, reason);
+        active_watches.passed(who, asked, reason);
     }
 }

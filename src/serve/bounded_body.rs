@@ -277,43 +277,44 @@ mod tests {
     const MAX: Duration = Duration::from_secs(60);
 
     fn one_place() -> (BodyTimes, ConcurrencyLimits) {
-        let admission = ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
-        (BodyTimes::new(MAX, &Tasks::new()), admission)
+        let concurrency =
+            ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
+        (BodyTimes::new(MAX, &Tasks::new()), concurrency)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
-        let (times, admission) = one_place();
-        let body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), &times, Cut::default());
+        let (times, concurrency) = one_place();
+        let body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &times, Cut::default());
         sleep(Duration::from_secs(59)).await;
-        assert!(admission.forward(None).is_err());
+        assert!(concurrency.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
-        assert!(admission.forward(None).is_ok(), "although the body is still there");
+        assert!(concurrency.forward(None).is_ok(), "although the body is still there");
         let mut body = body;
         assert!(body.frame().await.expect("an error, not the end").is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
-        let (times, admission) = one_place();
-        let mut body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), &times, Cut::default());
+        let (times, concurrency) = one_place();
+        let mut body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &times, Cut::default());
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_was_read_whole_keeps_its_place_until_it_is_taken() {
-        let (times, admission) = one_place();
-        let place = Arc::new(admission.forward(None).expect("a place"));
+        let (times, concurrency) = one_place();
+        let place = Arc::new(concurrency.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
         let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), &times, Cut::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
-        assert!(admission.forward(None).is_err());
+        assert!(concurrency.forward(None).is_err());
         let rest = body.collect().await.expect("whole").to_bytes();
         assert_eq!(rest.len(), text.len() - PIECE_BYTES_MAX);
-        assert!(admission.forward(None).is_ok());
+        assert!(concurrency.forward(None).is_ok());
     }
 
     #[tokio::test]
@@ -339,8 +340,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_over_at_once_has_no_timer() {
-        let (times, admission) = one_place();
-        let place = Arc::new(admission.forward(None).expect("a place"));
+        let (times, concurrency) = one_place();
+        let place = Arc::new(concurrency.forward(None).expect("a place"));
         let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &times, Cut::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.going), 0);

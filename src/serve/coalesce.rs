@@ -187,22 +187,22 @@ mod tests {
         coalesced: Coalesced,
         tasks: Tasks,
         asked: Arc<AtomicUsize>,
-        gate: Arc<Semaphore>,
+        authorizer: Arc<Semaphore>,
     }
 
     impl Desk {
         fn new() -> Self {
             let (coalesced, tasks) = (Coalesced::default(), Tasks::new());
-            Self { coalesced, tasks, asked: Arc::default(), gate: Arc::new(Semaphore::new(0)) }
+            Self { coalesced, tasks, asked: Arc::default(), authorizer: Arc::new(Semaphore::new(0)) }
         }
 
         fn request(&self) -> JoinHandle<Option<String>> {
             let desk = self.clone();
-            let Self { asked, gate, .. } = self.clone();
+            let Self { asked, authorizer, .. } = self.clone();
             let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-                let (number, gate) = (asked.fetch_add(1, Ordering::SeqCst) + 1, gate.clone());
+                let (number, authorizer) = (asked.fetch_add(1, Ordering::SeqCst) + 1, authorizer.clone());
                 Box::pin(async move {
-                    gate.acquire().await.expect("never closed").forget();
+                    authorizer.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
                     let place =
                         ConcurrencyLimits::new(&ConcurrencyConfig::default()).forward(None).expect("a place").into();
@@ -247,7 +247,7 @@ mod tests {
     async fn a_question_under_way_does_not_serve_those_who_come_later() {
         let desk = Desk::new();
         let (first, later) = desk.one_and(5).await;
-        desk.gate.add_permits(2);
+        desk.authorizer.add_permits(2);
         assert_eq!(answers(vec![first]).await, [Some("1".to_owned())]);
         assert_eq!(answers(later).await, vec![Some("2".to_owned()); 5], "all who waited share the second question");
         assert_eq!(desk.asked.load(Ordering::SeqCst), 2);
@@ -259,7 +259,7 @@ mod tests {
         let desk = Desk::new();
         let (first, later) = desk.one_and(3).await;
         first.abort();
-        desk.gate.add_permits(1);
+        desk.authorizer.add_permits(1);
         assert_eq!(answers(later).await, vec![Some("2".to_owned()); 3]);
         desk.is_forgotten().await;
     }
@@ -278,7 +278,7 @@ mod tests {
     async fn who_is_alone_leaves_nothing_behind() {
         let desk = Desk::new();
         let (alone, _) = desk.one_and(0).await;
-        desk.gate.add_permits(1);
+        desk.authorizer.add_permits(1);
         assert_eq!(answers(vec![alone]).await, [Some("1".to_owned())]);
         desk.is_forgotten().await;
         desk.tasks.join().await;

@@ -99,7 +99,7 @@ const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
 impl ConcurrencyLimits {
     pub(super) fn new(limits: &ConcurrencyConfig) -> Self {
-        let admission = Self {
+        let concurrency = Self {
             watches: Room::new("watches", FEW),
             lists: Room::new("lists", LIST_BYTES_MAX >> 10),
             forwards: Room::new("requests", FEW),
@@ -109,8 +109,8 @@ impl ConcurrencyLimits {
             waiting: Room::new("waiting requests", FEW),
             unknown: Room::new("requests of unknown senders", FEW),
         };
-        admission.tune(limits);
-        admission
+        concurrency.tune(limits);
+        concurrency
     }
 
     /// Applies new limits to later requests. Requests in flight continue even if they exceed the new limits.
@@ -315,20 +315,20 @@ mod tests {
     /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
     #[test]
     fn a_watch_is_charged_for_what_its_selector_holds() {
-        let admission = ConcurrencyLimits::new(&ConcurrencyConfig {
+        let concurrency = ConcurrencyLimits::new(&ConcurrencyConfig {
             watches_max: 100,
             watches_per_caller_max: 50,
             ..ConcurrencyConfig::default()
         });
         let ada = payer("ada");
         let ada = Some(&ada);
-        let open = |payer, bytes| std::iter::from_fn(|| admission.watch(payer, bytes).ok()).collect::<Vec<_>>();
+        let open = |payer, bytes| std::iter::from_fn(|| concurrency.watch(payer, bytes).ok()).collect::<Vec<_>>();
         let plain = open(ada, WATCH_SELECTOR_BYTES - 1);
         assert_eq!(plain.len(), 50, "an ordinary one has room in its own place");
         drop(plain);
         let dear = open(ada, 16 << 10);
         assert_eq!(dear.len(), 50 / 9);
-        assert_eq!(admission.watch(ada, 16 << 10).err(), Some(OverLimit("watches")));
+        assert_eq!(concurrency.watch(ada, 16 << 10).err(), Some(OverLimit("watches")));
         assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
         drop(dear);
         assert_eq!(open(ada, 0).len(), 50);
@@ -338,13 +338,13 @@ mod tests {
     #[test]
     fn waiting_request_takes_a_place_and_ready_one_takes_none() {
         let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
-        let (admission, ada, bob) = (ConcurrencyLimits::new(&limits), payer("ada"), payer("bob"));
-        let admission = &admission;
-        let wait = |payer| Box::pin(async move { admission.while_waiting(Some(payer), pin!(pending::<()>())).await });
+        let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), payer("ada"), payer("bob"));
+        let concurrency = &concurrency;
+        let wait = |payer| Box::pin(async move { concurrency.while_waiting(Some(payer), pin!(pending::<()>())).await });
         let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
         assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
         assert_eq!(wait(&ada).now_or_never(), Some(Err(OverLimit("waiting requests"))), "half of them are one user's");
-        let there = Box::pin(async { admission.while_waiting(Some(&ada), pin!(ready(1))).await });
+        let there = Box::pin(async { concurrency.while_waiting(Some(&ada), pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
         let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
@@ -355,30 +355,30 @@ mod tests {
     /// A list of any length is charged only for the bytes in flight.
     #[test]
     fn lists_are_charged_what_they_hold() {
-        let admission =
+        let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 20, ..ConcurrencyConfig::default() });
         let ada = payer("ada");
-        let large: Vec<_> = std::iter::from_fn(|| admission.list(Some(&ada), usize::MAX).ok()).collect();
+        let large: Vec<_> = std::iter::from_fn(|| concurrency.list(Some(&ada), usize::MAX).ok()).collect();
         assert_eq!(large.len(), 4, "half of it is one user's share");
-        assert_eq!(admission.list(Some(&ada), 1).err(), Some(OverLimit("lists")));
-        let small: Vec<_> = std::iter::from_fn(|| admission.list(None, 100).ok()).collect();
+        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(OverLimit("lists")));
+        let small: Vec<_> = std::iter::from_fn(|| concurrency.list(None, 100).ok()).collect();
         assert_eq!(small.len(), 1 << 10);
         drop(large);
-        assert!(admission.list(Some(&ada), 1 << 20).is_ok());
-        assert!(admission.list(Some(&ada), 0).is_ok(), "an empty list holds nothing");
+        assert!(concurrency.list(Some(&ada), 1 << 20).is_ok());
+        assert!(concurrency.list(Some(&ada), 0).is_ok(), "an empty list holds nothing");
     }
 
     /// A permit covers all bytes that a complete response keeps alive.
     #[test]
     fn an_answer_that_is_all_there_is_charged_its_length() {
-        let admission =
+        let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 8 << 20, ..ConcurrencyConfig::default() });
         let (ada, bob) = (payer("ada"), payer("bob"));
-        let held: Vec<_> = std::iter::from_fn(|| admission.whole(Some(&ada), 1 << 20).ok()).collect();
+        let held: Vec<_> = std::iter::from_fn(|| concurrency.whole(Some(&ada), 1 << 20).ok()).collect();
         assert_eq!(held.len(), 4, "half of it is one user's share");
-        assert_eq!(admission.list(Some(&ada), 1).err(), Some(OverLimit("lists")), "it is the share of its lists");
-        assert!(admission.whole(Some(&bob), 1 << 20).is_ok());
+        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(OverLimit("lists")), "it is the share of its lists");
+        assert!(concurrency.whole(Some(&bob), 1 << 20).is_ok());
         drop(held);
-        assert!(admission.whole(Some(&ada), 4 << 20).is_ok());
+        assert!(concurrency.whole(Some(&ada), 4 << 20).is_ok());
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct ServerDocuments {
     catalog: Catalog,
     feeds: Feeds,
     kept: Remembered<Key, Kept>,
-    admission: Arc<ConcurrencyLimits>,
+    concurrency: Arc<ConcurrencyLimits>,
     times: BodyTimes,
     /// How long upstream's discovery may lag behind its own definitions. A document fetched within this time after a
     /// change is not reused for later requests.
@@ -87,11 +87,11 @@ impl ServerDocuments {
     pub(super) fn new(
         client: Client,
         (catalog, feeds): (Catalog, Feeds),
-        admission: Arc<ConcurrencyLimits>,
+        concurrency: Arc<ConcurrencyLimits>,
         times: BodyTimes,
         lag_max: Duration,
     ) -> Self {
-        Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), admission, times, lag_max }
+        Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), concurrency, times, lag_max }
     }
 
     /// Whether the request is for a cached document, regardless of the caller's permissions.
@@ -121,7 +121,7 @@ impl ServerDocuments {
         let (asked_before, payer) = (Instant::now(), request.caller.payer());
         let ask = async |last| {
             // The fetch takes the same permit as the caller's forwarded request would.
-            let _place = self.admission.forward(payer.as_ref())?;
+            let _place = self.concurrency.forward(payer.as_ref())?;
             Ok::<_, NotAsked>(self.ask(&key, hops, last).await?)
         };
         let asking = self.kept.get(&key, request.received, |kept| self.will_do(kind, kept), ask);
@@ -148,7 +148,7 @@ impl ServerDocuments {
     fn is_followed(&self, version: &SharedDocument) -> bool {
         let build = Build::parse(&version.body);
         let by = |build: &Arc<Build>| Build::clone(build);
-        let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.vintage.written().by);
+        let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.body_release.written().by);
         build.is_some() && writers.all(|writer| build == Some(by(&writer)))
     }
 
@@ -196,7 +196,7 @@ impl ServerDocuments {
             cut.within(self.times.max(), TOO_SLOW);
             return Some(ReplyBody::full(bytes));
         }
-        let place = self.admission.whole(request.caller.payer().as_ref(), bytes.len()).ok()?;
+        let place = self.concurrency.whole(request.caller.payer().as_ref(), bytes.len()).ok()?;
         Some(ReplyBody::whole(Whole::of(bytes, vec![place.into()]), &self.times, cut.clone()))
     }
 }

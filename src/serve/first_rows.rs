@@ -31,7 +31,7 @@ enum NoRows {
 #[derive(Debug)]
 pub(super) struct FirstRows {
     pub(super) client: Client,
-    pub(super) admission: Arc<ConcurrencyLimits>,
+    pub(super) concurrency: Arc<ConcurrencyLimits>,
 }
 
 impl FirstRows {
@@ -74,7 +74,7 @@ impl FirstRows {
         path: &str,
         resource: &Resource,
     ) -> Result<ListPage, NoRows> {
-        let _place = self.admission.forward(payer)?;
+        let _place = self.concurrency.forward(payer)?;
         let (answered, body) = self.client.fetch(Cause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(Encoding::Table.byte_encoding()) {
             return Err(Error::OtherRepresentation { asked: Encoding::Table.to_string(), answered }.into());

@@ -72,8 +72,8 @@ const SHARED_ROWS_MAX: usize = 1_000;
 pub(super) struct Forwarding {
     client: Client,
     forwarder: Arc<Forwarder>,
-    gate: Authorizer,
-    admission: Arc<ConcurrencyLimits>,
+    authorizer: Authorizer,
+    concurrency: Arc<ConcurrencyLimits>,
     coalesced: Coalesced,
     tasks: Tasks,
     drain: DrainWatch,
@@ -84,12 +84,12 @@ impl Forwarding {
     pub(super) fn new(
         client: Client,
         forwarder: Forwarder,
-        gate: Authorizer,
-        admission: Arc<ConcurrencyLimits>,
+        authorizer: Authorizer,
+        concurrency: Arc<ConcurrencyLimits>,
         (tasks, drain, times): (Tasks, DrainWatch, BodyTimes),
     ) -> Self {
         let (forwarder, coalesced) = (Arc::new(forwarder), Coalesced::default());
-        Self { client, forwarder, gate, admission, coalesced, tasks, drain, times }
+        Self { client, forwarder, authorizer, concurrency, coalesced, tasks, drain, times }
     }
 
     /// Forwards a request unchanged. The response has a header with the reason.
@@ -225,16 +225,16 @@ impl Forwarding {
         if let Err(status) = self.make_outgoing(&mut headers, &acting_as) {
             return Shared::answered(context.status(&status));
         }
-        let (client, forwarder, admission) = (self.client.clone(), self.forwarder.clone(), self.admission.clone());
+        let (client, forwarder, concurrency) = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
         let held = place.clone();
         let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let question = (path.clone(), headers.clone());
             let asking = ask(client.clone(), forwarder.clone(), acting_as.clone(), question);
-            let (held, admission, payer) = (held.clone(), admission.clone(), payer.clone());
+            let (held, concurrency, payer) = (held.clone(), concurrency.clone(), payer.clone());
             Box::pin(async move {
                 let answer = asking.await;
                 drop(held);
-                in_place(answer?, &admission, payer.as_ref())
+                in_place(answer?, &concurrency, payer.as_ref())
             })
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
@@ -312,7 +312,7 @@ impl Forwarding {
         info: Option<&RequestInfo>,
     ) -> Result<ActingAs, Status> {
         let found_out = pin!(self.identity(caller, headers, info));
-        let acting_as = self.admission.while_waiting(caller.payer().as_ref(), found_out).await;
+        let acting_as = self.concurrency.while_waiting(caller.payer().as_ref(), found_out).await;
         acting_as.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?
     }
 
@@ -322,7 +322,7 @@ impl Forwarding {
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
     ) -> Result<ActingAs, Status> {
-        let acting_as = self.gate.acting_as(caller).await;
+        let acting_as = self.authorizer.acting_as(caller).await;
         if !matches!(acting_as, ActingAs::User(_)) {
             return Ok(acting_as);
         }
@@ -330,7 +330,7 @@ impl Forwarding {
         else {
             return Ok(acting_as);
         };
-        let user = Box::pin(self.gate.impersonation(caller, &impersonation, info)).await;
+        let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
         let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
         Ok(ActingAs::User(Arc::new(user)))
     }
@@ -344,10 +344,10 @@ impl Forwarding {
     ) -> Result<ConcurrencyPermit, OverLimit> {
         let payer = &caller.payer();
         match (lane, reason) {
-            _ if *acting_as == ActingAs::Nobody => self.admission.anonymous(),
-            (_, ForwardReason::Syncing) => self.admission.unready(payer.as_ref()),
-            (ForwardPool::Short, _) => self.admission.forward(payer.as_ref()),
-            (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.admission.stream(payer.as_ref()),
+            _ if *acting_as == ActingAs::Nobody => self.concurrency.anonymous(),
+            (_, ForwardReason::Syncing) => self.concurrency.unready(payer.as_ref()),
+            (ForwardPool::Short, _) => self.concurrency.forward(payer.as_ref()),
+            (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.concurrency.stream(payer.as_ref()),
         }
     }
 
@@ -444,11 +444,11 @@ async fn ask(
 /// may keep the bytes until its deadline.
 fn in_place(
     answer: Response<Bytes>,
-    admission: &ConcurrencyLimits,
+    concurrency: &ConcurrencyLimits,
     payer: Option<&FlowDistinguisher>,
 ) -> Result<SharedAnswer, Unshared> {
     let (head, body) = answer.into_parts();
-    let place = admission.whole(payer, body.len()).map_err(|OverLimit(_)| Unshared::TooLarge)?;
+    let place = concurrency.whole(payer, body.len()).map_err(|OverLimit(_)| Unshared::TooLarge)?;
     Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 

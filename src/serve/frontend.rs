@@ -43,13 +43,13 @@ pub struct Frontend {
     documents: ServerDocuments,
     reviews: PeerReviews,
     ready: Ready,
-    gate: Authorizer,
+    authorizer: Authorizer,
     catalog: Catalog,
     config: Reloadable<ServeConfig>,
-    admission: Arc<ConcurrencyLimits>,
+    concurrency: Arc<ConcurrencyLimits>,
     browsers: Reloadable<BrowserGuard>,
     audit: Audit,
-    sightings: ActiveWatches,
+    active_watches: ActiveWatches,
     client: Client,
 }
 
@@ -59,10 +59,10 @@ pub struct Parts {
     pub forwarder: Forwarder,
     pub catalog: Catalog,
     pub feeds: Feeds,
-    pub gate: Authorizer,
+    pub authorizer: Authorizer,
     pub browsers: Reloadable<BrowserGuard>,
     pub audit: Audit,
-    pub sightings: ActiveWatches,
+    pub active_watches: ActiveWatches,
     pub tasks: Tasks,
     pub drain: DrainWatch,
     pub ready: Ready,
@@ -82,12 +82,24 @@ const REROUTES_MAX: u32 = 2;
 
 impl Frontend {
     pub fn new(config: ServeConfig, parts: Parts) -> Self {
-        let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, sightings, tasks, drain, ready } = parts;
-        let (admission, ends) = (Arc::new(ConcurrencyLimits::new(&config.limits)), (tasks.clone(), drain.clone()));
+        let Parts {
+            client,
+            forwarder,
+            catalog,
+            feeds,
+            authorizer,
+            browsers,
+            audit,
+            active_watches,
+            tasks,
+            drain,
+            ready,
+        } = parts;
+        let (concurrency, ends) = (Arc::new(ConcurrencyLimits::new(&config.limits)), (tasks.clone(), drain.clone()));
         let times = BodyTimes::new(config.body_max, &tasks);
         let known = (catalog.clone(), feeds.clone());
-        let documents = ServerDocuments::new(client.clone(), known, admission.clone(), times.clone(), config.lag_max);
-        let reviews = PeerReviews::new(client.clone(), gate.clone(), admission.clone(), &config);
+        let documents = ServerDocuments::new(client.clone(), known, concurrency.clone(), times.clone(), config.lag_max);
+        let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
         Self {
             documents,
@@ -95,25 +107,25 @@ impl Frontend {
             ready,
             reader: Reader::new(
                 &config,
-                (feeds, sightings.clone()),
+                (feeds, active_watches.clone()),
                 client.clone(),
-                (admission.clone(), times.clone()),
+                (concurrency.clone(), times.clone()),
                 ends,
             ),
             forwarding: Forwarding::new(
                 client.clone(),
                 forwarder,
-                gate.clone(),
-                admission.clone(),
+                authorizer.clone(),
+                concurrency.clone(),
                 (tasks, drain, times),
             ),
-            gate,
+            authorizer,
             catalog,
             config,
-            admission,
+            concurrency,
             browsers,
             audit,
-            sightings,
+            active_watches,
             client,
         }
     }
@@ -126,7 +138,7 @@ impl Frontend {
         let coverage = Coverage { node, authorizes, ..to.coverage.clone() };
         let (body_max, unread, fresh_wait_max) = (now.body_max, now.unread, now.fresh_wait_max);
         self.config.set(ServeConfig { coverage, fresh_wait_max, body_max, unread, ..to.clone() });
-        self.admission.tune(&to.limits);
+        self.concurrency.tune(&to.limits);
     }
 
     /// Answers one request. It is read at once.
@@ -186,7 +198,7 @@ impl Frontend {
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
-        answered::show(&self.sightings, &response, &who, (method.as_str(), &path));
+        answered::show(&self.active_watches, &response, &who, (method.as_str(), &path));
         finish(response)
     }
 
@@ -219,8 +231,8 @@ impl Frontend {
     }
 
     async fn authenticate(&self, peer: &Peer, request: &Request<RequestBody>) -> Result<Caller, NotGranted> {
-        let identified = pin!(self.gate.authenticate(RequestSender::of(peer), request.headers()));
-        self.admission.while_unknown(identified).await.map_err(too_many_wait)?
+        let identified = pin!(self.authorizer.authenticate(RequestSender::of(peer), request.headers()));
+        self.concurrency.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
     /// The answer to a proxy that asks how its upstream is.
@@ -262,7 +274,7 @@ impl Frontend {
 
     /// Whether any process on this machine can connect and act with the proxy's rights.
     fn is_open_to_all(&self, peer: &Peer) -> bool {
-        self.gate.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
+        self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
 
     /// Returns why a request is forbidden although its sender is authenticated, if it is. Either a web page may have
@@ -310,7 +322,9 @@ impl Frontend {
             }
             Err(ForwardReason::Verb) if PeerReviews::has(&request) => return Box::pin(self.review(request)).await,
             Err(reason) => return self.pass(request, reason).await,
-            Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
+            Ok(_) if !self.authorizer.serves(&request.caller) => {
+                return self.pass(request, ForwardReason::Anonymous).await;
+            }
             Ok(ours) => ours,
         };
         // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the request.
@@ -325,12 +339,12 @@ impl Frontend {
             Route::Refuse(status) => Err(NotServable::Refuse(status)),
             Route::Get(read) => {
                 let mut reading = Box::pin(self.reader.get(&request, &permit, resource, read));
-                let answered = self.admission.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                let answered = self.concurrency.while_waiting(payer.as_ref(), reading.as_mut()).await;
                 answered.unwrap_or_else(|shed| Err(shed.into()))
             }
             Route::List(read) => {
                 let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
-                let answered = self.admission.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                let answered = self.concurrency.while_waiting(payer.as_ref(), reading.as_mut()).await;
                 answered.unwrap_or_else(|shed| Err(shed.into()))
             }
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
@@ -355,7 +369,7 @@ impl Frontend {
         if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
             && let payer = request.caller.payer()
             && let mut answering = Box::pin(self.documents.answer(&request, &hops))
-            && let Ok(Some(response)) = self.admission.while_waiting(payer.as_ref(), answering.as_mut()).await
+            && let Ok(Some(response)) = self.concurrency.while_waiting(payer.as_ref(), answering.as_mut()).await
         {
             return response;
         }
@@ -372,19 +386,19 @@ impl Frontend {
     }
 
     async fn lets_proxy(&self, request: &ReadRequest) -> bool {
-        let asked = pin!(self.gate.lets_proxy(&request.caller, &request.info));
-        self.admission.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
+        let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
+        self.concurrency.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
     }
 
     async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
         let payer = request.caller.payer();
         if !request.is_for_readable(resource) {
-            let mut granted = Box::pin(self.gate.grant(&request.caller, &request.info));
-            let granted = self.admission.while_waiting(payer.as_ref(), granted.as_mut()).await;
+            let mut granted = Box::pin(self.authorizer.grant(&request.caller, &request.info));
+            let granted = self.concurrency.while_waiting(payer.as_ref(), granted.as_mut()).await;
             return granted.map_err(too_many_wait)?.map(Permit::Whole);
         }
-        let mut permit = Box::pin(self.gate.readable(&request.caller, &request.info));
-        let permit = self.admission.while_waiting(payer.as_ref(), permit.as_mut()).await.map_err(too_many_wait)??;
+        let mut permit = Box::pin(self.authorizer.readable(&request.caller, &request.info));
+        let permit = self.concurrency.while_waiting(payer.as_ref(), permit.as_mut()).await.map_err(too_many_wait)??;
         request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         Ok(permit)
     }
@@ -409,7 +423,7 @@ impl Frontend {
             return Ok(None);
         }
         let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
-        match self.admission.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
+        match self.concurrency.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("discovery has not succeeded yet: {}", failure.why)));

@@ -46,7 +46,7 @@ pub(super) struct WatchMetrics {
     of: Arc<Handles>,
     opened: Instant,
     /// The entry of the watch on the debug pages.
-    sighting: Option<ActiveWatch>,
+    active_watch: Option<ActiveWatch>,
 }
 
 impl Watches {
@@ -55,7 +55,7 @@ impl Watches {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
         let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
         of.open.increment(1.0);
-        WatchMetrics { of, opened: Instant::now(), sighting: None }
+        WatchMetrics { of, opened: Instant::now(), active_watch: None }
     }
 }
 
@@ -85,8 +85,8 @@ impl fmt::Debug for Handles {
 
 impl WatchMetrics {
     /// Adds the entry of the watch on the debug pages.
-    pub(super) fn seen(self, sighting: ActiveWatch) -> Self {
-        Self { sighting: Some(sighting), ..self }
+    pub(super) fn seen(self, active_watch: ActiveWatch) -> Self {
+        Self { active_watch: Some(active_watch), ..self }
     }
 
     /// Counts frames that are sent in these pieces.
@@ -94,15 +94,15 @@ impl WatchMetrics {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.of.events.increment(frames as u64);
         self.of.bytes.increment(bytes);
-        if let Some(sighting) = &self.sighting {
-            sighting.sent(bytes);
+        if let Some(active_watch) = &self.active_watch {
+            active_watch.sent(bytes);
         }
     }
 
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(super) fn told(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
-        if let Some(sighting) = &self.sighting {
-            sighting.told(rv.0, next, is_parked);
+        if let Some(active_watch) = &self.active_watch {
+            active_watch.told(rv.0, next, is_parked);
         }
     }
 
@@ -116,8 +116,8 @@ impl WatchMetrics {
         let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.of.open.decrement(1.0);
-        if let Some(sighting) = &self.sighting {
-            sighting.ended(reason);
+        if let Some(active_watch) = &self.active_watch {
+            active_watch.ended(reason);
         }
         let mut labels = self.of.labels.clone();
         labels.push(Label::new("reason", end.as_str()));

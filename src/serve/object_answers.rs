@@ -24,7 +24,7 @@ pub(super) const FREE_BYTES_MAX: usize = 64 << 10;
 /// Creates responses from cached objects.
 #[derive(Debug)]
 pub(super) struct ObjectAnswers {
-    pub(super) admission: Arc<ConcurrencyLimits>,
+    pub(super) concurrency: Arc<ConcurrencyLimits>,
     /// The time limit for reading a response.
     pub(super) times: BodyTimes,
 }
@@ -37,7 +37,7 @@ impl ObjectAnswers {
         request: &ReadRequest,
         envelope: &Envelope,
         (encoding, body): (Encoding, Bytes),
-        standing: FeedStatus,
+        feed_status: FeedStatus,
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
@@ -49,9 +49,9 @@ impl ObjectAnswers {
             } else {
                 ReplyBody::pieces(envelope.object_pieces(body))
             };
-            return context.served(encoding, false, standing, body);
+            return context.served(encoding, false, feed_status, body);
         }
-        let place = match self.admission.whole(request.caller.payer().as_ref(), bytes) {
+        let place = match self.concurrency.whole(request.caller.payer().as_ref(), bytes) {
             Ok(place) => place.into(),
             Err(shed) => return context.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };
@@ -59,9 +59,9 @@ impl ObjectAnswers {
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
             let body = ReplyBody::whole(Whole::of(compressed, vec![place]), times, cut);
-            return gzipped(context.served(encoding, false, standing, body));
+            return gzipped(context.served(encoding, false, feed_status, body));
         }
         let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), times, cut);
-        context.served(encoding, false, standing, body)
+        context.served(encoding, false, feed_status, body)
     }
 }

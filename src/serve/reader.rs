@@ -66,12 +66,12 @@ pub(super) struct Reader {
     sources: Sources,
     objects: ObjectAnswers,
     first_rows: FirstRows,
-    admission: Arc<ConcurrencyLimits>,
+    concurrency: Arc<ConcurrencyLimits>,
     scans: ScanQueue,
     slices: CpuSlices,
     watches: metrics::Watches,
-    sightings: ActiveWatches,
-    overdue: SlowReaderReaper,
+    active_watches: ActiveWatches,
+    slow_readers: SlowReaderReaper,
     tasks: Tasks,
     drain: DrainWatch,
 }
@@ -82,25 +82,25 @@ type Answered = Result<Response<ReplyBody>, NotServable>;
 impl Reader {
     pub(super) fn new(
         config: &Reloadable<ServeConfig>,
-        (feeds, sightings): (Feeds, ActiveWatches),
+        (feeds, active_watches): (Feeds, ActiveWatches),
         client: Client,
-        (admission, times): (Arc<ConcurrencyLimits>, BodyTimes),
+        (concurrency, times): (Arc<ConcurrencyLimits>, BodyTimes),
         (tasks, drain): (Tasks, DrainWatch),
     ) -> Self {
-        let overdue = SlowReaderReaper::new(config.get().unread);
-        tasks.spawn_needed("unread watches", overdue.clone().keep(drain.clone()));
+        let slow_readers = SlowReaderReaper::new(config.get().unread);
+        tasks.spawn_needed("unread watches", slow_readers.clone().keep(drain.clone()));
         tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
-        let objects = ObjectAnswers { admission: admission.clone(), times };
+        let objects = ObjectAnswers { concurrency: concurrency.clone(), times };
         Self {
             sources: Sources::new(config.clone(), feeds, drain.clone()),
             objects,
-            first_rows: FirstRows { client, admission: admission.clone() },
-            admission,
+            first_rows: FirstRows { client, concurrency: concurrency.clone() },
+            concurrency,
             scans: ScanQueue::at_a_time(half_of_the_cores()),
             slices: CpuSlices::new(half_of_the_cores()),
             watches: metrics::Watches::default(),
-            sightings,
-            overdue,
+            active_watches,
+            slow_readers,
             tasks,
             drain,
         }
@@ -123,7 +123,7 @@ impl Reader {
             };
         let feed = &source.feed;
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
-            return Self::too_dear(request, permit);
+            return Self::too_expensive(request, permit);
         };
         let asked = (request.received, request.context.by_proxy);
         self.fit_to_show(&source, &read, asked).await?;
@@ -168,7 +168,7 @@ impl Reader {
             Err(shed) => return Ok(request.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
         let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
-        let place = match self.admission.list(request.caller.payer().as_ref(), page.bytes()) {
+        let place = match self.concurrency.list(request.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
             Err(shed) => return Ok(request.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
@@ -183,8 +183,8 @@ impl Reader {
         };
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
-        let (encoding, standing) = (read.representation.encoding(), Sources::standing(feed));
-        Ok(request.context.list(encoding, standing, body, |it| List::new(it, place, pin)))
+        let (encoding, feed_status) = (read.representation.encoding(), Sources::feed_status(feed));
+        Ok(request.context.list(encoding, feed_status, body, |it| List::new(it, place, pin)))
     }
 
     /// Waits until the state that a list requests can be shown.
@@ -207,7 +207,7 @@ impl Reader {
 
     /// Handles a read that costs too much. It is forwarded, unless it is for the readable part of a collection.
     /// Upstream would deny that without giving a reason, so the proxy rejects it.
-    fn too_dear(request: &ReadRequest, permit: &Permit) -> Answered {
+    fn too_expensive(request: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
             return Err(NotServable::Forward(ForwardReason::DearSelector));
         }
@@ -252,10 +252,10 @@ impl Reader {
             return Err(NotServable::Forward(ForwardReason::Ungranted));
         }
         if !cost::is_for_watch(read.view.selector()) {
-            return Self::too_dear(request, &permit);
+            return Self::too_expensive(request, &permit);
         }
         // Taken before any wait, so that waiting watches count against the limit.
-        let place = match self.admission.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
+        let place = match self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
             Ok(place) => place,
             Err(shed) => return Ok(request.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
         };
@@ -380,14 +380,14 @@ impl Reader {
         let encoding = read.representation.encoding();
         // An upgraded connection belongs to the watch alone.
         let cut = if websocket { Cut::default() } else { request.context.cut.clone() };
-        let looks = ScanBudget::new(self.slices.clone(), request.caller.payer(), read.view.is_dear());
+        let scan_budget = ScanBudget::new(self.slices.clone(), request.caller.payer(), read.view.is_expensive());
         let who = Who::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
-        let session = self.session(admitted, read, failed, (protocol, cut, looks, request.context.by_proxy), who);
+        let session = self.session(admitted, read, failed, (protocol, cut, scan_budget, request.context.by_proxy), who);
         // Read after the session was created. If the writer changes in between, the watch ends.
-        let standing = session.standing(&feed);
+        let feed_status = session.feed_status(&feed);
         let Some(mut response) = upgrade else {
             let body = ReplyBody::watch(session, request.context.record.clone(), (protocol, encoding));
-            return request.context.served(encoding, true, standing, body);
+            return request.context.served(encoding, true, feed_status, body);
         };
         response.extensions_mut().insert(ServedLocally { is_served: true, is_watch: true, ..ServedLocally::default() });
         let reading = ScanBudget::new(self.slices.clone(), request.caller.payer(), true);
@@ -406,7 +406,7 @@ impl Reader {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        (protocol, cut, looks, by_proxy): (WatchTransport, Cut, ScanBudget, bool),
+        (protocol, cut, scan_budget, by_proxy): (WatchTransport, Cut, ScanBudget, bool),
         who: Who,
     ) -> WatchSession {
         let Admitted { received, permit, place, source, opened, namespaces, chunks, row } = admitted;
@@ -423,8 +423,9 @@ impl Reader {
                 (feed.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
             }
         };
-        let sighting = self.sightings.opened(WatchDescription::new(who, &opened.cursor, read, protocol));
-        let (drain, overdue, metrics) = (self.drain.clone(), self.overdue.clone(), metrics.seen(sighting));
+        let active_watch = self.active_watches.opened(WatchDescription::new(who, &opened.cursor, read, protocol));
+        let (drain, slow_readers, metrics) =
+            (self.drain.clone(), self.slow_readers.clone(), metrics.seen(active_watch));
         let mut session = WatchSession::new(Opening {
             permit,
             place,
@@ -437,10 +438,10 @@ impl Reader {
             terms,
             received,
             drain,
-            looks,
+            scan_budget,
             metrics,
             cut,
-            overdue,
+            slow_readers,
         });
         if let Some((status, end)) = refusal {
             session.end_with(&status, end);

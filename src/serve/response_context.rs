@@ -136,15 +136,15 @@ impl ResponseContext {
     pub(super) fn list(
         &self,
         encoding: Encoding,
-        standing: FeedStatus,
+        feed_status: FeedStatus,
         list: ListBody,
         body_of: impl FnOnce(ListEncoding) -> List,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
             let list = body_of(ListEncoding::Gzip(Box::new(GzipList::new(list))));
-            return gzipped(self.served(encoding, false, standing, ReplyBody::list(list)));
+            return gzipped(self.served(encoding, false, feed_status, ReplyBody::list(list)));
         }
-        self.served(encoding, false, standing, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
+        self.served(encoding, false, feed_status, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
     }
 
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {

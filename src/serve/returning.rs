@@ -62,7 +62,7 @@ impl Sources {
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
-            () = feed.returners.wait(from, view, &feed.reader) => Ok(()),
+            () = feed.resume_backfills.wait(from, view, &feed.reader) => Ok(()),
             () = feed.reader.over() => Ok(()),
             // The proxy that replaces this one may have the history.
             () = drain.started() => Err(NotServable::going_away()),
@@ -163,7 +163,7 @@ mod tests {
             let watch = tokio::spawn(async move { sources.open(&watched, &from(90), (false, false)).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(
-                feed.returners.next(&feed.reader),
+                feed.resume_backfills.next(&feed.reader),
                 Some(BackfillRequest::Events(ResourceVersion(90))),
                 "it waits"
             );
@@ -174,9 +174,9 @@ mod tests {
                     let beginning = feed.reader.beginning().expect("nothing was evicted");
                     let past = beginning.joined_by(ResourceVersion(90), Vec::new()).expect("nothing happened");
                     assert!(writer.begin_earlier(past));
-                    feed.returners.answered(BackfillOutcome::Joined);
+                    feed.resume_backfills.answered(BackfillOutcome::Joined);
                 }
-                Event::Refusal => feed.returners.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
+                Event::Refusal => feed.resume_backfills.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
                 Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
                 Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEnd::Outdated)),
             }

@@ -72,9 +72,9 @@ struct LastChange {
 #[derive(Debug)]
 pub(super) struct PeerReviews {
     client: Client,
-    gate: Authorizer,
+    authorizer: Authorizer,
     kept: Remembered<Key, Kept>,
-    admission: Arc<ConcurrencyLimits>,
+    concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
 }
@@ -90,12 +90,12 @@ const UNREADABLE: &str = "the review's body is too long, or broke off";
 impl PeerReviews {
     pub(super) fn new(
         client: Client,
-        gate: Authorizer,
-        admission: Arc<ConcurrencyLimits>,
+        authorizer: Authorizer,
+        concurrency: Arc<ConcurrencyLimits>,
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        Self { client, gate, kept: Remembered::new(KEPT_BYTES_MAX), admission, body_max, lag_max }
+        Self { client, authorizer, kept: Remembered::new(KEPT_BYTES_MAX), concurrency, body_max, lag_max }
     }
 
     /// Whether another proxy requests a review for itself, in the form that proxies use.
@@ -127,7 +127,7 @@ impl PeerReviews {
         (received, payer): (Instant, Option<FlowDistinguisher>),
         hops: HeaderValue,
     ) -> Result<Bytes, Status> {
-        let _place = self.admission.forward(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
+        let _place = self.concurrency.forward(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
         let whole = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
         let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
         let (body, asked_before) = (whole.to_bytes(), Instant::now());
@@ -154,7 +154,7 @@ impl PeerReviews {
         let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some());
-        let ttl = if is_known { self.gate.remembers_for().token_ttl } else { Duration::ZERO };
+        let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
         Ok(Kept { asked, answer, ttl, lease_ttl: Duration::ZERO })
     }
 
@@ -164,7 +164,7 @@ impl PeerReviews {
         let question = AccessVerdict::question(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&question, since)
-            && let Some((asked, verdict)) = self.gate.recalls(user, access, since).await
+            && let Some((asked, verdict)) = self.authorizer.recalls(user, access, since).await
             && let Some(answer) = verdict.clone().answer(user, access)
         {
             return Ok(self.kept(asked, answer, &verdict));
@@ -174,14 +174,14 @@ impl PeerReviews {
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessVerdict::read(&answer);
         if let (Some(question), Some(verdict)) = (question, &verdict) {
-            self.gate.learns(question, cause, asked, verdict.clone()).await;
+            self.authorizer.learns(question, cause, asked, verdict.clone()).await;
         }
         let nothing = AccessVerdict { allowed: false, reason: String::new() };
         Ok(self.kept(asked, answer, verdict.as_ref().unwrap_or(&nothing)))
     }
 
     fn kept(&self, asked: Instant, answer: Bytes, verdict: &AccessVerdict) -> Kept {
-        let ages = self.gate.remembers_for();
+        let ages = self.authorizer.remembers_for();
         let ttl = match verdict {
             AccessVerdict { allowed: true, .. } => ages.allowed_ttl,
             AccessVerdict { reason, .. } if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
@@ -195,8 +195,8 @@ impl PeerReviews {
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
     fn last_change(&self) -> Option<LastChange> {
-        let recheck = self.gate.remembers_for().recheck;
-        let at = self.gate.policy_unchanged_since()?;
+        let recheck = self.authorizer.remembers_for().recheck;
+        let at = self.authorizer.policy_unchanged_since()?;
         Some(LastChange { seen: at + self.lag_max, settled: at + recheck.max(self.lag_max) })
     }
 }

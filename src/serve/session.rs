@@ -45,7 +45,7 @@ pub(super) struct WatchSession {
     bookmarks: bool,
     /// The last version that was sent to the client, or from which the watch started. Bookmarks are sent only for later
     /// versions.
-    told: ResourceVersion,
+    last_sent_rv: ResourceVersion,
     /// The number of upstream bookmarks seen so far.
     seen_bookmarks: u64,
     clock: Clock,
@@ -67,7 +67,7 @@ pub(super) struct WatchSession {
     metrics: WatchMetrics,
     /// Set for a watch that shows only some namespaces.
     partial: Option<Box<PartialView>>,
-    looks: ScanBudget,
+    scan_budget: ScanBudget,
     /// Set for a downstream proxy: how often the build that writes the feed's bodies had changed when the watch
     /// started.
     changes: Option<u32>,
@@ -93,10 +93,10 @@ impl WatchSession {
     /// Starts the watch. Its clock has been running since the request arrived.
     pub(super) fn new(opening: Opening) -> Self {
         let Opening { permit, place, feed, renderer, opened, namespaces, chunks, row, terms, .. } = opening;
-        let Opening { received, drain, looks, metrics, cut, overdue, .. } = opening;
+        let Opening { received, drain, scan_budget, metrics, cut, slow_readers, .. } = opening;
         let (readable, grant) = (permit.part().cloned(), permit.grant_status());
         let over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Over;
-        let pin = |state: &Snapshot| feed.pin(state, cut.clone(), overdue.state_terms());
+        let pin = |state: &Snapshot| feed.pin(state, cut.clone(), slow_readers.state_terms());
         let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
         let (partial, pin) = match readable {
             Some(readable) => {
@@ -128,7 +128,7 @@ impl WatchSession {
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
         let clock = Clock::new(received, terms.timeout_seconds, terms.lasts_min);
-        let watchdog = Watchdog::new(overdue, cut, clock.deadline(), grant, drain.has_started());
+        let watchdog = Watchdog::new(slow_readers, cut, clock.deadline(), grant, drain.has_started());
         let mut session = Self {
             seen_bookmarks: feed.reader.progress().bookmarks,
             _revocation: revocation(&watchdog),
@@ -141,14 +141,14 @@ impl WatchSession {
             clock,
             changes: terms.by_proxy.then(|| Self::begins_for_a_proxy(&feed, cursor.start())),
             feed,
-            told: cursor.start(),
+            last_sent_rv: cursor.start(),
             cursor,
             phase,
             bookmarks: terms.bookmarks,
             columns,
             metrics,
             partial,
-            looks,
+            scan_budget,
             rest: None,
             _place: place,
         };
@@ -192,10 +192,10 @@ impl WatchSession {
                 }
                 Phase::Initial(_) => {
                     if let Some(end) = self.ended_by_timer(cx) {
-                        self.end_without_a_word(end);
+                        self.end_silently(end);
                         continue;
                     }
-                    let _slice = ready!(self.looks.poll(cx));
+                    let _slice = ready!(self.scan_budget.poll(cx));
                     match ready!(self.initial(cx, room, batch)) {
                         Ok(put) => frames = put,
                         Err(refused) => self.underivable(&refused),
@@ -216,7 +216,7 @@ impl WatchSession {
                     if self.over(cx) {
                         continue;
                     }
-                    let _slice = ready!(self.looks.poll(cx));
+                    let _slice = ready!(self.scan_budget.poll(cx));
                     if let Err(refused) = self.live(cx, room, batch) {
                         self.underivable(&refused);
                     }
@@ -225,7 +225,7 @@ impl WatchSession {
             if self.says(frames, batch) {
                 return Poll::Ready(Some(()));
             }
-            if self.looks.are_used_up() {
+            if self.scan_budget.are_used_up() {
                 // More events remain to be scanned after other tasks had their turn.
                 continue;
             }
@@ -266,12 +266,12 @@ impl WatchSession {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
         let reader = &self.feed.reader;
         initial.pin.told();
-        let places = (room, self.looks.left());
+        let places = (room, self.scan_budget.left());
         let (mut frames, portion) = ready!(initial.poll_put(cx, &self.cursor, reader, places, batch))?;
         if portion == Portion::More {
             return Poll::Ready(Ok(frames));
         }
-        self.told = initial.snapshot.rv;
+        self.last_sent_rv = initial.snapshot.rv;
         if initial.end_bookmark {
             batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
             frames += 1;
@@ -305,11 +305,11 @@ impl WatchSession {
         }
         loop {
             let Self { partial: Some(partial), cursor, feed, watchdog, .. } = self else { return Ok(false) };
-            let pin = |state: &Snapshot| feed.pin(state, watchdog.cut().clone(), watchdog.overdue().state_terms());
+            let pin = |state: &Snapshot| feed.pin(state, watchdog.cut().clone(), watchdog.slow_readers().state_terms());
             if !partial.turns(cursor, pin) {
                 return Ok(false);
             }
-            match partial.pull(&mut self.cursor, (room, self.looks.left()), None, batch) {
+            match partial.pull(&mut self.cursor, (room, self.scan_budget.left()), None, batch) {
                 Pull::Stopped(Stop::AtMark) => {}
                 pull => {
                     if pull == Pull::Stopped(Stop::Undecided) {
@@ -318,21 +318,21 @@ impl WatchSession {
                     return self.pulled(pull, batch).map(|()| true);
                 }
             }
-            let places = (room, self.looks.left());
+            let places = (room, self.scan_budget.left());
             if let Portion::Last(end) = partial.tell(&self.cursor, &self.feed.reader, places, batch)? {
-                self.told = self.told.max(end.at);
-                if self.bookmarks && end.told_older && !self.feed.reader.is_open(self.told) {
-                    batch.push(self.feed.reader.bookmark(self.told, false, self.cursor.renderer())?);
+                self.last_sent_rv = self.last_sent_rv.max(end.at);
+                if self.bookmarks && end.told_older && !self.feed.reader.is_open(self.last_sent_rv) {
+                    batch.push(self.feed.reader.bookmark(self.last_sent_rv, false, self.cursor.renderer())?);
                 }
             }
-            if !batch.is_empty() || self.looks.are_used_up() {
+            if !batch.is_empty() || self.scan_budget.are_used_up() {
                 return Ok(true);
             }
         }
     }
 
     fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
-        let places = (room, self.looks.left());
+        let places = (room, self.scan_budget.left());
         match &mut self.partial {
             Some(partial) => partial.pull(&mut self.cursor, places, waker, batch),
             None => self.cursor.pull_some(places, waker, batch),
@@ -342,10 +342,10 @@ impl WatchSession {
     fn pulled(&mut self, pull: Pull, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
         match pull {
             Pull::Frames { last, applied, caught_up } => {
-                self.told = self.told.max(last);
+                self.last_sent_rv = self.last_sent_rv.max(last);
                 self.metrics.delivered(applied);
                 if caught_up.is_some() {
-                    self.looks.begin_anew();
+                    self.scan_budget.begin_anew();
                 }
                 // Changes of permissions and bookmarks are checked only when no events are pending.
                 self.is_parked = self.partial.is_none()
@@ -355,7 +355,7 @@ impl WatchSession {
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             Pull::CaughtUp { progress } => {
-                self.looks.begin_anew();
+                self.scan_budget.begin_anew();
                 if self.ends_for_another_writer(progress.rv) {
                     return Ok(());
                 }
@@ -364,9 +364,9 @@ impl WatchSession {
                 let due = self.bookmark_due();
                 // Like upstream, repeats the last version when a bookmark is due, because a client may consider a
                 // silent stream dead. A disconnected feed cannot confirm the version, so it sends none.
-                let again = due && progress.rv == self.told && self.feed.reader.state() == FeedState::Live;
-                if self.bookmarks && (again || (due || announced) && progress.rv > self.told) {
-                    self.told = progress.rv;
+                let again = due && progress.rv == self.last_sent_rv && self.feed.reader.state() == FeedState::Live;
+                if self.bookmarks && (again || (due || announced) && progress.rv > self.last_sent_rv) {
+                    self.last_sent_rv = progress.rv;
                     batch.push(self.bookmark(progress.rv)?);
                 }
             }
@@ -377,7 +377,7 @@ impl WatchSession {
                 self.metrics.ended(WatchEnd::FeedEnded);
             }
             Pull::Expired { oldest } => {
-                let status = Status::too_old(self.told.0, oldest.0);
+                let status = Status::too_old(self.last_sent_rv.0, oldest.0);
                 self.end_with(&status, WatchEnd::Expired);
             }
             Pull::Refused(refused) => return Err(refused),
@@ -408,7 +408,7 @@ impl WatchSession {
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
             // The client's data may be wrong, and would stay wrong if it resumed here.
-            let status = Status::too_old(self.told.0, self.feed.reader.progress().rv.0);
+            let status = Status::too_old(self.last_sent_rv.0, self.feed.reader.progress().rv.0);
             self.end_with(&status, WatchEnd::Underivable);
             return true;
         } else if is_revoked {
@@ -424,7 +424,7 @@ impl WatchSession {
         }
         match self.last_bookmark(end) {
             Some(bookmark) => self.phase = Phase::Last(Box::new((bookmark, end))),
-            None => self.end_without_a_word(end),
+            None => self.end_silently(end),
         }
         true
     }
@@ -486,7 +486,7 @@ impl std::fmt::Debug for WatchSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WatchSession")
             .field("feed", &self.feed.spec.key)
-            .field("told", &self.told)
+            .field("told", &self.last_sent_rv)
             .finish_non_exhaustive()
     }
 }

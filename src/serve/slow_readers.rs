@@ -45,7 +45,7 @@ struct Shared {
     started: Instant,
     /// The scheduled checks, at most three per watch: one grace period after a timer fired, after its deadline and
     /// after its end.
-    looks: Deadlines<Watchdog>,
+    scan_budget: Deadlines<Watchdog>,
     /// The timers of watches, in microseconds since `started`.
     alarms: Mutex<TimerQueue<Watchdog>>,
     next: AtomicU64,
@@ -57,7 +57,7 @@ struct Shared {
 /// Wakes a watch when one of its timers fires, and detects when it does not react.
 #[derive(Debug)]
 pub(super) struct Watchdog {
-    overdue: SlowReaderReaper,
+    slow_readers: SlowReaderReaper,
     cut: Cut,
     /// In microseconds since [`Shared::started`].
     deadline: u64,
@@ -110,7 +110,7 @@ impl SlowReaderReaper {
         Self(Arc::new(Shared {
             unread,
             started: Instant::now(),
-            looks: Deadlines::default(),
+            scan_budget: Deadlines::default(),
             alarms: Mutex::default(),
             next: AtomicU64::new(0),
             earlier: Notify::new(),
@@ -152,7 +152,7 @@ impl SlowReaderReaper {
             tokio::select! {
                 biased;
                 () = until(alarm) => self.ring(Instant::now()),
-                due = self.0.looks.due() => {
+                due = self.0.scan_budget.due() => {
                     let now = Instant::now();
                     due.iter().for_each(|watchdog| watchdog.look(now));
                 }
@@ -178,7 +178,7 @@ impl SlowReaderReaper {
     }
 
     fn put(&self, at: Instant, watchdog: &Arc<Watchdog>) {
-        self.0.looks.put(at, Arc::downgrade(watchdog));
+        self.0.scan_budget.put(at, Arc::downgrade(watchdog));
     }
 }
 
@@ -195,16 +195,16 @@ impl TimerTarget for Watchdog {
 impl Watchdog {
     /// Creates the watchdog of a watch that `cut` ends. `is_late` marks a watch that was opened during a drain.
     pub(super) fn new(
-        overdue: SlowReaderReaper,
+        slow_readers: SlowReaderReaper,
         cut: Cut,
         deadline: Instant,
         grant: GrantStatus,
         is_late: bool,
     ) -> Arc<Self> {
-        let alarm = WatchAlarm::new(overdue.0.next.fetch_add(1, Ordering::Relaxed));
+        let alarm = WatchAlarm::new(slow_readers.0.next.fetch_add(1, Ordering::Relaxed));
         Arc::new(Self {
-            deadline: overdue.micros(deadline),
-            overdue,
+            deadline: slow_readers.micros(deadline),
+            slow_readers,
             alarm,
             cut,
             grant,
@@ -222,8 +222,8 @@ impl Watchdog {
         &self.cut
     }
 
-    pub(super) fn overdue(&self) -> &SlowReaderReaper {
-        &self.overdue
+    pub(super) fn slow_readers(&self) -> &SlowReaderReaper {
+        &self.slow_readers
     }
 
     /// Returns the permission of the watch.
@@ -233,10 +233,10 @@ impl Watchdog {
 
     /// Sets the watch's timer to `at`, replacing the previous time.
     pub(super) fn set_alarm(self: &Arc<Self>, at: Instant) {
-        let Shared { alarms, earlier, started, .. } = &*self.overdue.0;
+        let Shared { alarms, earlier, started, .. } = &*self.slow_readers.0;
         // Rounds up, so that the timer never fires early.
         let micros = at.saturating_duration_since(*started).as_nanos().div_ceil(1_000);
-        let (micros, now) = (u64::try_from(micros).unwrap_or(NEVER - 1), self.overdue.micros(Instant::now()));
+        let (micros, now) = (u64::try_from(micros).unwrap_or(NEVER - 1), self.slow_readers.micros(Instant::now()));
         let is_first = alarms.lock().set(self, micros, now);
         if is_first {
             earlier.notify_one();
@@ -245,12 +245,12 @@ impl Watchdog {
 
     /// Removes the timer of a watch that has ended.
     pub(super) fn clear_alarm(&self) {
-        self.overdue.0.alarms.lock().clear(&self.alarm);
+        self.slow_readers.0.alarms.lock().clear(&self.alarm);
     }
 
     /// Returns the timer that has fired, if any.
     pub(super) fn due(&self) -> Option<Fired> {
-        let now = self.overdue.micros(Instant::now());
+        let now = self.slow_readers.micros(Instant::now());
         match () {
             () if self.grant.revoked().is_some() => Some(Fired::Revoked),
             () if self.alarm.is_leaving(now) => Some(Fired::Drained),
@@ -272,33 +272,33 @@ impl Watchdog {
     /// Records that the watch has put its last frame. Its client then has the grace period to read it.
     pub(super) fn end(self: &Arc<Self>) {
         let now = Instant::now();
-        let micros = self.overdue.micros(now);
+        let micros = self.slow_readers.micros(now);
         if self.over.compare_exchange(NEVER, micros, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            self.overdue.put(now + self.overdue.0.unread.grace, self);
+            self.slow_readers.put(now + self.slow_readers.0.unread.grace, self);
         }
     }
 
     fn await_look(self: &Arc<Self>, at: Instant) {
         if !self.is_awaited.swap(true, Ordering::AcqRel) {
-            self.overdue.put(at, self);
+            self.slow_readers.put(at, self);
         }
     }
 
     /// Returns when a timer fired to which the watch has not reacted.
     fn fired(&self) -> Option<Instant> {
         let micros = self.fired.load(Ordering::Acquire);
-        (micros != 0).then(|| self.overdue.at(micros))
+        (micros != 0).then(|| self.slow_readers.at(micros))
     }
 
     /// Returns when the watch put its last frame.
     fn over(&self) -> Option<Instant> {
         let micros = self.over.load(Ordering::Acquire);
-        (micros != NEVER).then(|| self.overdue.at(micros))
+        (micros != NEVER).then(|| self.slow_readers.at(micros))
     }
 
     fn look(self: &Arc<Self>, now: Instant) {
         self.is_awaited.store(false, Ordering::Release);
-        let grace = self.overdue.0.unread.grace;
+        let grace = self.slow_readers.0.unread.grace;
         let is_over = self.over().is_some_and(|over| over + grace <= now);
         match self.fired() {
             _ if is_over => {}
@@ -309,15 +309,15 @@ impl Watchdog {
         }
         let case = Case {
             now,
-            last: self.overdue.at(self.deadline) + grace,
+            last: self.slow_readers.at(self.deadline) + grace,
             is_over,
             is_revoked: self.grant.revoked().is_some(),
-            is_draining: self.overdue.0.is_draining.load(Ordering::Acquire),
+            is_draining: self.slow_readers.0.is_draining.load(Ordering::Acquire),
         };
         match case.verdict() {
             Verdict::Cut(why) => self.cut.cut(why),
             Verdict::Later(_) if self.is_awaited_at_the_end.swap(true, Ordering::AcqRel) => {}
-            Verdict::Later(at) => self.overdue.put(at, self),
+            Verdict::Later(at) => self.slow_readers.put(at, self),
         }
     }
 }
@@ -344,9 +344,9 @@ impl Wake for Watchdog {
     fn wake_by_ref(self: &Arc<Self>) {
         let now = Instant::now();
         // Stored before the task is woken, because the task reads it immediately.
-        self.fired.swap(self.overdue.micros(now).max(1), Ordering::AcqRel);
+        self.fired.swap(self.slow_readers.micros(now).max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
-        self.await_look(now + self.overdue.0.unread.grace);
+        self.await_look(now + self.slow_readers.0.unread.grace);
     }
 }
 

@@ -300,7 +300,7 @@ impl Sources {
         let deadline = Instant::now() + self.config.get().sync_wait_max;
         let present = async {
             feed.caught_up().await;
-            feed.vintage.present().await;
+            feed.body_release.present().await;
         };
         while_it_runs(&feed.reader, deadline, present).await.map_err(|in_vain| match in_vain {
             InVain::Late => NotServable::Forward(ForwardReason::Syncing),
@@ -315,7 +315,7 @@ impl Sources {
     /// writes the bodies has changed, nothing is reconstructed, because old bodies must not appear as a state.
     pub(super) async fn state_at(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) -> Option<Snapshot> {
         let held = feed.reader.snapshot_at(rv);
-        if held.is_some() || !by_proxy || feed.vintage.changes() > 0 {
+        if held.is_some() || !by_proxy || feed.body_release.changes() > 0 {
             return held;
         }
         let deadline = Instant::now() + self.config.get().fresh_wait_max;
@@ -324,8 +324,8 @@ impl Sources {
     }
 
     /// Returns the feed's state as reported in a response.
-    pub(super) fn standing(feed: &FeedHandle) -> FeedStatus {
-        FeedStatus { stale_seconds: Self::stale_seconds(feed), written_by: feed.vintage.written().by }
+    pub(super) fn feed_status(feed: &FeedHandle) -> FeedStatus {
+        FeedStatus { stale_seconds: Self::stale_seconds(feed), written_by: feed.body_release.written().by }
     }
 
     /// Returns for how many seconds the feed has been disconnected from upstream.

@@ -154,19 +154,19 @@ pub fn limits() -> WebSocketConfig {
         .max_write_buffer_size(usize::MAX)
 }
 
-/// Runs a watch on an upgraded connection until either side ends it or it is cut. `looks` limits the rate at which the
+/// Runs a watch on an upgraded connection until either side ends it or it is cut. `scan_budget` limits the rate at which the
 /// client's messages are read.
-pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, looks: ScanBudget) {
+pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, scan_budget: ScanBudget) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
         biased;
         // A cut also drops unread bytes.
         () = watchdog.cut().over() => {}
-        () = converse(upgrade, encoding, session, looks) => {}
+        () = converse(upgrade, encoding, session, scan_budget) => {}
     }
 }
 
-async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut looks: ScanBudget) {
+async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut scan_budget: ScanBudget) {
     let Ok(upgraded) = upgrade.await else { return };
     let io = InboundBudget::new(TokioIo::new(upgraded));
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
@@ -175,7 +175,7 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
         batch.clear();
         tokio::select! {
             biased;
-            message = poll_fn(|cx| poll_message(cx, &mut socket, &mut looks)) => match message {
+            message = poll_fn(|cx| poll_message(cx, &mut socket, &mut scan_budget)) => match message {
                 None => return,
                 // The library has already queued the close frame.
                 Some(Ok(Message::Close(_))) => break None,
@@ -219,14 +219,14 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
 fn poll_message<S>(
     cx: &mut Context<'_>,
     socket: &mut WebSocketStream<S>,
-    looks: &mut ScanBudget,
+    scan_budget: &mut ScanBudget,
 ) -> Poll<Option<Result<Message, Failure>>>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
-    let _slice = ready!(looks.poll(cx));
+    let _slice = ready!(scan_budget.poll(cx));
     let message = ready!(socket.poll_next_unpin(cx));
-    *looks.left() = looks.left().saturating_sub(cost::DERIVED);
+    *scan_budget.left() = scan_budget.left().saturating_sub(cost::DERIVED);
     Poll::Ready(message)
 }
 
@@ -272,9 +272,9 @@ mod tests {
     use crate::listing::CpuSlices;
 
     /// Returns the number of messages that are read without waiting.
-    async fn read_now(socket: &mut WebSocketStream<DuplexStream>, looks: &mut ScanBudget) -> usize {
+    async fn read_now(socket: &mut WebSocketStream<DuplexStream>, scan_budget: &mut ScanBudget) -> usize {
         let mut read = 0;
-        while let Some(message) = poll_fn(|cx| poll_message(cx, socket, looks)).now_or_never() {
+        while let Some(message) = poll_fn(|cx| poll_message(cx, socket, scan_budget)).now_or_never() {
             assert!(matches!(message, Some(Ok(Message::Ping(_)))));
             read += 1;
             // The response to a ping is sent with the next read, which a full pipe would block.
@@ -292,15 +292,15 @@ mod tests {
         client.write_all(&ping.repeat(FREE + 2 * OF_A_SLICE + 7)).await.expect("it is open");
         let mut socket = WebSocketStream::from_raw_socket(server, Role::Server, Some(limits())).await;
         let slices = CpuSlices::new(1);
-        let mut looks = ScanBudget::new(slices.clone(), None, true);
+        let mut scan_budget = ScanBudget::new(slices.clone(), None, true);
         let others = slices.take(&None).expect("nobody has it");
-        assert_eq!(read_now(&mut socket, &mut looks).await, FREE);
+        assert_eq!(read_now(&mut socket, &mut scan_budget).await, FREE);
         advance(Duration::from_secs(1)).await;
-        assert_eq!(read_now(&mut socket, &mut looks).await, 0, "another watch has the only slice");
+        assert_eq!(read_now(&mut socket, &mut scan_budget).await, 0, "another watch has the only slice");
         drop(others);
         for read in [OF_A_SLICE, OF_A_SLICE, 7] {
             advance(Duration::from_secs(2)).await;
-            assert_eq!(read_now(&mut socket, &mut looks).await, read);
+            assert_eq!(read_now(&mut socket, &mut scan_budget).await, read);
         }
     }
 

@@ -215,7 +215,7 @@ impl<T> PerCore<T> {
 
 impl fmt::Debug for CoreWaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bell").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("CoreWaker").field("number", &self.number).finish_non_exhaustive()
     }
 }
 

@@ -71,17 +71,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_runtime_that_beats_is_not_silent_and_one_that_does_not_is_lost_in_time() {
-        let pulse = RuntimeHeartbeat::new();
-        let (_other, beating) = (tokio::spawn(pulse.beat()), tokio::spawn(pulse.beat()));
+        let heartbeat = RuntimeHeartbeat::new();
+        let (_other, beating) = (tokio::spawn(heartbeat.beat()), tokio::spawn(heartbeat.beat()));
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            assert!(pulse.silent() < Duration::from_millis(10) && !pulse.is_lost(), "{:?}", pulse.silent());
+            assert!(heartbeat.silent() < Duration::from_millis(10) && !heartbeat.is_lost(), "{:?}", heartbeat.silent());
         }
-        assert_eq!(pulse.tasks(), 2 * 2, "two tasks, counted twice: this runtime beats twice");
+        assert_eq!(heartbeat.tasks(), 2 * 2, "two tasks, counted twice: this runtime beats twice");
         beating.abort();
         tokio::time::sleep(SILENT_MAX).await;
-        assert!(!pulse.is_lost(), "{:?}", pulse.silent());
+        assert!(!heartbeat.is_lost(), "{:?}", heartbeat.silent());
         tokio::time::sleep(2 * EVERY).await;
-        assert!(pulse.is_lost(), "{:?}", pulse.silent());
+        assert!(heartbeat.is_lost(), "{:?}", heartbeat.silent());
     }
 }

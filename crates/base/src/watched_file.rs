@@ -186,7 +186,7 @@ impl<T> fmt::Debug for WatchedFile<T> {
     /// Omits the value, because the files may include keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.origin.as_ref().map(|origin| origin.what);
-        f.debug_struct("Reloaded").field("what", &what).finish_non_exhaustive()
+        f.debug_struct("WatchedFile").field("what", &what).finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,7 @@ use tokio::time::{Instant, advance, sleep};
 
 use super::*;
 use crate::auth::AuthConfig;
-use crate::auth::stub::{Stub, gate};
+use crate::auth::stub::{Stub, authorizer};
 use base::{Pending, Tasks};
 use kubeapi::Status;
 
@@ -13,10 +13,10 @@ const RECHECKED: Duration = Duration::from_secs(31);
 
 /// A process whose readiness depends on the answers of the stub.
 fn process() -> (Ready, Arc<Stub>, crate::auth::Authorizer, Tasks) {
-    let (gate, stub, tasks) = gate(AuthConfig::default());
+    let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
     let ready = Ready::new();
-    tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));
-    (ready, stub, gate, tasks)
+    tasks.spawn("review rights", authorizer.keep_ready(&ready).expect("it delegates"));
+    (ready, stub, authorizer, tasks)
 }
 
 fn refusal(code: i32) -> Error {
@@ -41,10 +41,10 @@ async fn ready_once_both_rights_are_proven_and_nothing_is_asked_after() {
 #[tokio::test(start_paused = true)]
 async fn missing_right_keeps_process_unready_and_says_which() {
     for topic in [ReviewTopic::Token, ReviewTopic::Access] {
-        let (gate, stub, tasks) = gate(AuthConfig::default());
+        let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
         stub.lack(topic, true);
         let ready = Ready::new();
-        tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));
+        tasks.spawn("review rights", authorizer.keep_ready(&ready).expect("it delegates"));
         sleep(RECHECKED * 10).await;
         let pending = ready.pending();
         let [only] = pending.as_slice() else { panic!("{pending:?}") };
@@ -94,10 +94,10 @@ async fn refused_review_makes_process_unready_until_one_succeeds() {
 
 #[tokio::test(start_paused = true)]
 async fn unreachable_upstream_proves_nothing_and_unknown_self_reviews_are_no_denial() {
-    let (gate, stub, tasks) = gate(AuthConfig::default());
+    let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(503))));
     let ready = Ready::new();
-    tasks.spawn("review rights", gate.keep_ready(&ready).expect("it delegates"));
+    tasks.spawn("review rights", authorizer.keep_ready(&ready).expect("it delegates"));
     let began = Instant::now();
     sleep(RECHECKED).await;
     assert_eq!(names(&ready).len(), 2, "{:?}", began.elapsed());
@@ -108,7 +108,7 @@ async fn unreachable_upstream_proves_nothing_and_unknown_self_reviews_are_no_den
     sleep(RECHECKED).await;
     assert!(ready.is_ready());
     // A cluster that forbids every account to check its own rights: reviews prove the right.
-    let (other, stub, _tasks) = super::super::stub::gate(AuthConfig::default());
+    let (other, stub, _tasks) = super::super::stub::authorizer(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(403))));
     let ready = Ready::new();
     tasks.spawn("review rights", other.keep_ready(&ready).expect("it delegates"));

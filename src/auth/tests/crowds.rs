@@ -19,7 +19,7 @@ async fn lost(scene: &Scene, watch: &Grant) -> Duration {
     // All reviews of the crowd have been sent or are waiting by now.
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
-    scene.gate.policy_changed(&change("ada", ""));
+    scene.authorizer.policy_changed(&change("ada", ""));
     let took = until(&watch.over()).await;
     assert_eq!(watch.why(), Some("denied"));
     took
@@ -31,9 +31,9 @@ async fn guesses_do_not_delay_a_revocation() {
     let watch = scene.watch("ada", PODS).await;
     scene.stub.slow("guess", SLOW);
     for number in 0..400_u16 {
-        let gate = scene.gate.clone();
+        let authorizer = scene.authorizer.clone();
         let [high, low] = number.to_be_bytes();
-        tokio::spawn(async move { gate.known(&format!("guess-{number}"), [10, 0, high, low]).await.is_ok() });
+        tokio::spawn(async move { authorizer.known(&format!("guess-{number}"), [10, 0, high, low]).await.is_ok() });
     }
     assert!(lost(&scene, &watch).await <= AT_ONCE);
 }
@@ -47,8 +47,10 @@ async fn guesses_do_not_delay_the_end_of_a_token() {
     scene.stub.take("ada");
     let crowd = async {
         for number in 0_u32.. {
-            let (gate, [_, high, mid, low]) = (scene.gate.clone(), number.to_be_bytes());
-            tokio::spawn(async move { gate.known(&format!("guess-{number}"), [10, high, mid, low]).await.is_ok() });
+            let (authorizer, [_, high, mid, low]) = (scene.authorizer.clone(), number.to_be_bytes());
+            tokio::spawn(
+                async move { authorizer.known(&format!("guess-{number}"), [10, high, mid, low]).await.is_ok() },
+            );
             sleep(Duration::from_millis(20)).await;
         }
     };
@@ -67,15 +69,15 @@ async fn a_crowd_of_requests_does_not_delay_a_revocation() {
     let watch = scene.watch("ada", PODS).await;
     // Half of the crowd uses her token and asks for the same access. A lease does not wait with them.
     scene.stub.slow("ada", SLOW);
-    let ada = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
-    let bob = scene.gate.known("bob", [127, 0, 0, 1]).await.expect("somebody");
+    let ada = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let bob = scene.authorizer.known("bob", [127, 0, 0, 1]).await.expect("somebody");
     scene.stub.slow("bob", SLOW);
-    scene.gate.policy_changed(&change("ada", "t1"));
+    scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(Duration::from_millis(10)).await;
     for number in 0..400 {
-        let (gate, caller) = (scene.gate.clone(), if number % 2 == 0 { ada.clone() } else { bob.clone() });
+        let (authorizer, caller) = (scene.authorizer.clone(), if number % 2 == 0 { ada.clone() } else { bob.clone() });
         let uri = if number == 0 { PODS.to_owned() } else { format!("/api/v1/namespaces/t{number}/pods") };
-        tokio::spawn(async move { gate.grant(&caller, &info(&uri)).await.is_ok() });
+        tokio::spawn(async move { authorizer.grant(&caller, &info(&uri)).await.is_ok() });
     }
     sleep(Duration::from_millis(10)).await;
     scene.stub.slow("ada", Duration::from_millis(2));
@@ -96,7 +98,7 @@ async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
     scene.stub.slow("bob", SLOW);
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
-    scene.gate.policy_changed(&Affected::Everyone);
+    scene.authorizer.policy_changed(&Affected::Everyone);
     let took = until(&watch.over()).await;
     assert!(took <= AT_ONCE, "{took:?}");
     assert_eq!(watch.why(), Some("denied"));
@@ -113,7 +115,7 @@ async fn one_users_leases_do_not_delay_anothers() {
     scene.stub.slow("bob", SLOW);
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
-    scene.gate.policy_changed(&Affected::Everyone);
+    scene.authorizer.policy_changed(&Affected::Everyone);
     let took = until(&watch.over()).await;
     // If many leases are affected, their reviews are spread over a moment.
     assert!(took <= AT_ONCE + Duration::from_millis(600), "{took:?}");
@@ -126,15 +128,15 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
     let values = (0..2_500).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
     let uri = format!("/api/v1/namespaces/t1/pods?labelSelector=app%20in%20({values})");
     assert!(uri.len() > 12_000);
-    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     for put in [1, 1] {
         scene.stub.asked();
         for _ in 0..50 {
-            scene.gate.grant(&caller, &info(&uri)).await.expect("it is allowed");
+            scene.authorizer.grant(&caller, &info(&uri)).await.expect("it is allowed");
         }
         let asked = scene.stub.asked();
         assert_eq!(asked.iter().filter(|asked| asked.namespace.is_some()).count(), put);
-        scene.gate.policy_changed(&change("ada", "t1"));
+        scene.authorizer.policy_changed(&change("ada", "t1"));
         // Cached decisions are dropped a moment later.
         sleep(seconds(1)).await;
     }
@@ -145,15 +147,15 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
 #[tokio::test(start_paused = true)]
 async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
     let scene = scene();
-    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     let no_pod = "no relationship found between node 'n1' and this object";
     for (reason, is_granted) in [("", false), (no_pod, true), ("node: no relationship found between node 'n1'", true)] {
         scene.stub.because(reason);
         let map = info(&format!("/api/v1/namespaces/t1/configmaps/{}", reason.len()));
         scene.stub.deny("ada", "t1");
-        scene.gate.grant(&caller, &map).await.expect_err("it is denied");
+        scene.authorizer.grant(&caller, &map).await.expect_err("it is denied");
         scene.stub.allow("ada", "t1");
-        assert_eq!(scene.gate.grant(&caller, &map).await.is_ok(), is_granted, "{reason}");
+        assert_eq!(scene.authorizer.grant(&caller, &map).await.is_ok(), is_granted, "{reason}");
     }
 }
 
@@ -161,19 +163,19 @@ async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
 #[tokio::test(start_paused = true)]
 async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before() {
     let scene = scene();
-    let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     let watch = info("/api/v1/namespaces/t1/configmaps?watch=1&fieldSelector=metadata.name%3Dc");
     scene.stub.because("no relationship found between node 'n1' and this object");
-    let granted = scene.gate.grant(&caller, &watch).await.expect("it is allowed");
+    let granted = scene.authorizer.grant(&caller, &watch).await.expect("it is allowed");
     // Each request finds a cached allow decision when the lease sends its review.
     while !granted.over().is_cancelled() {
         scene.stub.allow("ada", "t1");
-        scene.gate.grant(&caller, &watch).await.expect("it is allowed, or was a moment ago");
+        scene.authorizer.grant(&caller, &watch).await.expect("it is allowed, or was a moment ago");
         scene.stub.deny("ada", "t1");
         sleep(seconds(1)).await;
     }
     scene.stub.allow("ada", "t1");
-    scene.gate.grant(&caller, &watch).await.expect("it is asked about again");
+    scene.authorizer.grant(&caller, &watch).await.expect("it is asked about again");
 }
 
 /// A decision is for a user with all its attributes, and not for another user of that name (A3).

@@ -40,7 +40,7 @@ async fn a_change_that_upstream_sees_late_is_asked_about_again() {
     for late in [500, 1_900] {
         let scene = scene();
         let watch = scene.watch("ada", &pods(1)).await;
-        scene.gate.policy_changed(&change("ada", "t1"));
+        scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(Duration::from_millis(late)).await;
         scene.stub.deny("ada", "t1");
         let took = until(&watch.over()).await + Duration::from_millis(late);
@@ -52,13 +52,13 @@ async fn a_change_that_upstream_sees_late_is_asked_about_again() {
 #[tokio::test(start_paused = true)]
 async fn a_change_while_a_watch_is_being_granted_ends_it() {
     let scene = scene();
-    scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     scene.stub.decides_first();
     scene.stub.slow("ada", seconds(8));
     let change = async {
         sleep(seconds(1)).await;
         scene.stub.deny("ada", "t1");
-        scene.gate.policy_changed(&change("ada", "t1"));
+        scene.authorizer.policy_changed(&change("ada", "t1"));
         Instant::now()
     };
     let uri = pods(1);
@@ -76,11 +76,11 @@ async fn a_change_that_touches_somebody_else_or_elsewhere_costs_nothing() {
     let _everything = scene.watch("ada", "/api/v1/pods?watch=1").await;
     scene.stub.asked();
     for affected in [change("bob", ""), change("ada", "t10"), change("ada", "t")] {
-        scene.gate.policy_changed(&affected);
+        scene.authorizer.policy_changed(&affected);
     }
     sleep(seconds(5)).await;
     assert_eq!(scene.stub.asked(), []);
-    scene.gate.policy_changed(&change("ada", "t1"));
+    scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(seconds(5)).await;
     let asked = scene.stub.asked();
     assert_eq!(asked.len(), 3, "once a round: {asked:?}");
@@ -97,7 +97,7 @@ async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
     }
     scene.stub.asked();
     for number in 0..1_000 {
-        scene.gate.policy_changed(&change("ada", &format!("t{}", number % 100)));
+        scene.authorizer.policy_changed(&change("ada", &format!("t{}", number % 100)));
         sleep(Duration::from_millis(1)).await;
     }
     sleep(seconds(5)).await;
@@ -118,7 +118,7 @@ async fn leases_ask_upstream_no_faster_than_is_stated() {
         watches.push(scene.watch(&format!("u-{}", number % 50), &pods(number)).await);
     }
     scene.stub.asked();
-    scene.gate.policy_changed(&Affected::Everyone);
+    scene.authorizer.policy_changed(&Affected::Everyone);
     sleep(seconds(30)).await;
     let asked = scene.stub.asked();
     let accesses: Vec<_> = asked.iter().filter(|asked| asked.namespace.is_some()).map(|asked| asked.at).collect();
@@ -190,7 +190,7 @@ async fn what_leases_share_is_asked_once_a_round_when_policy_changes() {
         watches.push(scene.watch(&format!("ada~{number}"), &pods(1)).await);
     }
     scene.stub.asked();
-    scene.gate.policy_changed(&change("ada", "t1"));
+    scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(seconds(5)).await;
     let asked = scene.stub.asked();
     assert_eq!(asked.len(), 3, "one in each of three rounds: {asked:?}");
@@ -221,7 +221,7 @@ async fn a_change_that_could_not_be_asked_about_is_asked_about_later() {
     let scene = scene();
     let watch = scene.watch("ada", &pods(1)).await;
     scene.stub.silent(true);
-    scene.gate.policy_changed(&change("ada", "t1"));
+    scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(seconds(5)).await;
     scene.stub.silent(false);
     scene.stub.deny("ada", "t1");

@@ -30,14 +30,14 @@ async fn a_change_in_one_namespace_asks_about_that_namespace() {
     sleep(seconds(1)).await;
     scene.stub.asked();
     scene.stub.deny("ada", "t7");
-    scene.gate.policy_changed(&change("ada", "t7"));
-    scene.gate.policy_changed(&change("ada", "t70000"));
+    scene.authorizer.policy_changed(&change("ada", "t7"));
+    scene.authorizer.policy_changed(&change("ada", "t70000"));
     sleep(Duration::from_millis(50)).await;
     assert_eq!(readable.verdict("t7"), Some(Verdict::Denied), "at once");
     let asked = scene.stub.asked();
     assert!(places(&asked).contains("t7") && asked.len() < 20, "{asked:?}");
     scene.stub.allow("ada", "t7");
-    scene.gate.policy_changed(&change("ada", "t7"));
+    scene.authorizer.policy_changed(&change("ada", "t7"));
     sleep(seconds(5)).await;
     assert_eq!(readable.verdict("t7"), Some(Verdict::Allowed));
 }
@@ -74,7 +74,7 @@ async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
     sleep(seconds(1)).await;
     scene.stub.asked();
     namespaces.iter().for_each(|namespace| scene.stub.deny("ada", namespace));
-    scene.gate.policy_changed(&change("ada", ""));
+    scene.authorizer.policy_changed(&change("ada", ""));
     sleep(seconds(5)).await;
     let shown = namespaces.iter().filter(|namespace| readable.verdict(namespace) != Some(Verdict::Denied)).count();
     assert_eq!(shown, 0);
@@ -109,7 +109,7 @@ async fn what_cannot_be_asserted_in_time_is_not_shown_any_more() {
     let scene = scene();
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
     scene.stub.slow("ada", seconds(2));
-    scene.gate.policy_changed(&change("ada", ""));
+    scene.authorizer.policy_changed(&change("ada", ""));
     let took = until(&lease(&readable)).await;
     assert!(took <= seconds(20), "{took:?}");
     assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("too_many"));
@@ -135,10 +135,10 @@ async fn a_namespace_about_which_nobody_answers_delays_no_other() {
     let scene = scene();
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
     scene.stub.mute("t7");
-    scene.gate.policy_changed(&change("ada", "t7"));
+    scene.authorizer.policy_changed(&change("ada", "t7"));
     sleep(seconds(100)).await;
     scene.stub.deny("ada", "t8");
-    scene.gate.policy_changed(&change("ada", "t8"));
+    scene.authorizer.policy_changed(&change("ada", "t8"));
     sleep(seconds(1)).await;
     assert_eq!(readable.verdict("t8"), Some(Verdict::Denied));
     scene.stub.deny("ada", "t9");
@@ -154,7 +154,7 @@ async fn a_namespace_about_which_nobody_answers_delays_no_other() {
 async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
     let scene = scene();
     scene.stub.slow("ada", Duration::from_millis(500));
-    let (gate, stub) = (scene.gate.clone(), scene.stub.clone());
+    let (authorizer, stub) = (scene.authorizer.clone(), scene.stub.clone());
     let namespaces = named(1);
     let finding = scene.readable("ada", &namespaces);
     let change = async {
@@ -163,7 +163,7 @@ async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
             sleep(Duration::from_millis(10)).await;
         }
         stub.deny("ada", "elsewhere");
-        gate.policy_changed(&change("ada", "t0"));
+        authorizer.policy_changed(&change("ada", "t0"));
     };
     let (readable, ()) = tokio::join!(finding, change);
     let readable = readable.expect("it is let in");

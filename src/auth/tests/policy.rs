@@ -26,8 +26,8 @@ fn scene_of(reason: &'static str) -> Scene {
 }
 
 fn hear(scene: &Scene) {
-    (0..4).for_each(|_| scene.gate.policy_begins());
-    scene.gate.hears_policy(true);
+    (0..4).for_each(|_| scene.authorizer.policy_begins());
+    scene.authorizer.hears_policy(true);
 }
 
 /// The number of access reviews.
@@ -58,7 +58,7 @@ async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later(
         sleep(seconds(60)).await;
         let watch = scene.watch(name, PODS).await;
         sleep(seconds(300)).await;
-        scene.gate.policy_changed(&change(name, "t1"));
+        scene.authorizer.policy_changed(&change(name, "t1"));
         // The reviews of each round return the old state.
         sleep(seconds(10)).await;
         scene.stub.deny(name, "t1");
@@ -74,7 +74,7 @@ async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_m
     for name in ["ada", "system:node:n1"] {
         let scene = scene_of(RBAC);
         sleep(seconds(300)).await;
-        scene.gate.policy_changed(&change(name, "t1"));
+        scene.authorizer.policy_changed(&change(name, "t1"));
         sleep(seconds(6)).await;
         let watch = scene.watch(name, PODS).await;
         sleep(seconds(2)).await;
@@ -91,10 +91,10 @@ async fn behind_a_change_a_watch_of_some_namespaces_waits_for_its_time() {
         let scene = scene_of(RBAC);
         let readable = scene.readable(name, &["t1".to_owned()]).await.expect("it is let in");
         sleep(seconds(300)).await;
-        scene.gate.policy_changed(&change(name, "t2"));
+        scene.authorizer.policy_changed(&change(name, "t2"));
         sleep(seconds(400)).await;
         scene.stub.deny(name, "t1");
-        scene.gate.policy_changed(&change(name, "t1"));
+        scene.authorizer.policy_changed(&change(name, "t1"));
         sleep(seconds(5)).await;
         assert_eq!(readable.verdict("t1"), Some(Verdict::Denied), "{name}");
     }
@@ -116,7 +116,7 @@ async fn a_change_of_rbac_ends_such_a_right_as_soon_as_any() {
         let scene = scene_of(RBAC);
         let watch = scene.watch("ada", PODS).await;
         sleep(seconds(300)).await;
-        scene.gate.policy_changed(&change("ada", "t1"));
+        scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(Duration::from_millis(late)).await;
         scene.stub.deny("ada", "t1");
         let took = until(&watch.over()).await + Duration::from_millis(late);
@@ -145,7 +145,7 @@ async fn what_rbac_does_not_tell_ends_such_a_right_within_eleven_minutes_and_els
             let scene = scene_of(RBAC);
             let (watch, of_node) = (scene.watch("ada", PODS).await, scene.watch("system:node:n1", PODS).await);
             sleep(seconds(20 + after)).await;
-            scene.gate.hears_policy(is_heard);
+            scene.authorizer.hears_policy(is_heard);
             scene.stub.deny("ada", "t1");
             scene.stub.deny("system:node:n1", "t1");
             let (over, of_node) = (watch.over(), of_node.over());
@@ -163,7 +163,7 @@ async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
     let watch = scene.watch("ada", PODS).await;
     sleep(seconds(500)).await;
     scene.stub.silent(true);
-    scene.gate.hears_policy(false);
+    scene.authorizer.hears_policy(false);
     let took = until(&watch.over()).await;
     assert!(took >= seconds(235) && took <= seconds(365), "{took:?}");
     assert_eq!(watch.why(), Some("unavailable"));
@@ -214,27 +214,36 @@ async fn a_nodes_right_is_asked_about_every_ten_minutes_and_somebodys_else_each_
 async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
     for allowed in [true, false] {
         let scene = scene();
-        let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
         let pods = info(PODS);
         let (user, access) = (caller.user().expect("somebody"), Access::of(&pods));
         let before = Instant::now();
-        assert!(scene.gate.recalls(user, &access, before).await.is_none());
+        assert!(scene.authorizer.recalls(user, &access, before).await.is_none());
         let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
         let question = || (User::clone(user), access.clone());
-        scene.gate.learns(question(), Cause::LeaseReview, before, verdict.clone()).await;
-        assert!(scene.gate.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
-        scene.gate.learns(question(), Cause::AccessReview, before, verdict.clone()).await;
-        assert_eq!(scene.gate.recalls(user, &access, before).await, Some((before, verdict)));
-        assert!(scene.gate.recalls(user, &access, before + seconds(1)).await.is_none(), "too old for who asks so");
-        assert_eq!(scene.gate.grant(&caller, &pods).await.is_ok(), allowed);
+        scene.authorizer.learns(question(), Cause::LeaseReview, before, verdict.clone()).await;
+        assert!(scene.authorizer.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
+        scene.authorizer.learns(question(), Cause::AccessReview, before, verdict.clone()).await;
+        assert_eq!(scene.authorizer.recalls(user, &access, before).await, Some((before, verdict)));
+        assert!(
+            scene.authorizer.recalls(user, &access, before + seconds(1)).await.is_none(),
+            "too old for who asks so"
+        );
+        assert_eq!(scene.authorizer.grant(&caller, &pods).await.is_ok(), allowed);
         assert_eq!(accesses(&scene), 0, "{allowed}");
         sleep(seconds(1)).await;
-        scene.gate.policy_changed(&change("ada", "t1"));
+        scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(seconds(1)).await;
-        assert!(scene.gate.recalls(user, &access, before).await.is_none_or(|known| known.0 > before), "forgotten");
+        assert!(
+            scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
+            "forgotten"
+        );
         let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
-        scene.gate.learns(question(), Cause::AccessReview, before, verdict).await;
-        assert!(scene.gate.recalls(user, &access, before).await.is_none_or(|known| known.0 > before), "it came late");
+        scene.authorizer.learns(question(), Cause::AccessReview, before, verdict).await;
+        assert!(
+            scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
+            "it came late"
+        );
     }
 }
 
@@ -243,18 +252,18 @@ async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
 async fn whether_a_proxy_may_ask_is_asked_as_rarely_as_about_a_watch_and_when_rights_change() {
     for (reason, least, most) in [("", 27, 31), (RBAC, 2, 4)] {
         let scene = scene_of(reason);
-        let caller = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
         let asks = info("/api/v1/namespaces/t1/pods");
         sleep(seconds(10)).await;
         for _ in 0..300 {
-            assert!(scene.gate.lets_proxy(&caller, &asks).await);
+            assert!(scene.authorizer.lets_proxy(&caller, &asks).await);
             sleep(seconds(6)).await;
         }
         let asked = accesses(&scene);
         assert!((least..=most).contains(&asked), "{reason}: {asked} in half an hour");
         scene.stub.deny("ada", "t1");
-        scene.gate.policy_changed(&change("ada", "t1"));
+        scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(seconds(4)).await;
-        assert!(!scene.gate.lets_proxy(&caller, &asks).await, "{reason}");
+        assert!(!scene.authorizer.lets_proxy(&caller, &asks).await, "{reason}");
     }
 }

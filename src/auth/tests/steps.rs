@@ -31,7 +31,7 @@ async fn when_the_time_is_set_beyond_the_end_of_a_token_its_watch_ends_within_th
     let took = until(&watch.over()).await;
     assert!(took <= BOUND, "{took:?}");
     assert_eq!(watch.why(), Some("unauthenticated"));
-    assert!(scene.gate.known(&token, [127, 0, 0, 1]).await.is_err(), "and it is good for nothing else");
+    assert!(scene.authorizer.known(&token, [127, 0, 0, 1]).await.is_err(), "and it is good for nothing else");
 }
 
 #[tokio::test(start_paused = true)]

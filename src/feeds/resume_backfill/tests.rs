@@ -140,11 +140,11 @@ fn upstream_is_asked_for_the_oldest_that_it_may_still_have() {
 fn five_thousand_versions_cost_a_handful_of_questions() {
     let seed = drawn_seed();
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut returners: Vec<_> = (1..=5_000).collect();
+    let mut resume_backfills: Vec<_> = (1..=5_000).collect();
     for at_once in [1, 10, 100] {
-        random.shuffle(&mut returners);
+        random.shuffle(&mut resume_backfills);
         let (mut ledger, mut held) = (Ledger::default(), Held { floor: rv(6_000), known: rv(6_000) });
-        for some in returners.chunks(at_once) {
+        for some in resume_backfills.chunks(at_once) {
             ledger.waiting = crowd(some);
             if let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
                 ledger.memory.ask(BackfillRequest::Events(from));
@@ -176,63 +176,63 @@ fn without_a_word_from_upstream_each_refusal_halves_what_is_left() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_goes_on_when_the_history_begins_earlier_or_will_not() {
     let (mut writer, reader) = listed(ring(10), 100, &[]);
-    let (returners, everything) = (ResumeBackfills::default(), View::everything());
+    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     let [mut served, mut earlier, mut later] =
-        [50, 40, 60].map(|from| Box::pin(returners.wait(rv(from), &everything, &reader)));
+        [50, 40, 60].map(|from| Box::pin(resume_backfills.wait(rv(from), &everything, &reader)));
     for waits in [&mut served, &mut earlier, &mut later] {
         assert!(waits.as_mut().now_or_never().is_none());
     }
-    returners.came().await;
-    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(40))), "the oldest");
-    returners.answered(BackfillOutcome::Gone { before: rv(45) });
+    resume_backfills.came().await;
+    assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(40))), "the oldest");
+    resume_backfills.answered(BackfillOutcome::Gone { before: rv(45) });
     assert!(earlier.as_mut().now_or_never().is_some(), "upstream has no more of it");
     assert!(served.as_mut().now_or_never().is_none());
-    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))));
+    assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
     let beginning = reader.beginning().expect("the first history, and whole");
     assert!(writer.begin_earlier(beginning.joined_by(rv(50), Vec::new()).expect("nothing happened")));
-    returners.answered(BackfillOutcome::Joined);
+    resume_backfills.answered(BackfillOutcome::Joined);
     assert!(served.as_mut().now_or_never().is_some() && later.as_mut().now_or_never().is_some());
-    assert!(returners.ledger.lock().waiting.is_empty(), "whoever goes is waited for no more");
+    assert!(resume_backfills.ledger.lock().waiting.is_empty(), "whoever goes is waited for no more");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_question_without_an_answer_turns_away_who_is_there_and_for_a_while_who_comes() {
     let (_writer, reader) = listed(ring(10), 100, &[]);
-    let (returners, everything) = (ResumeBackfills::default(), View::everything());
-    let mut waits = pin!(returners.wait(rv(50), &everything, &reader));
+    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    let mut waits = pin!(resume_backfills.wait(rv(50), &everything, &reader));
     assert!(waits.as_mut().now_or_never().is_none());
-    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))));
-    returners.answered(BackfillOutcome::Failed);
+    assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
+    resume_backfills.answered(BackfillOutcome::Failed);
     assert!(waits.now_or_never().is_some());
-    assert!(returners.wait(rv(60), &everything, &reader).now_or_never().is_some());
+    assert!(resume_backfills.wait(rv(60), &everything, &reader).now_or_never().is_some());
     tokio::time::advance(REST).await;
-    assert!(returners.wait(rv(60), &everything, &reader).now_or_never().is_none());
+    assert!(resume_backfills.wait(rv(60), &everything, &reader).now_or_never().is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_breaks_off_turns_nobody_away_until_it_is_the_third() {
     let (_writer, reader) = listed(ring(10), 100, &[]);
-    let (returners, everything) = (ResumeBackfills::default(), View::everything());
-    let mut waits = pin!(returners.wait(rv(50), &everything, &reader));
+    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    let mut waits = pin!(resume_backfills.wait(rv(50), &everything, &reader));
     assert!(waits.as_mut().now_or_never().is_none());
     for breaks in 1..BROKEN_MAX {
-        assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))), "{breaks}");
-        returners.answered(BackfillOutcome::BrokeOff);
+        assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))), "{breaks}");
+        resume_backfills.answered(BackfillOutcome::BrokeOff);
         assert!(waits.as_mut().now_or_never().is_none(), "{breaks}");
     }
-    assert_eq!(returners.next(&reader), Some(BackfillRequest::Events(rv(50))));
-    returners.answered(BackfillOutcome::BrokeOff);
+    assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
+    resume_backfills.answered(BackfillOutcome::BrokeOff);
     assert!(waits.now_or_never().is_some());
 }
 
 #[tokio::test]
 async fn nobody_waits_where_the_history_cannot_begin_earlier() {
     let (mut writer, reader) = listed(ring(1), 100, &[]);
-    let (returners, everything) = (ResumeBackfills::default(), View::everything());
-    assert!(returners.wait(rv(50), &everything, &reader).now_or_never().is_none());
+    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_none());
     for (version, note) in [(101, 1), (102, 2)] {
         writer.apply(added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)).expect("in order");
     }
     assert_eq!(reader.floor(), rv(101), "the ring is full");
-    assert!(returners.wait(rv(50), &everything, &reader).now_or_never().is_some());
+    assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_some());
 }

@@ -167,32 +167,32 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn patience_ends_and_comes_back() {
-        let mut patience = AbuseBudget::new();
-        let spend = |patience: &mut AbuseBudget, count: u32| (0..count).all(|_| patience.spend().is_ok());
-        assert!(spend(&mut patience, AT_ONCE_MAX));
-        assert!(!spend(&mut patience, 1));
+        let mut abuse_budget = AbuseBudget::new();
+        let spend = |abuse_budget: &mut AbuseBudget, count: u32| (0..count).all(|_| abuse_budget.spend().is_ok());
+        assert!(spend(&mut abuse_budget, AT_ONCE_MAX));
+        assert!(!spend(&mut abuse_budget, 1));
         tokio::time::advance(Duration::from_secs(1)).await;
         let again = u32::try_from(FORGOTTEN_PER_SECOND).expect("few");
-        assert!(spend(&mut patience, again) && !spend(&mut patience, 2));
+        assert!(spend(&mut abuse_budget, again) && !spend(&mut abuse_budget, 2));
         tokio::time::advance(Duration::from_secs(3_600)).await;
-        assert!(spend(&mut patience, AT_ONCE_MAX), "no more is saved than at the beginning");
-        assert!(!spend(&mut patience, 3));
+        assert!(spend(&mut abuse_budget, AT_ONCE_MAX), "no more is saved than at the beginning");
+        assert!(!spend(&mut abuse_budget, 3));
     }
 
     #[test]
     fn window_updates_are_free_for_what_was_sent() {
-        let mut patience = AbuseBudget::new();
-        let free = |patience: &mut AbuseBudget| {
-            let before = patience.spent;
-            std::iter::repeat_with(|| patience.spend_on_window().is_ok() && patience.spent == before)
+        let mut abuse_budget = AbuseBudget::new();
+        let free = |abuse_budget: &mut AbuseBudget| {
+            let before = abuse_budget.spent;
+            std::iter::repeat_with(|| abuse_budget.spend_on_window().is_ok() && abuse_budget.spent == before)
                 .take_while(|is_free| *is_free)
                 .count()
         };
-        assert_eq!(free(&mut patience), 0, "nothing was sent");
-        patience.note_sent(10);
-        assert_eq!(free(&mut patience), 20);
-        (0..3).for_each(|_| patience.note_sent(WINDOW_UPDATES_MAX));
-        assert_eq!(free(&mut patience), WINDOW_UPDATES_MAX);
+        assert_eq!(free(&mut abuse_budget), 0, "nothing was sent");
+        abuse_budget.note_sent(10);
+        assert_eq!(free(&mut abuse_budget), 20);
+        (0..3).for_each(|_| abuse_budget.note_sent(WINDOW_UPDATES_MAX));
+        assert_eq!(free(&mut abuse_budget), WINDOW_UPDATES_MAX);
     }
 
     #[test]

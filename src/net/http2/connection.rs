@@ -50,11 +50,11 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) waiting_again: Vec<usize>,
     /// Set once nothing more is read and no stream is left, with the reason.
     over: Option<Over>,
-    pub(super) farewell: GoAwayState,
+    pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
     pub(super) is_client_leaving: bool,
     /// Whether reading is paused until the client reads.
-    is_deaf: bool,
+    reads_paused: bool,
     pub(super) io: I,
     pub(super) service: S,
     pub(super) limits: Http2Limits,
@@ -68,7 +68,7 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     /// The highest stream that was processed, for GOAWAY.
     pub(super) last_stream: u32,
     pub(super) lately_reset: RecentResets,
-    pub(super) patience: AbuseBudget,
+    pub(super) abuse_budget: AbuseBudget,
     /// Knows whether a caller has been authenticated on the connection.
     connection: Connection,
     /// Charges the heads of requests, and those of answers that wait.
@@ -194,14 +194,14 @@ where
             highest_stream: 0,
             last_stream: 0,
             lately_reset: RecentResets::default(),
-            patience: AbuseBudget::new(),
+            abuse_budget: AbuseBudget::new(),
             connection,
             heads,
             waiting_heads: 0,
             begun: 0,
-            farewell: GoAwayState::Unsaid,
+            goaway: GoAwayState::Unsaid,
             is_client_leaving: false,
-            is_deaf: false,
+            reads_paused: false,
             clock: Box::pin(sleep_until(heartbeat.next())),
             heartbeat,
             waiting: VecDeque::new(),
@@ -268,12 +268,12 @@ where
         if !self.output.is_full() {
             self.wake_waiting();
         }
-        if self.is_deaf && !self.output.is_stuck() {
-            self.is_deaf = false;
+        if self.reads_paused && !self.output.is_stuck() {
+            self.reads_paused = false;
             self.wake_set.put(WakePart::Reader);
             self.wake_set.put(WakePart::Codec);
         }
-        let has_left = self.farewell == GoAwayState::Said || self.is_client_leaving;
+        let has_left = self.goaway == GoAwayState::Said || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
             self.end(Ok(()));
         }
@@ -354,7 +354,7 @@ where
         let mut left = READS_MAX;
         while self.over.is_none() && !self.input.waits() {
             if self.output.is_stuck() {
-                self.is_deaf = true;
+                self.reads_paused = true;
                 break;
             }
             if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
@@ -475,9 +475,9 @@ where
         pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx).map_err(Into::into)
     }
 
-    fn say_goodbye(&mut self) {
-        if self.farewell == GoAwayState::Unsaid {
-            self.farewell = GoAwayState::Announced;
+    fn begin_goaway(&mut self) {
+        if self.goaway == GoAwayState::Unsaid {
+            self.goaway = GoAwayState::Announced;
             self.output.put_goaway(HIGHEST, Reason::No);
             self.output.put_ping(GOODBYE);
             // It may wait for its turn.

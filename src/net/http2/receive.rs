@@ -52,15 +52,15 @@ where
             Frame::Reset { stream } => return self.receive_reset(stream),
             Frame::Settings(payload) => self.receive_settings(payload)?,
             Frame::Ping(opaque) => self.output.put_pong(opaque),
-            Frame::Pong(GOODBYE) if self.farewell == GoAwayState::Announced => {
-                self.farewell = GoAwayState::Said;
+            Frame::Pong(GOODBYE) if self.goaway == GoAwayState::Announced => {
+                self.goaway = GoAwayState::Said;
                 self.output.put_goaway(self.last_stream, Reason::No);
             }
             Frame::GoAway => self.is_client_leaving = true,
             Frame::SettingsAck | Frame::Pong(_) | Frame::Priority | Frame::Unknown => {}
             Frame::Headers { .. } | Frame::Continuation { .. } => unreachable!("they are made into fields"),
         }
-        self.patience.spend()
+        self.abuse_budget.spend()
     }
 
     fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Fault> {
@@ -81,16 +81,16 @@ where
         }
         if stream <= self.highest_stream {
             if self.lately_reset.has(stream) {
-                return self.patience.spend();
+                return self.abuse_budget.spend();
             }
             return Err(Fault::Connection(Reason::StreamClosed, "a stream that is over"));
         }
         self.highest_stream = stream;
-        if self.farewell == GoAwayState::Said {
+        if self.goaway == GoAwayState::Said {
             // The client receives the last processed stream in GOAWAY, and may send the rest of this request before
             // that.
             self.lately_reset.note(stream, body_window(ends));
-            return self.patience.spend();
+            return self.abuse_budget.spend();
         }
         self.last_stream = stream;
         if self.streams.len() >= self.limits.streams_max {
@@ -110,7 +110,7 @@ where
                     self.output.put_reset(stream, Reason::No);
                     self.lately_reset.note(stream, body_window(ends));
                 }
-                return self.patience.spend();
+                return self.abuse_budget.spend();
             }
         }
         Ok(())
@@ -120,11 +120,11 @@ where
     fn refuse(&mut self, id: u32, reason: Reason, ends: bool) -> Result<(), Fault> {
         self.output.put_reset(id, reason);
         self.lately_reset.note(id, body_window(ends));
-        self.patience.spend()
+        self.abuse_budget.spend()
     }
 
     fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: HeadCharge) {
-        self.patience.note_stream();
+        self.abuse_budget.note_stream();
         self.begun += 1;
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
@@ -166,7 +166,7 @@ where
             self.has_begun(id)?;
             return match self.lately_reset.take(id, flow, ends) {
                 Some(true) => Ok(()),
-                Some(false) => self.patience.spend(),
+                Some(false) => self.abuse_budget.spend(),
                 None => Err(Fault::Stream(id, Reason::StreamClosed)),
             };
         };
@@ -190,11 +190,11 @@ where
             upload.has_ended = true;
             return upload.inbox.end(None).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol));
         }
-        if data.is_empty() { self.patience.spend() } else { Ok(()) }
+        if data.is_empty() { self.abuse_budget.spend() } else { Ok(()) }
     }
 
     fn receive_window(&mut self, id: u32, increment: i64) -> Result<(), Fault> {
-        self.patience.spend_on_window()?;
+        self.abuse_budget.spend_on_window()?;
         if id == 0 {
             let grown = grow(&mut self.send.window, increment);
             self.wake_waiting();
@@ -212,12 +212,12 @@ where
             self.has_begun(id)?;
             // The client has received the reset, so no more can arrive on the stream.
             self.lately_reset.forget(id);
-            return self.patience.spend();
+            return self.abuse_budget.spend();
         };
         let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Asked { .. }));
         self.remove(key);
         // Cancelling a request without a response costs the client nothing, so it is charged.
-        if is_answered { Ok(()) } else { self.patience.spend() }
+        if is_answered { Ok(()) } else { self.abuse_budget.spend() }
     }
 
     /// Refuses a frame for a stream that has not begun. A frame for a closed stream is accepted.

@@ -176,7 +176,7 @@ where
             stream.chunk = Bytes::new();
         }
         self.allowance = self.allowance.saturating_sub(sent);
-        self.patience.note_sent(sent);
+        self.abuse_budget.note_sent(sent);
         let spent = i64::try_from(sent).unwrap_or(i64::MAX);
         stream.window -= spent;
         self.send.window -= spent;
@@ -270,7 +270,7 @@ where
                 self.lately_reset.note(id, 0);
             }
         }
-        self.patience.spend()
+        self.abuse_budget.spend()
     }
 
     /// Removes a stream. This drops the future or body of the response, and the reader of the request body gets its

@@ -112,7 +112,7 @@ impl Client {
             if let First::Ended(ended) = until(&mut connection, &mut turns, left.as_mut()).await {
                 return ended.map_err(|error| error.to_string());
             }
-            crate::net::connection_driver::ConnectionDriver::say_goodbye(&mut connection);
+            crate::net::connection_driver::ConnectionDriver::begin_goaway(&mut connection);
             let over = until(&mut connection, &mut turns, Box::pin(std::future::pending::<()>()).as_mut()).await;
             let First::Ended(ended) = over else { unreachable!("it is never ready") };
             ended.map_err(|error| error.to_string())

@@ -93,15 +93,15 @@ fn a_stream_tells_the_newest_change_first_or_another_history() {
     use ResumeEvidence::{Continues, Contradicts, Expired, Refuses};
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5), ("q", 7)]));
-    let of_a_state = reader.witness().expect("there are objects");
+    let of_a_state = reader.resume_marker().expect("there are objects");
     assert_eq!(of_a_state.before(), rv(6));
     apply(&mut writer, "MODIFIED", "p", 12);
     apply(&mut writer, "DELETED", "q", 14);
     apply(&mut writer, "ADDED", "r", 14);
     writer.advance(rv(20), true);
-    let of_events = reader.witness().expect("there are events");
+    let of_events = reader.resume_marker().expect("there are events");
     assert_eq!(of_events.before(), rv(13));
-    for (witness, kind, name, version, expected) in [
+    for (resume_marker, kind, name, version, expected) in [
         (&of_events, "DELETED", "q", 14, Continues),
         (&of_events, "ADDED", "r", 14, Continues),
         (&of_events, "MODIFIED", "r", 14, Continues),
@@ -120,7 +120,7 @@ fn a_stream_tells_the_newest_change_first_or_another_history() {
         (&of_a_state, "ADDED", "q", 8, Contradicts),
         (&of_a_state, "ADDED", "p", 7, Contradicts),
     ] {
-        assert_eq!(testimony(witness, &item(kind, name, version)), expected, "{kind} {name} {version}");
+        assert_eq!(testimony(resume_marker, &item(kind, name, version)), expected, "{kind} {name} {version}");
     }
 }
 
@@ -143,14 +143,14 @@ fn what_was_told_again_is_known_again() {
 #[test]
 fn an_empty_feed_has_no_witness_and_one_that_is_sure_needs_none() {
     let (mut writer, reader) = cache();
-    assert_eq!(reader.witness(), None);
+    assert_eq!(reader.resume_marker(), None);
     writer.replace(snapshot(10, &[("p", 5)]));
     let mut continuity = Continuity::default();
-    assert_eq!(continuity.witness(&reader), None);
+    assert_eq!(continuity.resume_marker(&reader), None);
     continuity.lost();
-    assert!(continuity.witness(&reader).is_some());
+    assert!(continuity.resume_marker(&reader).is_some());
     continuity = Continuity::Untold;
     continuity.lost();
     assert_eq!(continuity, Continuity::Untold, "what has left upstream's window does not come back");
-    assert_eq!(continuity.witness(&reader), None);
+    assert_eq!(continuity.resume_marker(&reader), None);
 }

@@ -38,19 +38,19 @@ impl Reflector {
         &self,
         at: ResourceVersion,
     ) -> Result<(WatchStream, Option<ResumeMarker>), (StepFailure, Option<ResumeMarker>)> {
-        let spec = &self.means.upstream.feed.spec;
-        let witness = self.continuity.witness(&self.means.upstream.feed.reader);
-        let from = match &witness {
-            Some(witness) => witness.before(),
+        let spec = &self.deps.upstream.feed.spec;
+        let resume_marker = self.continuity.resume_marker(&self.deps.upstream.feed.reader);
+        let from = match &resume_marker {
+            Some(resume_marker) => resume_marker.before(),
             // The stream may have broken between two events of one version. Duplicates are recognised when they come
             // again.
-            None if self.means.upstream.feed.reader.is_open(at) => self.means.upstream.feed.reader.progress().rv,
+            None if self.deps.upstream.feed.reader.is_open(at) => self.deps.upstream.feed.reader.progress().rv,
             None => at,
         };
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match self.means.upstream.watch(Cause::Watch, &path).await {
-            Ok(stream) => Ok((stream, witness)),
-            Err(error) => Err((over(error), witness)),
+        match self.deps.upstream.watch(Cause::Watch, &path).await {
+            Ok(stream) => Ok((stream, resume_marker)),
+            Err(error) => Err((over(error), resume_marker)),
         }
     }
 
@@ -66,17 +66,17 @@ impl Reflector {
         &mut self,
         mut at: ResourceVersion,
         mut stream: WatchStream,
-        mut witness: Option<ResumeMarker>,
+        mut resume_marker: Option<ResumeMarker>,
     ) -> (State, Option<StepFailure>) {
-        let _open = self.means.upstream.metrics.watch_open();
+        let _open = self.deps.upstream.metrics.watch_open();
         let opened = Instant::now();
-        self.ask_whether_it_goes_on(witness.is_some());
+        self.ask_whether_it_goes_on(resume_marker.is_some());
         // Silence is measured only after the first item of the stream.
         let mut silence: Option<StreamSilence> = None;
         loop {
             let item = tokio::select! {
                 biased;
-                item = stream.next(&self.means.upstream.reader) => item,
+                item = stream.next(&self.deps.upstream.reader) => item,
                 () = sleep_until(silence.map_or(opened, |silence| silence.ends())), if silence.is_some() => {
                     silence = silence.and_then(|silence| silence.rest(Instant::now()));
                     if silence.is_none() {
@@ -95,9 +95,9 @@ impl Reflector {
                     }
                     continue;
                 }
-                outcome = self.inquiries.next(&self.means.upstream) => {
-                    if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &witness) {
-                        self.inquiries.ask(HistoryCheckReason::Untold, Duration::ZERO, REOPENED_SPREAD);
+                outcome = self.history_checks.next(&self.deps.upstream) => {
+                    if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &resume_marker) {
+                        self.history_checks.ask(HistoryCheckReason::Untold, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(anew) = self.found(at, outcome) {
                         return (anew, None);
                     }
@@ -106,13 +106,13 @@ impl Reflector {
                 Ok(()) = self.notices.changed() => {
                     let found = *self.notices.borrow_and_update();
                     if found.is_some_and(|found| self.begun.is_concerned(found)) {
-                        self.inquiries.ask(HistoryCheckReason::Notice, Duration::ZERO, NOTICE_SPREAD);
+                        self.history_checks.ask(HistoryCheckReason::Notice, Duration::ZERO, NOTICE_SPREAD);
                     }
                     continue;
                 }
             };
-            if let (Some(witness), Ok(item)) = (witness.take(), &item)
-                && let Some(next) = self.examine(&witness, item, at)
+            if let (Some(resume_marker), Ok(item)) = (resume_marker.take(), &item)
+                && let Some(next) = self.examine(&resume_marker, item, at)
             {
                 return (next, None);
             }
@@ -131,9 +131,9 @@ impl Reflector {
     /// Schedules a check that the reopened stream continues our history, unless its first event proves it.
     fn ask_whether_it_goes_on(&mut self, has_witness: bool) {
         if has_witness {
-            self.inquiries.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
+            self.history_checks.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
         } else if !self.continuity.is_sure() {
-            self.inquiries.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
+            self.history_checks.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
     }
 
@@ -155,8 +155,8 @@ impl Reflector {
 
     /// Examines the first item of a stream that should begin with our newest change. Returns the next state if the
     /// stream must be abandoned.
-    fn examine(&mut self, witness: &ResumeMarker, first: &WatchItem, at: ResourceVersion) -> Option<State> {
-        match testimony(witness, first) {
+    fn examine(&mut self, resume_marker: &ResumeMarker, first: &WatchItem, at: ResourceVersion) -> Option<State> {
+        match testimony(resume_marker, first) {
             ResumeEvidence::Continues => {
                 self.is_sure();
                 self.signed_of_life();
@@ -181,7 +181,7 @@ impl Reflector {
         let listed = |failure: StepFailure| (State::Listed { at }, Some(failure));
         let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
         let step = match item {
-            Ok(item) => session::apply(item, &mut self.writer, &self.means.upstream.metrics),
+            Ok(item) => session::apply(item, &mut self.writer, &self.deps.upstream.metrics),
             Err(Ended::Clean) => {
                 self.relists.end_row();
                 return Err((State::Listed { at }, self.clean_end(at, opened)));
@@ -213,7 +213,7 @@ impl Reflector {
             }
             // The item contradicts the history, so the cached objects may be wrong and none are kept.
             Err(BrokenStream::OutOfOrder(error)) => {
-                let feed = &self.means.upstream.feed.spec.key;
+                let feed = &self.deps.upstream.feed.spec.key;
                 tracing::error!(%feed, %error, "upstream contradicts itself; listing anew");
                 self.writer.set_state(FeedState::Syncing);
                 Err((State::Empty, Some(BrokenStream::OutOfOrder(error).into())))
@@ -240,7 +240,7 @@ impl Reflector {
             // The finding is outdated: another history has begun, or the object has changed since.
             ReflectorFinding::Divergence(_) => Ok(ResourceVersion::default()),
             ReflectorFinding::Renewal(Renewal { objects, count, done }) => {
-                if self.means.written.is_at(count) {
+                if self.deps.written.is_at(count) {
                     self.writer.renew(objects).await;
                     let _ = done.send(());
                 }
@@ -257,8 +257,8 @@ impl Reflector {
                 Ok(ResourceVersion::default())
             }
             ReflectorFinding::Doubt { history } => {
-                if history == self.means.upstream.feed.reader.history() {
-                    self.inquiries.ask(HistoryCheckReason::Doubt, Duration::ZERO, DOUBT_SPREAD);
+                if history == self.deps.upstream.feed.reader.history() {
+                    self.history_checks.ask(HistoryCheckReason::Doubt, Duration::ZERO, DOUBT_SPREAD);
                 }
                 Ok(ResourceVersion::default())
             }
@@ -267,7 +267,7 @@ impl Reflector {
 
     /// Whether the feed still holds the object in the version that was found to differ.
     fn is_held_so(&self, found: &Divergence) -> bool {
-        let reader = &self.means.upstream.feed.reader;
+        let reader = &self.deps.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
         found.history == reader.history() && ours() == found.ours
     }
@@ -293,7 +293,7 @@ impl Reflector {
                 _,
             ) => None,
             HistoryCheckOutcome::Failed(why) => {
-                self.inquiries.ask(why, AGAIN, AGAIN);
+                self.history_checks.ask(why, AGAIN, AGAIN);
                 None
             }
         }
@@ -302,15 +302,15 @@ impl Reflector {
     /// Records that upstream continues our history.
     fn is_sure(&mut self) {
         self.continuity = Continuity::Sure;
-        self.inquiries.withdraw();
+        self.history_checks.withdraw();
     }
 
     /// Decides whether a clean end is a failure. Usually a stream that ended cleanly is resumed at once. But if it
     /// ended right after it began, without an item, upstream is refusing the watch (R-UPSTREAM-4, R-CLIENT-4).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
-        tracing::debug!(feed = %self.means.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
+        tracing::debug!(feed = %self.deps.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that was just replaced, because their events followed the old one.
-        if self.means.upstream.feed.is_settling() {
+        if self.deps.upstream.feed.is_settling() {
             return Some(StepFailure::Over(FeedEnd::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
@@ -319,13 +319,13 @@ impl Reflector {
 
     /// Applies the changes that a proof has read beside our own stream. The stream's copies will be duplicates.
     fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, BrokenStream> {
-        if proof.history != self.means.upstream.feed.reader.history() {
+        if proof.history != self.deps.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());
         }
         for change in proof.changes {
             self.writer.take(change)?;
         }
-        let announced = proof.announced || self.means.upstream.feed.is_followed_by_proxies();
+        let announced = proof.announced || self.deps.upstream.feed.is_followed_by_proxies();
         self.writer.advance(proof.until, announced);
         Ok(proof.until)
     }

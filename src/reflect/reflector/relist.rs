@@ -39,7 +39,7 @@ impl Reflector {
 
     /// Whether a gap is young enough to be mended. A gap of unknown age may hide any number of changes.
     fn may_be_mended(&self) -> bool {
-        let proven = self.means.upstream.feed.freshness.proven();
+        let proven = self.deps.upstream.feed.freshness.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
     }
 
@@ -50,15 +50,15 @@ impl Reflector {
         window: Option<ResourceVersion>,
     ) -> Result<State, StepFailure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.means.upstream.metrics.asked(SideRequest::Relist);
+        self.deps.upstream.metrics.asked(SideRequest::Relist);
         let asked = Instant::now();
-        let is_small = self.means.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let is_small = self.deps.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let initial = match window.map(At::Exact) {
             Some(exact) if is_small => self.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?,
             Some(exact) => self.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
             None => self
                 .lister(SideRequest::Relist)
-                .current_and_watch(&self.means.upstream.lists_only)
+                .current_and_watch(&self.deps.upstream.lists_only)
                 .await
                 .map_err(ended)?,
         };
@@ -70,24 +70,24 @@ impl Reflector {
         }
         let InitialState { snapshot, stream, servers, .. } = initial;
         let until = snapshot.rv;
-        self.means.written.takes_in(&servers);
+        self.deps.written.takes_in(&servers);
         let mended = self.mend(recovered, until)?;
-        self.means.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
-        let (feed, took) = (&self.means.upstream.feed.spec.key, asked.elapsed());
+        self.deps.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
+        let (feed, took) = (&self.deps.upstream.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
         if mended {
             // The restarted server may run another release.
-            let otherwise = self.means.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
+            let otherwise = self.deps.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
             self.writer.renew(otherwise).await;
         } else {
-            self.means.upstream.feed.freshness.forget();
+            self.deps.upstream.feed.freshness.forget();
             self.writer.replace(snapshot);
             self.begins(asked, false);
         }
-        self.means.written.listed(servers);
+        self.deps.written.listed(servers);
         self.continuity = Continuity::Sure;
         if window.is_none() {
-            self.means.upstream.feed.freshness.prove(asked);
+            self.deps.upstream.feed.freshness.prove(asked);
             self.complete.listed(asked);
         }
         self.signed_of_life();
@@ -98,12 +98,12 @@ impl Reflector {
 
     /// Recovers the changes up to `list`, if they can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, StepFailure> {
-        let known = self.means.upstream.feed.reader.snapshot();
-        let reach = Reach::of(&self.means.upstream.feed.reader, known.rv);
+        let known = self.deps.upstream.feed.reader.snapshot();
+        let reach = Reach::of(&self.deps.upstream.feed.reader, known.rv);
         if list.rv < at || compare(places(&known), reach, places(list), list.rv) == Finding::Other {
             return Ok(Recovered::OtherHistory);
         }
-        let Some(applied) = self.means.upstream.feed.reader.applied() else { return Ok(Recovered::Unknown) };
+        let Some(applied) = self.deps.upstream.feed.reader.applied() else { return Ok(Recovered::Unknown) };
         let differences = mend::differences(&applied, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let may_be_mended = list.rv == at || self.may_be_mended();
@@ -118,7 +118,7 @@ impl Reflector {
             Err(error) if error.may_pass() => Err(error.into()),
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
-                tracing::info!(feed = %self.means.upstream.feed.spec.key, %error, "the gap cannot be read back");
+                tracing::info!(feed = %self.deps.upstream.feed.spec.key, %error, "the gap cannot be read back");
                 Ok(Recovered::Unknown)
             }
         }
@@ -140,17 +140,17 @@ impl Reflector {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
         }
-        let feed = &self.means.upstream.feed;
+        let feed = &self.deps.upstream.feed;
         tracing::error!(
             feed = %feed.spec.key, reached = %at, evidence,
             "upstream's storage went back to an earlier state, as by a restored backup: what was written in between is \
              lost. Watches end with 410; clients of the apiserver itself have to be restarted"
         );
-        self.means.upstream.metrics.gap(Gap::Rewound);
+        self.deps.upstream.metrics.gap(Gap::Rewound);
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
         feed.forget_shown();
-        self.means.rewinds.announce(Instant::now());
+        self.deps.rewinds.announce(Instant::now());
     }
 
     /// Gives up the cached state because it differs from upstream's. From here on nothing of it is served, and the
@@ -158,18 +158,18 @@ impl Reflector {
     pub(super) fn quarantine(&mut self, found: &Divergence) {
         let Divergence { key, at, ours, theirs, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
-        let feed = &self.means.upstream.feed;
+        let feed = &self.deps.upstream.feed;
         tracing::error!(
             feed = %feed.spec.key, object = %key, difference, %at, ours = version(*ours), upstreams = version(*theirs),
             "what was held is not what upstream has: an event was lost, here or in the apiserver. Listing anew, and \
              watches end with 410"
         );
-        self.means.upstream.metrics.gap(Gap::Different);
+        self.deps.upstream.metrics.gap(Gap::Different);
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
     }
 
     fn metrics_past(&self, objects: usize) {
-        (0..objects).for_each(|_| self.means.upstream.metrics.asked(SideRequest::Past));
+        (0..objects).for_each(|_| self.deps.upstream.metrics.asked(SideRequest::Past));
     }
 }

@@ -36,9 +36,9 @@ fn hands() -> Hands {
         lists_only: Arc::default(),
     };
     let written = Arc::new(BodyWriters::new(feed.clone()));
-    let means = ReflectorDeps { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
+    let deps = ReflectorDeps { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
     let (_, heard) = mpsc::channel(1);
-    let mut reflector = Reflector::new(means, writer, heard);
+    let mut reflector = Reflector::new(deps, writer, heard);
     let initial = InitialState {
         snapshot: feed.reader.stage().finish(BASE),
         stream: None,

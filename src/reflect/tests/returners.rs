@@ -45,7 +45,7 @@ async fn inquires(scene: &Scene, from: u64) -> (bool, Duration) {
 
 async fn comes_back_to(scene: &Scene, from: u64, view: View) -> (bool, Duration) {
     let (came, reader) = (Instant::now(), &scene.feed.reader);
-    let wait = scene.feed.returners.wait(ResourceVersion(from), &view, reader);
+    let wait = scene.feed.resume_backfills.wait(ResourceVersion(from), &view, reader);
     assert!(timeout(NEVER, wait).await.is_ok(), "neither here nor there in a day");
     (reader.open(Start::After(ResourceVersion(from)), view).is_ok(), came.elapsed())
 }

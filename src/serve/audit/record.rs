@@ -243,6 +243,6 @@ pub(super) fn shortened(text: &str) -> String {
 
 impl std::fmt::Debug for AuditRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Record").field("id", &self.audit_id).finish_non_exhaustive()
+        f.debug_struct("AuditRecord").field("id", &self.audit_id).finish_non_exhaustive()
     }
 }

@@ -77,9 +77,9 @@ fn what_upstream_refuses_it_refuses_in_its_own_words() {
 
 #[test]
 fn who_has_no_room_for_a_shared_answer_asks_alone() {
-    let admission =
+    let concurrency =
         ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
     let answer = |bytes: usize| Response::new(Bytes::from(vec![0; bytes]));
-    assert!(in_place(answer(1 << 10), &admission, None).is_ok());
-    assert!(matches!(in_place(answer(64 << 10), &admission, None), Err(Unshared::TooLarge)));
+    assert!(in_place(answer(1 << 10), &concurrency, None).is_ok());
+    assert!(matches!(in_place(answer(64 << 10), &concurrency, None), Err(Unshared::TooLarge)));
 }

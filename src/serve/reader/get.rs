@@ -42,7 +42,7 @@ impl Reader {
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let shown = self.objects.show(request, envelope, (encoding, body), Sources::standing(feed)).await;
+                let shown = self.objects.show(request, envelope, (encoding, body), Sources::feed_status(feed)).await;
                 // A refusal is not counted as served from the cache.
                 if shown.status().is_success() {
                     metrics::served("get", &feed.spec.key, read.representation);

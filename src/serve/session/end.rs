@@ -27,18 +27,18 @@ impl WatchSession {
     /// here, its client would resume after the whole transaction and miss the rest. In a drain with bookmarks, the
     /// watch also waits until the newest version is complete.
     pub(super) fn is_amid(&mut self, end: WatchEnd, cx: &mut Context<'_>) -> bool {
-        if !self.cursor.skips(self.told) {
+        if !self.cursor.skips(self.last_sent_rv) {
             // A partial view waits for authorization decisions, which may not arrive. Its events are filtered, and are
             // sent again when a permission is granted.
-            if self.partial.is_none() && self.cursor.is_next_at(self.told) {
+            if self.partial.is_none() && self.cursor.is_next_at(self.last_sent_rv) {
                 return true;
             }
-            let settling = self.feed.reader.waits_for_whole(self.told);
+            let settling = self.feed.reader.waits_for_whole(self.last_sent_rv);
             if settling == Settling::WhenToldSo {
-                self.feed.freshness.want_version(self.told);
+                self.feed.freshness.want_version(self.last_sent_rv);
             }
             if settling != Settling::Already {
-                return self.rests(self.told, cx);
+                return self.rests(self.last_sent_rv, cx);
             }
         }
         if end == WatchEnd::Drained && self.bookmarks {
@@ -77,7 +77,7 @@ impl WatchSession {
     }
 
     /// Ends the watch without a frame. After a revocation, the next poll ends it with an error instead.
-    pub(super) fn end_without_a_word(&mut self, end: WatchEnd) {
+    pub(super) fn end_silently(&mut self, end: WatchEnd) {
         if end == WatchEnd::Revoked {
             self.fired = None;
             return;
@@ -90,12 +90,12 @@ impl WatchSession {
     /// changed.
     pub(super) fn begins_for_a_proxy(feed: &FeedHandle, start: ResourceVersion) -> u32 {
         feed.proxy_begins();
-        feed.vintage.written_from(start).changes
+        feed.body_release.written_from(start).changes
     }
 
     /// Returns the state of the feed that a downstream proxy receives at the start of the watch.
-    pub(in super::super) fn standing(&self, feed: &FeedHandle) -> FeedStatus {
-        let written = feed.vintage.written_from(self.told);
+    pub(in super::super) fn feed_status(&self, feed: &FeedHandle) -> FeedStatus {
+        let written = feed.body_release.written_from(self.last_sent_rv);
         let written_by = written.by.filter(|_| self.changes == Some(written.changes));
         FeedStatus { stale_seconds: Sources::stale_seconds(feed), written_by }
     }
@@ -103,21 +103,21 @@ impl WatchSession {
     /// Whether the watch belongs to a downstream proxy and another build has begun to write the feed's bodies. The
     /// proxy learns about it only when it opens a new watch.
     pub(super) fn has_another_writer(&self) -> bool {
-        self.changes.is_some_and(|changes| changes != self.feed.vintage.changes())
+        self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
     }
 
     /// Ends a downstream proxy's watch that has sent everything up to this version, if another build has taken over.
     /// All bodies after that version are written by that build.
     pub(super) fn ends_for_another_writer(&mut self, reached: ResourceVersion) -> bool {
-        let is_whole = || matches!(self.feed.reader.waits_for_whole(self.told), Settling::Already);
+        let is_whole = || matches!(self.feed.reader.waits_for_whole(self.last_sent_rv), Settling::Already);
         if !self.has_another_writer() || !self.is_settled() || !is_whole() {
             return false;
         }
         match self.bookmark(reached) {
-            Ok(bookmark) if self.bookmarks && reached > self.told => {
+            Ok(bookmark) if self.bookmarks && reached > self.last_sent_rv => {
                 self.phase = Phase::Last(Box::new((bookmark, WatchEnd::Upgraded)));
             }
-            _ => self.end_without_a_word(WatchEnd::Upgraded),
+            _ => self.end_silently(WatchEnd::Upgraded),
         }
         true
     }
@@ -129,7 +129,7 @@ impl WatchSession {
         }
         match self.pull(0, None, &mut Vec::new()) {
             _ if !self.is_settled() => None,
-            Pull::CaughtUp { progress } if progress.rv > self.told => self.bookmark(progress.rv).ok(),
+            Pull::CaughtUp { progress } if progress.rv > self.last_sent_rv => self.bookmark(progress.rv).ok(),
             _ => None,
         }
     }

@@ -75,18 +75,18 @@ impl InitialEvents {
     }
 
     /// Appends about `room` bytes of frames. It puts at least one frame or one piece of a chunk, unless the scan budget
-    /// is used up first. `looks` is the scan budget for objects that are not sent; it is reduced by what was used.
+    /// is used up first. `scan_budget` is the scan budget for objects that are not sent; it is reduced by what was used.
     pub(super) fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
         cursor: &Cursor,
         reader: &CacheReader,
-        (room, looks): (usize, &mut usize),
+        (room, scan_budget): (usize, &mut usize),
         batch: &mut Vec<Bytes>,
     ) -> Poll<Result<Put, Refused>> {
         match &mut self.how {
             How::Frames { next } => {
-                Poll::Ready(put_frames(&self.snapshot, next, (cursor, reader), (room, looks), batch))
+                Poll::Ready(put_frames(&self.snapshot, next, (cursor, reader), (room, scan_budget), batch))
             }
             How::Chunks(shared) => shared.poll_put(cx, room, batch),
         }
@@ -134,28 +134,28 @@ fn put_frames(
     snapshot: &Snapshot,
     next: &mut String,
     (cursor, reader): (&Cursor, &CacheReader),
-    (room, looks): (usize, &mut usize),
+    (room, scan_budget): (usize, &mut usize),
     batch: &mut Vec<Bytes>,
 ) -> Result<Put, Refused> {
     let (view, renderer) = (cursor.view(), cursor.renderer());
-    let (mut bytes, is_dear) = (0, view.is_dear());
+    let (mut bytes, is_expensive) = (0, view.is_expensive());
     let start = Some(next.as_str()).filter(|start| !start.is_empty());
     let mut resume_at = None;
     for object in snapshot.looked_at(view, reader.namespaced(), start) {
-        if *looks == 0 || (!batch.is_empty() && bytes >= room) {
+        if *scan_budget == 0 || (!batch.is_empty() && bytes >= room) {
             resume_at = Some(object.key.as_str().to_owned());
             break;
         }
         let matches = view.matches(object);
-        if is_dear || !matches {
-            *looks = looks.saturating_sub(view.cost_of(object));
+        if is_expensive || !matches {
+            *scan_budget = scan_budget.saturating_sub(view.cost_of(object));
         }
         if !matches {
             continue;
         }
         let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
         if !renderer.is_verbatim() {
-            *looks = looks.saturating_sub(cost::DERIVED);
+            *scan_budget = scan_budget.saturating_sub(cost::DERIVED);
         }
         bytes += frame.len();
         batch.push(frame);

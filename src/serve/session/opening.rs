@@ -32,11 +32,11 @@ pub(in super::super) struct Opening {
     pub(in super::super) received: Instant,
     pub(in super::super) drain: DrainWatch,
     /// The scan budget per poll.
-    pub(in super::super) looks: ScanBudget,
+    pub(in super::super) scan_budget: ScanBudget,
     pub(in super::super) metrics: WatchMetrics,
     /// Ends the watch from outside if it is not polled.
     pub(in super::super) cut: Cut,
-    pub(in super::super) overdue: SlowReaderReaper,
+    pub(in super::super) slow_readers: SlowReaderReaper,
 }
 
 /// The terms that the client requested and the proxy's defaults.

@@ -193,13 +193,13 @@ impl PartialView {
         &mut self,
         cursor: &Cursor,
         reader: &CacheReader,
-        (room, looks): (usize, &mut usize),
+        (room, scan_budget): (usize, &mut usize),
         batch: &mut Vec<Bytes>,
     ) -> Result<Portion<TurnEnd>, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(Portion::More) };
         turn.pin.iter().for_each(Pinned::told);
-        let mut page = Page { cursor, reader, room, looks, batch };
+        let mut page = Page { cursor, reader, room, scan_budget, batch };
         if turn.come(readable, places, &mut page)? == Portion::More {
             return Ok(Portion::More);
         }
@@ -224,7 +224,7 @@ struct Page<'a> {
     cursor: &'a Cursor,
     reader: &'a CacheReader,
     room: usize,
-    looks: &'a mut usize,
+    scan_budget: &'a mut usize,
     batch: &'a mut Vec<Bytes>,
 }
 
@@ -239,21 +239,21 @@ impl Page<'_> {
         frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, Refused>,
     ) -> Result<Option<String>, Refused> {
         let view = View::new(Some(namespace), self.cursor.view().selector().clone());
-        let (mut bytes, is_dear) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_dear());
+        let (mut bytes, is_expensive) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_expensive());
         for object in snapshot.looked_at(&view, true, Some(start).filter(|start| !start.is_empty())) {
-            if *self.looks == 0 || (!self.batch.is_empty() && bytes >= self.room) {
+            if *self.scan_budget == 0 || (!self.batch.is_empty() && bytes >= self.room) {
                 return Ok(Some(object.key.as_str().to_owned()));
             }
             let matches = view.matches(object);
-            if is_dear || !matches {
-                *self.looks = self.looks.saturating_sub(view.cost_of(object));
+            if is_expensive || !matches {
+                *self.scan_budget = self.scan_budget.saturating_sub(view.cost_of(object));
             }
             if !matches {
                 continue;
             }
             if let Some(frame) = frame(self, object)? {
                 if !self.cursor.renderer().is_verbatim() {
-                    *self.looks = self.looks.saturating_sub(cost::DERIVED);
+                    *self.scan_budget = self.scan_budget.saturating_sub(cost::DERIVED);
                 }
                 bytes += frame.len();
                 self.batch.push(frame);

@@ -14,7 +14,7 @@ impl WatchSession {
         batch: &mut Vec<Bytes>,
     ) -> Poll<Option<()>> {
         let polled = self.poll_next(cx, room, batch);
-        self.metrics.told(self.told, self.cursor.next(), self.is_parked);
+        self.metrics.told(self.last_sent_rv, self.cursor.next(), self.is_parked);
         polled
     }
 }

@@ -22,12 +22,12 @@ fn a_watchdog_is_small() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_has_its_whole_grace_behind_each_alarm() {
     let grace = Duration::from_secs(5);
-    let overdue = SlowReaderReaper::new(Unread { grace, ..Unread::default() });
-    overdue.0.is_draining.store(true, Ordering::Release);
+    let slow_readers = SlowReaderReaper::new(Unread { grace, ..Unread::default() });
+    slow_readers.0.is_draining.store(true, Ordering::Release);
     let cut = Cut::default();
     let deadline = Instant::now() + Duration::from_secs(600);
-    let watchdog = Watchdog::new(overdue.clone(), cut.clone(), deadline, grant(), false);
-    tokio::spawn(async move { overdue.look_on().await });
+    let watchdog = Watchdog::new(slow_readers.clone(), cut.clone(), deadline, grant(), false);
+    tokio::spawn(async move { slow_readers.look_on().await });
     let looked =
         |watchdog: &Watchdog| watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
     let nearly = Duration::from_millis(4_999);
@@ -42,9 +42,9 @@ async fn a_watch_has_its_whole_grace_behind_each_alarm() {
     assert_eq!(cut.why(), Some("drained"));
 }
 
-fn long_watch(overdue: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
+fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
     let far = Instant::now() + Duration::from_secs(600);
-    let watchdog = Watchdog::new(overdue.clone(), Cut::default(), far, grant(), is_late);
+    let watchdog = Watchdog::new(slow_readers.clone(), Cut::default(), far, grant(), is_late);
     watchdog.set_alarm(far);
     watchdog
 }
@@ -55,9 +55,9 @@ fn long_watch(overdue: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
 async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
     let grace = Duration::from_secs(20);
     let (trigger, drain) = DrainTrigger::new();
-    let overdue = SlowReaderReaper::new(Unread::default());
-    tokio::spawn(overdue.clone().keep(drain.clone()));
-    let watch = |is_late| long_watch(&overdue, is_late);
+    let slow_readers = SlowReaderReaper::new(Unread::default());
+    tokio::spawn(slow_readers.clone().keep(drain.clone()));
+    let watch = |is_late| long_watch(&slow_readers, is_late);
     let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
     let (under_way, began) = (drain.under_way(), Instant::now());
     let draining = tokio::spawn(trigger.drain(grace));
@@ -84,9 +84,9 @@ async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
 #[tokio::test(start_paused = true)]
 async fn once_everything_closes_no_watch_keeps_a_later_moment() {
     let (trigger, drain) = DrainTrigger::new();
-    let overdue = SlowReaderReaper::new(Unread::default());
-    tokio::spawn(overdue.clone().keep(drain.clone()));
-    let watches: Vec<_> = (0..20).map(|_| long_watch(&overdue, false)).collect();
+    let slow_readers = SlowReaderReaper::new(Unread::default());
+    tokio::spawn(slow_readers.clone().keep(drain.clone()));
+    let watches: Vec<_> = (0..20).map(|_| long_watch(&slow_readers, false)).collect();
     let under_way = drain.under_way();
     tokio::spawn(trigger.drain(Duration::from_secs(20)));
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -98,11 +98,12 @@ async fn once_everything_closes_no_watch_keeps_a_later_moment() {
 #[tokio::test(start_paused = true)]
 async fn an_alarm_is_rung_at_its_last_time_and_not_at_all_once_it_is_cleared() {
     let (_trigger, drain) = DrainTrigger::new();
-    let overdue = SlowReaderReaper::new(Unread::default());
-    tokio::spawn(overdue.clone().keep(drain));
+    let slow_readers = SlowReaderReaper::new(Unread::default());
+    tokio::spawn(slow_readers.clone().keep(drain));
     let (began, second) = (Instant::now(), Duration::from_secs(1));
-    let watches: Vec<_> =
-        (0..3).map(|_| Watchdog::new(overdue.clone(), Cut::default(), began + 600 * second, grant(), false)).collect();
+    let watches: Vec<_> = (0..3)
+        .map(|_| Watchdog::new(slow_readers.clone(), Cut::default(), began + 600 * second, grant(), false))
+        .collect();
     watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
     watches[1].set_alarm(began + 2 * second);
     watches[2].clear_alarm();

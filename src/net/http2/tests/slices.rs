@@ -56,7 +56,7 @@ async fn connection_that_waits_for_a_turn_holds_no_buffer_of_its_thread() {
         assert!((1..100).contains(&connection.output.held_bytes()), "its settings");
         // As a turn leaves it.
         connection.output = Output::default();
-        connection.say_goodbye();
+        connection.begin_goaway();
         let bytes = connection.output.held_bytes();
         assert!((1..100).contains(&bytes), "{bytes} bytes for its goodbye");
     }

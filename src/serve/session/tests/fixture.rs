@@ -39,11 +39,11 @@ pub(super) struct Stage {
     drain: DrainTrigger,
     feed: FeedHandle,
     pub(super) watch: DrainWatch,
-    admission: ConcurrencyLimits,
+    concurrency: ConcurrencyLimits,
     slices: CpuSlices,
     /// How long ago the watches were requested.
     pub(super) waited: Duration,
-    pub(super) overdue: SlowReaderReaper,
+    pub(super) slow_readers: SlowReaderReaper,
     pub(super) feeds: Feeds,
     _demands: mpsc::Receiver<Demand>,
 }
@@ -94,12 +94,13 @@ impl Stage {
         writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
         writer.set_state(FeedState::Live);
         let (drain, watch) = DrainTrigger::new();
-        let admission = ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
-        let (overdue, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
-        tokio::spawn(overdue.clone().keep(watch.clone()));
+        let concurrency =
+            ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
+        let (slow_readers, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
+        tokio::spawn(slow_readers.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
-        Self { writer, reader, drain, feed, watch, admission, overdue, slices, waited, feeds, _demands: demands }
+        Self { writer, reader, drain, feed, watch, concurrency, slow_readers, slices, waited, feeds, _demands: demands }
     }
 
     pub(super) fn empty() -> Self {
@@ -185,7 +186,7 @@ impl Stage {
         let cut = Cut::default();
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
         let namespaces = state.namespaces(opened.cursor.view(), None).map(Arc::from).collect();
-        let is_dear = opened.cursor.view().is_dear();
+        let is_expensive = opened.cursor.view().is_expensive();
         let session = WatchSession::new(Opening {
             permit,
             place: self.place(),
@@ -198,20 +199,20 @@ impl Stage {
             terms,
             received: Instant::now() - self.waited,
             drain: self.watch.clone(),
-            looks: ScanBudget::new(self.slices.clone(), None, is_dear),
+            scan_budget: ScanBudget::new(self.slices.clone(), None, is_expensive),
             metrics: Watches::default().open(
                 &self.feed.spec.key,
                 Representation::Object(Encoding::Json),
                 WatchTransport::Http1,
             ),
             cut: cut.clone(),
-            overdue: self.overdue.clone(),
+            slow_readers: self.slow_readers.clone(),
         });
         Client { session, cut, wakes: Arc::default() }
     }
 
     fn place(&self) -> ConcurrencyPermit {
-        self.admission.watch(None, 0).expect("there is room")
+        self.concurrency.watch(None, 0).expect("there is room")
     }
 
     /// Takes the only slice, as another task would.
@@ -221,7 +222,7 @@ impl Stage {
 
     /// Returns how many more watches can be opened.
     pub(super) fn free_places(&self) -> usize {
-        std::iter::from_fn(|| self.admission.watch(None, 0).ok()).collect::<Vec<_>>().len()
+        std::iter::from_fn(|| self.concurrency.watch(None, 0).ok()).collect::<Vec<_>>().len()
     }
 
     /// Ends the feed as a supervisor would. The proxy keeps running.
