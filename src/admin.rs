@@ -137,8 +137,8 @@ fn livez(heartbeat: &RuntimeHeartbeat) -> AdminAnswer {
 
 fn unknown(other: &str) -> AdminAnswer {
     let text = format!(
-        "no page {other:?} here; there are /debug/feeds, /debug/cost and /debug/config, and \
-         /debug/watches and /debug/recent for who may see them\n"
+        "no page {other:?}; available are /debug/feeds, /debug/cost and /debug/config, and, with permission, \
+         /debug/watches and /debug/recent\n"
     );
     answer(StatusCode::NOT_FOUND, TEXT, text)
 }

@@ -1,5 +1,5 @@
-//! The live page with its script and style sheet, which are embedded in the binary. The visitor's browser requests the
-//! data from the other admin pages, so the live page shows only what the visitor may see.
+//! The live page: its HTML, script and stylesheet are embedded in the binary. In the browser it polls the other admin
+//! pages, so a user sees only what these pages show to that user.
 
 use http::header::{CACHE_CONTROL, HeaderName, REFERRER_POLICY, X_FRAME_OPTIONS};
 use http::{HeaderValue, StatusCode};
@@ -14,7 +14,7 @@ const SVG: HeaderValue = HeaderValue::from_static("image/svg+xml");
 const PAGE: &str = include_str!("live/page.html");
 const COLOURS: &str = include_str!("live/live.css");
 const ICON: &str = include_str!("live/icon.svg");
-/// One script, split into readable pieces.
+/// One script, concatenated from its parts.
 const PIECES: &str = concat!(
     include_str!("live/begin.js"),
     include_str!("live/numbers.js"),
@@ -24,8 +24,8 @@ const PIECES: &str = concat!(
     include_str!("live/page.js"),
 );
 
-/// The page's content security policy. It may run, load and request only what comes from this address. No text can
-/// become markup (`require-trusted-types-for`), and no other page can frame it.
+/// The page may run, load and request only resources of this address. No text can become markup
+/// (`require-trusted-types-for`), and no other page can frame it.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
      form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -36,11 +36,11 @@ const SAFETY: [(HeaderName, HeaderValue); 5] = [
     (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
-    // Another release may have another page.
+    // A new release may change the page.
     (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
 ];
 
-/// Returns the file of the live page at this path, or `None` for any other path.
+/// The file of the live page at this path; `None` at any other path.
 pub(super) fn file(path: &str) -> Option<AdminAnswer> {
     let (kind, text) = match path {
         "/" => (HTML, PAGE),

@@ -1,4 +1,4 @@
-//! The `check` command: preflight checks of the configuration that `serve` would use, against its upstream.
+//! The `check` command: preflight checks of a configuration and its upstream.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::serve::{Coverage, OutsideCoverage};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
 use base::{Tasks, WallClock};
 
-/// The result of the checks.
+/// The output of `check`.
 pub struct Checked {
     pub text: String,
     pub verdict: CheckVerdict,
@@ -28,17 +28,17 @@ pub struct Checked {
 pub enum CheckVerdict {
     Passes,
     Fails,
-    /// No check failed, but some could not be completed.
+    /// No check failed, and a check could not be made.
     Inconclusive,
 }
 
-/// The timeout for all checks together.
+/// Timeout of all checks.
 const CHECK_MAX: Duration = Duration::from_secs(120);
 
-/// Checks everything that a proxy requires.
+/// Checks everything that a proxy needs.
 ///
 /// # Errors
-/// The timeout expired.
+/// The checks take longer than [`CHECK_MAX`].
 #[inline(never)]
 pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checked, String>> {
     Box::pin(async move {
@@ -53,14 +53,13 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checke
             }
         };
         let found = timeout(CHECK_MAX, findings(&config, arguments.nodes)).await;
-        Ok(said(&found.map_err(|_| format!("not within {CHECK_MAX:?}"))?, &arguments))
+        Ok(said(&found.map_err(|_| format!("the checks took longer than {CHECK_MAX:?}"))?, &arguments))
     })
 }
 
-/// Runs the checks one after the other. After a failure, the checks continue, except those that would fail for the same
-/// reason.
+/// Runs the checks one after another. A failure does not end them unless the others would fail for the same reason.
 async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
-    let mut found = vec![CheckFinding::ok("configuration", "it is valid")];
+    let mut found = vec![CheckFinding::ok("configuration", "valid")];
     found.extend(of_certificates(config));
     let endpoints = Endpoints::new(config.endpoints.clone());
     let client = Client::connect_to(&config.upstream, endpoints.clone(), CostLedger::default(), Tasks::new());
@@ -85,7 +84,7 @@ async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
             Err(error) => Err(error.to_string()),
         };
         found.push(match name {
-            Ok(name) => CheckFinding::ok("rights", format!("delegated.impersonator is {name}")),
+            Ok(name) => CheckFinding::ok("rights", format!("delegated.impersonator is authenticated as {name}")),
             Err(why) => CheckFinding::failed("rights", format!("delegated.impersonator: {why}")),
         });
     }
@@ -93,7 +92,7 @@ async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
     let is_known = match catalog.refresh(Instant::now()).await {
         Ok(_) => true,
         Err(error) => {
-            found.push(CheckFinding::unanswered("upstream", "what it serves", &error));
+            found.push(CheckFinding::unanswered("upstream", "cannot discover its resources", &error));
             false
         }
     };
@@ -114,19 +113,19 @@ async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
 fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
     let validity = client.client_certificate()?;
     Some(match validity.check(WallClock::default().now()) {
-        Ok(()) => CheckFinding::ok("certificates", "upstream.kubeconfig: the client certificate is valid now"),
+        Ok(()) => CheckFinding::ok("certificates", "upstream.kubeconfig: the client certificate is valid"),
         Err(why) => CheckFinding::failed("certificates", format!("upstream.kubeconfig: the client certificate {why}")),
     })
 }
 
-/// What the configuration requires of upstream.
+/// What the configuration needs from upstream.
 struct Plan {
     needs: Needs,
     findings: Vec<CheckFinding>,
 }
 
 impl Plan {
-    /// Derives the requirements. Without a catalog, these are only the permissions that every proxy in this mode needs.
+    /// Without a catalog, the plan has only the permissions that every proxy of this mode needs.
     fn of(config: &Serve, catalog: Option<&Catalog>) -> Self {
         let coverage = &config.serve.coverage;
         let on_node = coverage.node.is_some();
@@ -205,11 +204,11 @@ fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
     for CheckFinding { outcome, about, what, remedy } in findings {
         let _ = writeln!(text, "{:<6} {about}: {what}", outcome.mark());
         if let Some(remedy) = remedy {
-            let _ = writeln!(text, "       add {remedy}");
+            let _ = writeln!(text, "       fix: {remedy}");
         }
     }
     let _ = match (failed, unknown) {
-        (0, 0) => writeln!(text, "a proxy with this configuration can be run"),
+        (0, 0) => writeln!(text, "all checks passed"),
         (0, _) => writeln!(text, "inconclusive: {unknown} of the checks could not be made"),
         (1, _) => writeln!(text, "1 check failed"),
         _ => writeln!(text, "{failed} checks failed"),

@@ -1,4 +1,4 @@
-//! The `health` command: probes a running proxy, for images that have no shell and no curl.
+//! The `health` command: probes a running proxy, in images that have no shell and no curl.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::config::HealthQuestion;
 use base::PagePlace;
 
-/// The proxy's response. It displays as one line.
+/// The response to a probe; its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthAnswer {
     asked: String,
@@ -28,13 +28,13 @@ pub enum NoHealthAnswer {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The maximum number of bytes read from a response: more than one line for each feed of a process.
+/// Maximum size of a response; more than the feeds of one process take.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Sends one probe.
 ///
 /// # Errors
-/// There was no response, or none before the timeout.
+/// There was no response within the timeout.
 #[inline(never)]
 pub fn ask(question: HealthQuestion) -> BoxFuture<'static, Result<HealthAnswer, NoHealthAnswer>> {
     Box::pin(async move {
@@ -52,7 +52,7 @@ pub fn ask(question: HealthQuestion) -> BoxFuture<'static, Result<HealthAnswer, 
 }
 
 impl HealthAnswer {
-    /// Whether the proxy reported success.
+    /// Whether the proxy is healthy.
     pub fn is_well(&self) -> bool {
         self.status.is_success()
     }

@@ -8,8 +8,8 @@ use super::examples::{CHECK_EXAMPLES, HEALTH_EXAMPLES, SERVE_EXAMPLES};
 
 /// One upstream Kubernetes watch, thousands of unmodified clients.
 ///
-/// kube-fanout keeps one list-watch per resource open to a kube-apiserver and answers LIST, GET and WATCH from memory,
-/// with the cluster's own resourceVersions. Everything else is passed through.
+/// kube-fanout keeps one list and watch per resource open to a kube-apiserver and serves LIST, GET and WATCH from
+/// memory, with the cluster's own resourceVersions. It forwards all other requests.
 #[derive(Debug, Parser)]
 #[command(name = "kube-fanout", version, max_term_width = 100, after_help = TOOLS_HELP)]
 pub struct Arguments {
@@ -17,29 +17,28 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// The commands of `fanoutctl`. `kube-fanout NAME` executes `fanoutctl NAME` if that binary is beside it.
+/// The commands of `fanoutctl`. `kube-fanout NAME` executes `fanoutctl NAME` if that binary is in the same directory.
 pub const TOOL_COMMANDS: [&str; 6] = ["demo", "try", "bench", "verify", "estimate", "fanout"];
 
-const TOOLS_HELP: &str =
-    "Commands of fanoutctl, the binary for demos and measurements: demo, try, bench, verify, estimate, fanout.";
+const TOOLS_HELP: &str = "Commands of the separate binary fanoutctl: demo, try, bench, verify, estimate, fanout.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve clients in front of a kube-apiserver
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<ServeArguments>),
-    /// Find out before it runs whether a proxy could: rights, certificates, upstream, sizes and what it would cost
+    /// Preflight checks: permissions, certificates, upstream, size, cost
     #[command(after_help = CHECK_EXAMPLES)]
     Check(Box<super::CheckArguments>),
-    /// Ask a running proxy how it is, in an image that has no shell and no curl
+    /// Probe a running proxy; prints one line
     #[command(after_help = HEALTH_EXAMPLES)]
     Health(super::HealthArguments),
-    /// Check a configuration, or show what one can say
+    /// Validate a configuration, or print the default file or its schema
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Become an exec plugin, with so many open files: how `serve` runs them
+    /// Run an exec credential plugin with a limit on open files; used by `serve`
     #[command(hide = true)]
     RunPlugin {
         open_files: u64,
@@ -51,9 +50,9 @@ pub enum Command {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page of kube-fanout, or write those of all commands
+    /// Print the manual page of kube-fanout, or write the pages of all commands to a directory
     Man {
-        /// Where they are written, such as /usr/local/share/man/man1; made if it is not there
+        /// Directory to write to, such as /usr/local/share/man/man1; created if missing
         dir: Option<PathBuf>,
     },
     /// A command of `fanoutctl`, with its name and arguments.
@@ -65,7 +64,7 @@ impl Command {
     /// Reads the arguments of the process.
     ///
     /// # Errors
-    /// The arguments are wrong, or ask for help or the version.
+    /// The arguments are invalid, or request help or the version.
     pub fn of_process() -> Result<Self, clap::Error> {
         #[allow(clippy::disallowed_methods, reason = "arguments are read here")]
         let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -78,9 +77,9 @@ impl Command {
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a file, flags and files that they name, as `serve` does before it binds anything
+    /// Validate the file, the flags and the files that they name, as `serve` does at start
     Check(Box<ServeArguments>),
-    /// Print a file with every key, its default and what it means
+    /// Print a file with every key, its default and its description
     Default,
     /// Print the JSON schema of the file, for editors
     Schema,

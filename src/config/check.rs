@@ -1,17 +1,17 @@
 use super::{Problems, Serve, ServeArguments};
 
-/// What `check` is asked with.
+/// The arguments of `check`.
 #[derive(Debug, clap::Args)]
 pub struct CheckArguments {
     #[command(flatten)]
     serve: ServeArguments,
-    /// How many proxies like this one there will be: what they cost upstream together is said
+    /// Number of proxies to estimate the cost for
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub nodes: u64,
-    /// What works worse, or passes through, counts as failed too
+    /// Treat notes as failures
     #[arg(long)]
     pub strict: bool,
-    /// Say it as JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }

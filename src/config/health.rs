@@ -7,25 +7,25 @@ use super::configuration::Configuration;
 use crate::net::Address;
 use base::PagePlace;
 
-/// What `health` is asked with.
+/// The arguments of `health`.
 #[derive(Debug, clap::Args)]
 pub struct HealthArguments {
-    /// What to ask, http://HOST:PORT or unix:PATH, with a path if it is not /livez [default: where the configuration
-    /// has probes answered, or else the admin pages]
+    /// URL to probe: http://HOST:PORT or unix:PATH, with a path if it is not /livez [default: healthzBindAddress of the
+    /// configuration, or else its admin address]
     #[arg(value_name = "URL")]
     url: Option<String>,
-    /// The configuration file that `serve` has
+    /// Configuration file of the proxy
     #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
     config: Option<PathBuf>,
-    /// The same flag that `serve` has
+    /// Value of the same flag of `serve`
     #[arg(long, value_name = "ADDR")]
     healthz_bind_address: Option<String>,
-    /// How long an answer may take
+    /// Timeout of the probe
     #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = humantime::parse_duration)]
     timeout: Duration,
 }
 
-/// A question to a running proxy.
+/// A probe of a running proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthQuestion {
     pub place: PagePlace,
@@ -36,10 +36,10 @@ pub struct HealthQuestion {
 const DEFAULT_PATH: &str = "/livez";
 
 impl HealthArguments {
-    /// Finds out whom to ask.
+    /// Finds the address to probe.
     ///
     /// # Errors
-    /// Everything that is wrong with the URL, or with the configuration if there is none.
+    /// All problems of the URL, or of the configuration if no URL is given.
     pub fn resolve(self) -> Result<HealthQuestion, Problems> {
         let mut problems = Problems::default();
         let Self { url, config, healthz_bind_address, timeout } = self;
@@ -60,14 +60,14 @@ impl HealthArguments {
     }
 }
 
-/// Where `serve` with this configuration answers probes.
+/// The address where `serve` with this configuration answers probes.
 fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems) -> Option<(PagePlace, String)> {
     let (key, text) = match flag.unwrap_or(file.healthz_bind_address) {
         off if off == "off" => ("admin", file.admin),
         address => ("healthzBindAddress", address),
     };
     if text == "off" {
-        problems.add("healthzBindAddress and admin are off: name a URL");
+        problems.add("healthzBindAddress and admin are off: pass a URL");
         return None;
     }
     let place = match problems.check(key, text.parse())? {
@@ -77,7 +77,7 @@ fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems
     Some((place, DEFAULT_PATH.to_owned()))
 }
 
-/// What listens on all interfaces is found on loopback.
+/// A listener on all interfaces is reachable on loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(any) if any.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_default_it_asks_where_serve_answers() {
+    fn default_address_is_that_of_serve() {
         let at = |file: &str, flag: Option<&str>| {
             let mut problems = Problems::default();
             let file = Configuration::parse(file, &mut problems);

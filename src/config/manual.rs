@@ -1,4 +1,4 @@
-//! The manual: a page for each command, of what its `--help` says.
+//! Manual pages, one per command, generated from `--help`.
 
 use std::io;
 use std::path::Path;
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn each_command_has_a_page_that_names_each_of_its_flags() {
+    fn each_command_has_a_page_with_all_its_flags() {
         let mut pages = pages();
         let mut root = without_help(Arguments::command());
         root.build();
@@ -143,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn examples_keep_their_lines_and_exit_codes_have_a_section() {
+    fn examples_keep_lines_and_exit_codes_have_a_section() {
         let pages = pages();
         let page = &pages["kube-fanout-serve.1"];
         let (_, examples) = page.split_once(".SH EXAMPLES\n.nf\n").expect("examples");
         let (examples, rest) = examples.split_once(".fi\n").expect("their end");
         assert!(examples.contains("\n    kube-fanout serve --kubeconfig ~/.kube/config "), "{examples}");
         assert!(rest.starts_with(".SH \"EXIT STATUS\"\n0 stopped by SIGTERM"), "{rest}");
-        assert!(pages["kube-fanout-check.1"].contains(".SH NOTES\nIt takes the flags of `serve`"));
+        assert!(pages["kube-fanout-check.1"].contains(".SH NOTES\n`check` takes the flags of `serve`"));
         for (name, page) in &pages {
             assert!(!page.contains("Exit codes: "), "{name} has them in a section");
         }

@@ -16,53 +16,54 @@ pub struct ServeArguments {
     /// Configuration file in YAML; flags override it (docs/CONFIG.md lists its keys)
     #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
     config: Option<PathBuf>,
-    /// Credentials for upstream [default: the pod's service account; outside of a cluster ~/.kube/config]
+    /// Credentials for the apiserver [default: the pod's service account; outside a cluster ~/.kube/config]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Where to listen: IP:PORT or unix:PATH; may be repeated [default: 127.0.0.1:8001]
+    /// Address for clients: IP:PORT or unix:PATH; may be repeated [default: 127.0.0.1:8001]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// Where metrics and health are served, or "off" [default: 127.0.0.1:9090]
+    /// Address of the metrics, health and admin pages: IP:PORT, unix:PATH or "off" [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// Where a kubelet finds /healthz, /livez and /readyz, on any interface: IP:PORT or "off" [default: off]
+    /// Address that serves only /healthz, /livez and /readyz, for kubelet probes: IP:PORT or "off" [default: off]
     #[arg(long, value_name = "ADDR")]
     healthz_bind_address: Option<String>,
-    /// Where a Prometheus finds /metrics, on any interface: IP:PORT or "off" [default: off]
+    /// Address that serves only /metrics, for Prometheus: IP:PORT or "off" [default: off]
     #[arg(long, value_name = "ADDR")]
     metrics_bind_address: Option<String>,
-    /// Who may read metrics there: "none" asks nobody, "delegated" serves TLS and asks upstream who scrapes and whether
-    /// it may [default: none]
+    /// Access to that address: "none" lets anyone read it; "delegated" serves TLS, and the apiserver authenticates and
+    /// authorizes each scrape [default: none]
     #[arg(long, value_name = "MODE")]
     metrics_auth: Option<String>,
     #[command(flatten)]
     tls: TlsArguments,
-    /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only; "delegated" asks
-    /// upstream who a caller is and what it may read [default: none]
+    /// Authentication: "none" treats every caller as the proxy's own identity, on loopback and unix sockets only;
+    /// "delegated" lets the apiserver authenticate and authorize each caller [default: none]
     #[arg(long, value_name = "MODE")]
     auth: Option<String>,
-    /// Authorities whose client certificates are taken, PEM; read again when it changes (with --auth delegated)
+    /// CA bundle that verifies client certificates, PEM; reloaded when it changes (requires --auth delegated)
     #[arg(long, value_name = "FILE")]
     client_ca: Option<PathBuf>,
-    /// Credentials that may impersonate and nothing else, for requests of certificate holders that are passed through
+    /// Credentials that may only impersonate, to forward requests of callers that use client certificates
     #[arg(long, value_name = "FILE")]
     impersonator_kubeconfig: Option<PathBuf>,
-    /// Reads without a resourceVersion: "strict" proves that the cache is current, "bounded" does not [default: strict]
+    /// Reads without a resourceVersion: "strict" verifies that the cache is current, "bounded" does not [default:
+    /// strict]
     #[arg(long, value_name = "MODE")]
     consistency: Option<String>,
-    /// Resources to fetch at once: pods, deployments.apps, …
+    /// Resources to cache from the start: pods, deployments.apps, widgets.v1.example.com
     #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
     preload: Vec<String>,
-    /// The node whose agents are served: of pods and of what else belongs to nodes, only its own is held
+    /// Node of this proxy: it caches only that node's pods and other objects of that node
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
-    /// Sensitive kinds to hold all the same: secrets, configmaps
+    /// Also cache these sensitive kinds: secrets, configmaps
     #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
     cache_sensitive: Vec<String>,
-    /// Record requests that are answered here, as audit.k8s.io/v1 events, a line each; "-" is standard output
+    /// Log requests that the proxy answers itself as audit.k8s.io/v1 events, one per line; "-" is standard output
     #[arg(long, value_name = "FILE")]
     audit_log: Option<String>,
-    /// For debugging: let core files and debuggers see what is in memory, tokens and Secrets included
+    /// For debugging: allow core dumps and debuggers, which can read tokens and Secrets from memory
     #[arg(long)]
     allow_core_dumps: bool,
 }
@@ -73,13 +74,13 @@ struct TlsArguments {
     /// Certificate chain of the TCP listeners, PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its key, PEM
+    /// Key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Serve TLS with a certificate made at start
+    /// Serve TLS with a self-signed certificate, created at start
     #[arg(long, conflicts_with = "tls_cert")]
     tls_self_signed: bool,
-    /// Write that certificate here, for clients to trust
+    /// Write that certificate to this file, for clients to trust
     #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
     tls_self_signed_out: Option<PathBuf>,
 }

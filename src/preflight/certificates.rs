@@ -7,21 +7,21 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::CheckFinding;
 
-/// A file with certificates, and its purpose.
+/// A file with certificates.
 #[derive(Debug, Clone)]
 pub struct CertificateFile {
     /// The configuration key.
     pub key: &'static str,
     pub path: PathBuf,
-    /// Whether the file has a certificate followed by its issuers, rather than independent authorities.
+    /// Whether the file is a server certificate followed by its chain; otherwise it is a CA bundle.
     pub is_chain: bool,
 }
 
 const ABOUT: &str = "certificates";
-/// Certificates that expire sooner are reported.
+/// A certificate that expires sooner gets a note.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Reads each file and reports the validity of its certificates.
+/// Reads each file and reports how long its certificates are valid.
 pub fn certificates(files: &[CertificateFile], now: SystemTime) -> Vec<CheckFinding> {
     files.iter().flat_map(|file| of_file(file, now)).collect()
 }
@@ -30,7 +30,10 @@ fn of_file(file: &CertificateFile, now: SystemTime) -> Vec<CheckFinding> {
     let named = format!("{}: {}", file.key, file.path.display());
     match read(&file.path) {
         Err(why) => vec![CheckFinding::failed(ABOUT, format!("{named}: {why}"))],
-        Ok(chain) if chain.is_empty() => vec![CheckFinding::failed(ABOUT, format!("{named}: no certificate in it"))],
+        Ok(chain) if chain.is_empty() => vec![CheckFinding::failed(
+            ABOUT,
+            format!("{named}: no certificate found (expected a PEM block \"CERTIFICATE\")"),
+        )],
         Ok(chain) => judged(file, &named, &chain, now),
     }
 }
@@ -43,7 +46,9 @@ fn read(path: &Path) -> Result<Vec<Vec<u8>>, String> {
 
 fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime) -> Vec<CheckFinding> {
     let parsed: Result<Vec<_>, _> = chain.iter().map(|der| X509Certificate::from_der(der).map(|(_, it)| it)).collect();
-    let Ok(parsed) = parsed else { return vec![CheckFinding::failed(ABOUT, format!("{named}: unreadable"))] };
+    let Ok(parsed) = parsed else {
+        return vec![CheckFinding::failed(ABOUT, format!("{named}: cannot parse the certificate"))];
+    };
     let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(seconds).unwrap_or(i64::MAX);
     let soon = i64::try_from(SOON.as_secs()).unwrap_or(i64::MAX);
@@ -53,27 +58,29 @@ fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTim
         let (from, to) = (validity.not_before, validity.not_after);
         let said = format!("{named}: {subject}");
         if to.timestamp() <= now {
-            findings.push(CheckFinding::failed(ABOUT, format!("{said} ended on {to}")));
+            findings.push(CheckFinding::failed(ABOUT, format!("{said} expired on {to}")));
         } else if from.timestamp() > now {
-            findings.push(CheckFinding::failed(ABOUT, format!("{said} begins on {from}")));
+            findings.push(CheckFinding::failed(ABOUT, format!("{said} is not valid before {from}")));
         } else if to.timestamp() - now < soon {
-            findings.push(CheckFinding::note(ABOUT, format!("{said} ends on {to}")));
+            findings.push(CheckFinding::note(ABOUT, format!("{said} expires soon, on {to}")));
         } else {
-            findings.push(CheckFinding::ok(ABOUT, format!("{said} is good until {to}")));
+            findings.push(CheckFinding::ok(ABOUT, format!("{said} is valid until {to}")));
         }
     }
     if file.is_chain {
         let broken = parsed.windows(2).position(|pair| pair[0].issuer() != pair[1].subject());
         if let Some(at) = broken {
-            let what = format!("{named}: certificate {} is not issued by the one behind it", at + 1);
-            findings.push(CheckFinding::failed(ABOUT, what).mended_by("the chain in order, the server's own first"));
+            let what = format!("{named}: certificate {} is not issued by the certificate that follows it", at + 1);
+            findings.push(
+                CheckFinding::failed(ABOUT, what).mended_by("write the chain in order, the server certificate first"),
+            );
         }
         findings.extend(parsed.first().map(|first| names(named, first)));
     }
     findings
 }
 
-/// Reports the names under which clients may reach the server.
+/// The names in the server certificate.
 fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     let alternative = certificate.subject_alternative_name().ok().flatten();
     let name = |name: &GeneralName<'_>| match name {
@@ -87,10 +94,10 @@ fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     };
     let names: Vec<_> = alternative.iter().flat_map(|of| of.value.general_names.iter().filter_map(name)).collect();
     if names.is_empty() {
-        let what = format!("{named}: it has no subject alternative names, and clients accept no other");
+        let what = format!("{named}: no subject alternative name, which clients require");
         return CheckFinding::failed(ABOUT, what);
     }
-    CheckFinding::ok(ABOUT, format!("{named}: for {}", names.join(", ")))
+    CheckFinding::ok(ABOUT, format!("{named}: valid for {}", names.join(", ")))
 }
 
 #[cfg(test)]
@@ -99,7 +106,7 @@ mod tests {
     use crate::preflight::CheckOutcome;
 
     #[test]
-    fn a_certificate_is_good_or_it_is_said_why_not() {
+    fn invalid_certificate_is_reported_with_the_reason() {
         let folder = std::env::temp_dir().join(format!("kube-fanout-preflight-{}", fastrand::u64(..)));
         std::fs::create_dir_all(&folder).expect("a folder");
         let path = folder.join("tls.crt");
@@ -115,8 +122,8 @@ mod tests {
         let year_2030 = UNIX_EPOCH + Duration::from_secs(60 * 365 * 24 * 3600);
         let good = outcomes(year_2030);
         assert!(good.iter().all(|(outcome, _)| *outcome == CheckOutcome::Ok), "{good:?}");
-        assert!(good[1].1.ends_with("for fanout.example"), "{good:?}");
-        // rcgen's certificate expires in the year 4096.
+        assert!(good[1].1.ends_with("valid for fanout.example"), "{good:?}");
+        // rcgen's own ends in the year 4096.
         let late = UNIX_EPOCH + Duration::from_secs(2_200 * 365 * 24 * 3600);
         assert_eq!(outcomes(late)[0].0, CheckOutcome::Failed);
         assert_eq!(outcomes(UNIX_EPOCH)[0].0, CheckOutcome::Failed);

@@ -4,26 +4,26 @@ use serde::Serialize;
 
 use crate::upstream::Error;
 
-/// The result of one check.
+/// The outcome of one check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckOutcome {
     Ok,
-    /// The proxy works, but slower, or passes requests through.
+    /// The proxy works, but something is slower or forwarded.
     Note,
     Failed,
-    /// The check was inconclusive.
+    /// The check could not be made.
     Unknown,
 }
 
-/// The finding of one check.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckFinding {
     pub outcome: CheckOutcome,
     /// `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
     pub about: &'static str,
     pub what: String,
-    /// The change that would fix it, in the operator's terms.
+    /// How to fix it, as an operator writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -41,14 +41,14 @@ impl CheckFinding {
         Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
     }
 
-    /// Upstream returned no result. The check failed if upstream refuses the proxy, and is inconclusive otherwise.
+    /// A request to upstream failed: the proxy is refused, or the outcome is unknown.
     pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
         Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
     }
 
-    /// Adds the change that would fix it.
+    /// Adds how to fix it.
     #[must_use]
     pub fn mended_by(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
@@ -56,7 +56,7 @@ impl CheckFinding {
 }
 
 impl CheckOutcome {
-    /// The prefix of a line.
+    /// The mark at the start of a line.
     pub fn mark(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -7,22 +7,22 @@ use super::{CheckFinding, Wanted};
 use crate::upstream::{Client, Error};
 use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 
-/// The features of a proxy that need permissions.
+/// What a proxy needs permissions for.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
-    /// Resources that the configuration names: each must be readable.
+    /// Resources that the configuration names; each must be readable.
     pub named: Vec<Wanted>,
-    /// Other resources that may be cached; unreadable ones are passed through.
+    /// Other resources that can be cached; those that are not readable are forwarded.
     pub others: Vec<Wanted>,
-    /// Whether callers are authenticated and authorized by upstream.
+    /// The proxy authenticates callers through upstream.
     pub asks_about_callers: bool,
-    /// Whether clients that scrape metrics are authenticated and authorized by upstream.
+    /// The proxy authenticates scrapes of metrics through upstream.
     pub asks_about_scrapes: bool,
-    /// Whether changes of RBAC and of definitions are followed, which proxies on nodes do not do.
+    /// The proxy watches RBAC and definitions. A proxy on a node does not.
     pub follows_cluster: bool,
 }
 
-/// A permission, as in an RBAC rule, and the consequence of its absence.
+/// A permission, as the RBAC rule that grants it, and the effect of its absence.
 struct Right {
     gvr: Gvr,
     verb: &'static str,
@@ -30,7 +30,7 @@ struct Right {
     lack: MissingRight,
 }
 
-/// The consequence of a missing permission.
+/// The effect of a missing permission.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MissingRight {
     Named,
@@ -42,7 +42,7 @@ enum MissingRight {
 }
 
 const ABOUT: &str = "rights";
-/// The number of concurrent requests.
+/// Concurrent requests.
 const AT_A_TIME: usize = 8;
 const REVIEWS: [(&str, &str); 2] =
     [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")];
@@ -50,7 +50,7 @@ const POLICY: [&str; 4] = ["clusterrolebindings", "clusterroles", "rolebindings"
 const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
-/// Reviews each needed permission, and names the missing rules.
+/// Checks each permission that is needed, and reports the rules that are missing.
 pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
     let wanted = needs.rights();
     let count = wanted.len();
@@ -67,22 +67,24 @@ pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
     if let Some(error) = failed.first() {
         findings.push(CheckFinding::unanswered(
             ABOUT,
-            format!("{} of {count} could not be asked", failed.len()),
+            format!("cannot check {} of {count} permissions", failed.len()),
             error,
         ));
     }
     let header = match (held, missing.len()) {
-        (_, 0) if held == count => CheckFinding::ok(ABOUT, format!("all {count} that are needed")),
+        (_, 0) if held == count => CheckFinding::ok(ABOUT, format!("all {count} needed permissions are granted")),
         (0, 0) => return findings,
-        (0, _) => CheckFinding::failed(ABOUT, format!("none of {count} that are needed or useful")),
-        _ => CheckFinding::ok(ABOUT, format!("{held} of {count} that are needed or useful")),
+        (0, _) => CheckFinding::failed(ABOUT, format!("none of {count} permissions is granted")),
+        _ => CheckFinding::ok(ABOUT, format!("{held} of {count} needed or useful permissions are granted")),
     };
     findings.push(header);
     let readable = needs.others.iter().filter(|of| !missing.iter().any(|right| right.is_to_read(of))).count();
     findings.extend(grouped(missing));
     if !needs.others.is_empty() && readable == 0 && failed.is_empty() {
-        let what = "no resource may be both listed and watched: nothing would be cached, and every read passed through";
-        findings.push(CheckFinding::failed(ABOUT, what).mended_by("list and watch for what clients read, in a role"));
+        let what = "nothing can be listed and watched: the proxy would cache nothing and forward every read";
+        findings.push(
+            CheckFinding::failed(ABOUT, what).mended_by("grant list and watch on the resources that clients read"),
+        );
     }
     findings
 }
@@ -94,8 +96,7 @@ async fn ask(client: &Client, right: Right) -> Result<Option<Right>, Error> {
 }
 
 impl Needs {
-    /// The number of upstream streams for the proxy itself, in addition to those of cached resources: definitions, and
-    /// RBAC while clients watch.
+    /// The number of upstream watches besides those of cached resources: definitions, and RBAC while clients watch.
     pub fn own_streams(&self) -> u64 {
         let policy = if self.asks_about_callers { POLICY.len() } else { 0 };
         if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
@@ -147,7 +148,7 @@ impl Right {
     }
 }
 
-/// Returns a finding for each resource with a missing permission, and one for all that are passed through.
+/// Returns a finding for each resource with a missing permission, and one for all that are forwarded.
 fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
     let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingRight)> = BTreeMap::new();
     for right in missing {
@@ -164,27 +165,28 @@ fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
                 through.push(gvr.group_resource());
                 continue;
             }
-            MissingRight::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration names")),
+            MissingRight::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration requires")),
             MissingRight::CallersUnknown => {
-                CheckFinding::failed(ABOUT, format!("{may_not}: nobody could be told from anybody"))
+                CheckFinding::failed(ABOUT, format!("{may_not}: callers cannot be authenticated"))
             }
             MissingRight::ScrapesRefused => {
-                CheckFinding::failed(ABOUT, format!("{may_not}: nobody could read metrics (metrics.auth)"))
+                CheckFinding::failed(ABOUT, format!("{may_not}: scrapes cannot be authenticated (metrics.auth)"))
             }
             MissingRight::RevocationLate => {
-                let what = format!("{may_not}: a right that is taken away ends open watches after 75 s, not 5 s");
+                let what = format!("{may_not}: a revoked permission ends open watches after 75 s instead of 5 s");
                 CheckFinding::note(ABOUT, what)
             }
             MissingRight::DefinitionsUnknown => {
-                let what = format!("{may_not}: custom resources and aggregated APIs pass through, or are known late");
+                let what = format!("{may_not}: custom resources and aggregated APIs are forwarded, or discovered late");
                 CheckFinding::note(ABOUT, what)
             }
         };
         findings.push(finding.mended_by(rule(&gvr, &verbs)));
     }
     if !through.is_empty() {
-        let what = format!("{} resources may not be read and pass through: {}", through.len(), through.join(", "));
-        findings.push(CheckFinding::note(ABOUT, what).mended_by("name them in a role, or say feeds.resources"));
+        let what = format!("{} resources cannot be read and are forwarded: {}", through.len(), through.join(", "));
+        findings
+            .push(CheckFinding::note(ABOUT, what).mended_by("grant list and watch on them, or set feeds.resources"));
     }
     findings
 }
@@ -192,7 +194,7 @@ fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
 /// The RBAC rule that grants these permissions.
 fn rule(gvr: &Gvr, verbs: &[&str]) -> String {
     format!(
-        "a ClusterRole's rule {{apiGroups: [\"{}\"], resources: [{}], verbs: [{}]}}",
+        "add the ClusterRole rule {{apiGroups: [\"{}\"], resources: [{}], verbs: [{}]}}",
         gvr.group,
         gvr.resource,
         verbs.join(", ")
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_what_the_mode_needs() {
+    fn permissions_depend_on_the_mode() {
         let needs = |asks_about_callers, follows_cluster| Needs {
             named: vec![wanted("", "pods")],
             others: Vec::new(),
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_that_is_missing_is_named() {
+    fn missing_rule_is_reported() {
         let right = |gvr: Gvr, verb, lack| Right { gvr, verb, selector: None, lack };
         let found = grouped(vec![
             right(Gvr::new("apps", "v1", "deployments"), "watch", MissingRight::Named),
@@ -240,7 +242,7 @@ mod tests {
         ]);
         let said: Vec<_> =
             found.iter().map(|finding| (finding.outcome, finding.remedy.as_deref().unwrap_or(""))).collect();
-        let rule = "a ClusterRole's rule {apiGroups: [\"apps\"], resources: [deployments], verbs: [list, watch]}";
+        let rule = "add the ClusterRole rule {apiGroups: [\"apps\"], resources: [deployments], verbs: [list, watch]}";
         assert_eq!(said[0], (CheckOutcome::Failed, rule));
         assert_eq!((said[1].0, said[2].0, said.len()), (CheckOutcome::Note, CheckOutcome::Note, 3));
         assert!(found[2].what.contains("secrets"));

@@ -5,21 +5,21 @@ use serde::Deserialize;
 use super::{CheckFinding, Wanted};
 use crate::upstream::{Cause, Client, Error};
 
-/// The load of a fleet of proxies on upstream while nothing changes.
+/// The cost of a fleet of proxies for upstream while nothing changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetCost {
     pub nodes: u64,
-    /// The number of feeds per proxy.
+    /// Cached resources of each proxy.
     pub feeds: u64,
-    /// The number of streams per proxy for itself: definitions and RBAC.
+    /// Other watches of each proxy: definitions and RBAC.
     pub own: u64,
 }
 
-/// The size of a resource.
+/// The number of objects of a resource, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
     objects: u64,
-    /// The average size of an object in JSON, in bytes.
+    /// Average size of an object in JSON.
     bytes: u64,
 }
 
@@ -41,15 +41,15 @@ struct PageMetadata {
 
 const ABOUT: &str = "sizes";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// The maximum number of resources that are measured, and that are reported separately, largest first.
+/// Maximum number of resources to measure, and to report, the largest first.
 const ASKED_MAX: usize = 100;
 const SAID_MAX: usize = 12;
-/// The number of objects whose size is sampled.
+/// Objects whose size is measured.
 const SAMPLE: usize = 20;
-/// The approximate size of a bookmark, in bytes; each stream has one a minute.
+/// Approximate size of a bookmark; each watch receives one per minute.
 const BOOKMARK_BYTES: u64 = 250;
 
-/// Measures each resource, and reports the sizes and their sum. `budget` is the memory of all feeds, in bytes.
+/// Counts the objects of each resource and reports their total size. `budget` is the memory of all feeds.
 pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<CheckFinding> {
     let (mut found, mut failed) = (Vec::new(), None);
     for of in wanted.iter().take(ASKED_MAX) {
@@ -76,15 +76,17 @@ pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<Che
         findings.push(CheckFinding::ok(ABOUT, format!("{} more resources: {objects} objects", rest.len())));
     }
     if wanted.len() > ASKED_MAX {
-        let what = format!("{} further resources were not looked at", wanted.len() - ASKED_MAX);
+        let what = format!("{} further resources were not measured", wanted.len() - ASKED_MAX);
         findings.push(CheckFinding::ok(ABOUT, what));
     }
     let (all, room) = (mebibytes(bytes), mebibytes(budget as u64));
     findings.push(if bytes > budget as u64 {
-        let what = format!("together about {all} in JSON, and feeds may hold {room}: what does not fit passes through");
-        CheckFinding::note(ABOUT, what).mended_by("feeds.memoryMebibytes, or feeds.resources")
+        let what = format!(
+            "about {all} of JSON in total exceeds the memory of {room} for feeds: what does not fit is forwarded"
+        );
+        CheckFinding::note(ABOUT, what).mended_by("raise feeds.memoryMebibytes, or set feeds.resources")
     } else {
-        CheckFinding::ok(ABOUT, format!("together about {all} in JSON, of {room} that feeds may hold"))
+        CheckFinding::ok(ABOUT, format!("about {all} of JSON in total; feeds may use {room}"))
     });
     findings
 }
@@ -126,12 +128,12 @@ fn mebibytes(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
-/// Reports the load of an idle fleet on upstream.
+/// Reports the cost of a fleet for upstream while nothing changes.
 pub fn cost(of: &FleetCost) -> CheckFinding {
     let each = of.feeds + of.own;
     let streams = of.nodes * each;
     let what = format!(
-        "{} prox{} × {each} watch{} = {streams} upstream watches; at rest no requests, {} KiB of bookmarks a minute",
+        "{} prox{} × {each} watch{} = {streams} upstream watches; idle load: no requests, {} KiB/min of bookmarks",
         of.nodes,
         if of.nodes == 1 { "y" } else { "ies" },
         if each == 1 { "" } else { "es" },
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collection_is_counted_by_what_upstream_says_is_left() {
+    fn objects_are_counted_by_remaining_item_count() {
         let first = br#"{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}"#;
         let some = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
         assert_eq!(measured(first, some), Size { objects: 42, bytes: 8 });
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_grows_with_the_nodes_alone() {
+    fn cost_is_proxies_times_watches() {
         let said = cost(&FleetCost { nodes: 1_000, feeds: 5, own: 2 }).what;
         assert!(said.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{said}");
     }

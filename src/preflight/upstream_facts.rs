@@ -1,21 +1,21 @@
 use super::CheckFinding;
 use crate::upstream::{Client, Release};
 
-/// The apiserver's release, and the proxy's account there.
+/// The release of the apiserver, and the user that the proxy is authenticated as.
 #[derive(Debug, Clone)]
 pub struct UpstreamIdentity {
     pub findings: Vec<CheckFinding>,
-    /// Whether it responds and accepts the credentials; otherwise all other checks would fail in the same way.
+    /// Whether the apiserver responds and accepts the credentials. If not, every other check would fail the same way.
     pub is_usable: bool,
 }
 
 const ABOUT: &str = "upstream";
-/// The first release that streams lists by default, and serves older pages from its own cache.
+/// The first release that streams lists by default and serves older pages from its own cache.
 const STREAMS_LISTS: Release = Release { major: 1, minor: 34 };
-/// The oldest release that was tested.
+/// The oldest tested release.
 const TRIED_SINCE: Release = Release { major: 1, minor: 30 };
 
-/// Determines the apiserver's release, and the user that it authenticates the proxy as.
+/// Reports the release of the apiserver, and the user that it authenticates the proxy as.
 pub async fn identity(client: &Client) -> UpstreamIdentity {
     let url = client.server_url();
     let mut findings = Vec::new();
@@ -32,14 +32,16 @@ pub async fn identity(client: &Client) -> UpstreamIdentity {
             findings.push(CheckFinding::ok(ABOUT, format!("authenticated as {}", user.name)));
             true
         }
-        // Servers before 1.28 lack this review, and a cluster may deny it to every user.
+        // A server before 1.28 has no such review, and a cluster may not allow it.
         Err(error) if matches!(error.code(), Some(403 | 404)) => {
-            findings
-                .push(CheckFinding::note(ABOUT, format!("cannot tell as whom the proxy is authenticated: {error}")));
+            findings.push(CheckFinding::note(
+                ABOUT,
+                format!("cannot determine the user that the proxy is authenticated as: {error}"),
+            ));
             true
         }
         Err(error) => {
-            findings.push(CheckFinding::unanswered(ABOUT, "the proxy's own identity", &error));
+            findings.push(CheckFinding::unanswered(ABOUT, "cannot determine the proxy's user", &error));
             error.code().is_some_and(|code| code != 401)
         }
     };
@@ -49,10 +51,11 @@ pub async fn identity(client: &Client) -> UpstreamIdentity {
 fn of_release(url: &str, release: Release) -> CheckFinding {
     let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
     if release < TRIED_SINCE {
-        CheckFinding::note(ABOUT, format!("{named} is older than any that this was tried with (1.30)"))
+        CheckFinding::note(ABOUT, format!("{named} is older than the oldest tested release (1.30)"))
     } else if release < STREAMS_LISTS {
-        let what =
-            format!("{named} may not stream lists (WatchList, on by default since 1.34): they are read in pages");
+        let what = format!(
+            "{named} may not stream lists (WatchList, on by default since 1.34): the proxy reads lists in pages"
+        );
         CheckFinding::note(ABOUT, what)
     } else {
         CheckFinding::ok(ABOUT, named)

@@ -191,7 +191,7 @@ async fn check_names_what_is_missing(
         direct.patch(&path, json!({"rules": rules.collect::<Vec<_>>()})).await;
         let remedies = eventually(&format!("{lost} is missed"), async || {
             let (code, said) = checked(kubeconfig, &resources);
-            let remedies = said.lines().filter(|line| line.contains("add a ClusterRole's rule"));
+            let remedies = said.lines().filter(|line| line.contains("fix: add the ClusterRole rule"));
             let remedies: Vec<_> = remedies.map(str::to_owned).collect();
             (code == Some(1) && !remedies.is_empty()).then_some(remedies)
         })

@@ -20,9 +20,9 @@ async fn on_a_real_control_plane_everything_is_killed_and_nothing_is_lost() {
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{said}\n{errors}");
     for part in [
-        "The apiserver was killed 1 times, the proxy 1 times.",
-        "0 lost, 0 wrong or told twice",
-        "Nothing was lost: each informer was told every change, and holds what upstream holds.",
+        "The apiserver was killed once, the proxy once.",
+        "0 lost, 0 wrong or duplicate",
+        "Nothing was lost: each informer received every change, and its state equals upstream.",
     ] {
         assert!(said.contains(part), "{part}: {said}\n{errors}");
     }
@@ -58,5 +58,5 @@ async fn the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c() {
     process.signal("INT");
     let (status, said) = (process.wait(PATIENCE).await, read());
     assert_eq!(status.code(), Some(0), "{said}");
-    assert!(said.contains("Nothing was lost: each informer was told every change"), "{said}");
+    assert!(said.contains("Nothing was lost: each informer received every change"), "{said}");
 }

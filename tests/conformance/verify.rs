@@ -56,7 +56,7 @@ impl Verified {
 
     /// Whether it says nothing, or nothing of one of these promises. What is broken says something.
     fn is_void(&self, promises: &[&str]) -> bool {
-        let is_unjudged = |promise: &&str| self.of(promise).is_some_and(|line| line.contains("not judged"));
+        let is_unjudged = |promise: &&str| self.of(promise).is_some_and(|line| line.contains("not checked"));
         self.code == VOID || self.code == Some(0) && promises.iter().any(is_unjudged)
     }
 

@@ -20,7 +20,7 @@ async fn asked(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn help_teaches_by_either_name() {
+fn help_works_under_both_names() {
     let verbs = ["status", "top", "explain", "diff", "tail"];
     let plugin = run_called("kubectl-fanout", &["--help"]);
     assert_eq!(plugin.code, Some(0), "{}", plugin.stderr);
@@ -39,7 +39,7 @@ fn help_teaches_by_either_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
+async fn status_top_and_explain_show_a_slow_client() {
     let up = demo::upstream().pods(20).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
@@ -55,15 +55,15 @@ async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
     // All tests of this process count in the same metrics, and some of them have files that cannot be read again.
     let is_troubled = ["reload failed", ": expired"].iter().any(|trouble| status.stdout.contains(trouble));
     assert_eq!(status.code, Some(i32::from(is_troubled)), "{}{}", status.stdout, status.stderr);
-    for part in [": ready, kube-fanout ", "watches of clients", "pods.v1 (json)", "live"] {
+    for part in [": ready, kube-fanout ", "client watches", "pods.v1 (json)", "live"] {
         assert!(status.stdout.contains(part), "{part}: {}", status.stdout);
     }
     let json: Value =
         serde_json::from_str(&asked(&["status", "--address", &admin, "-o", "json"]).await.stdout).expect("JSON");
     assert_eq!(json[0]["ready"], true);
 
-    let behind = || async { asked(&["explain", "--address", &admin]).await.stdout.contains("events are waiting") };
-    eventually("the slow one is told", behind).await;
+    let behind = || async { asked(&["explain", "--address", &admin]).await.stdout.contains("events waiting") };
+    eventually("the slow watch is shown", behind).await;
     // Whoever reads is never further behind than the window reaches.
     for _ in 0..10 {
         ok.reached(up.churn(200).await).await;
@@ -73,13 +73,13 @@ async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
     app.get("/version").await;
     let explained = asked(&["explain", "--address", &admin]).await.stdout;
     for part in
-        ["WATCH pods.v1: expired: its place left the history (410)", "GET /version: non_resource: ", "has everything"]
+        ["WATCH pods.v1: expired: its position left the history (410)", "GET /version: non_resource: ", "caught up"]
     {
         assert!(explained.contains(part), "{part}: {explained}");
     }
     let top = asked(&["top", "--address", &admin, "--every", "10ms", "--times", "2"]).await;
     assert_eq!(top.code, Some(0), "{}", top.stderr);
-    for part in ["pods.v1", "/s events delivered", "parked"] {
+    for part in ["pods.v1", "delivered: ", "idle"] {
         assert!(top.stdout.contains(part), "{part}: {}", top.stdout);
     }
     drop(ok);
@@ -88,7 +88,7 @@ async fn it_is_told_how_a_proxy_is_and_why_a_client_was_ended() {
 const DRAIN: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_told_that_a_client_was_revoked_and_that_one_was_drained() {
+async fn explain_names_revoked_and_drained_watches() {
     let up = demo::upstream().pods(3).run().await;
     for (token, name) in [("a", "ada"), ("b", "bob")] {
         up.reviews().give(token, name);
@@ -120,14 +120,14 @@ async fn it_is_told_that_a_client_was_revoked_and_that_one_was_drained() {
     app.begin_stop();
     // Each is told at a moment of its own within the time that a drain has: the first of so many soon, and the last,
     // with which the proxy goes, a minute later.
-    eventually("it is told", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
+    eventually("the end is shown", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
     drop(bobs);
     app.stop().await;
 }
 
 /// Where everybody of the machine can ask, it is not told who reads what, and that is said.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_shown_is_said() {
+async fn hidden_page_is_reported() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
@@ -135,16 +135,16 @@ async fn what_is_not_shown_is_said() {
     assert_eq!((explained.code, explained.stdout.as_str()), (Some(2), ""));
     assert!(explained.stderr.contains("403") && explained.stderr.contains("unix:PATH"), "{}", explained.stderr);
     let top = asked(&["top", "--address", &admin, "--times", "1"]).await;
-    assert!(top.code == Some(0) && top.stdout.contains("is not shown here"), "{}", top.stdout);
+    assert!(top.code == Some(0) && top.stdout.contains("watches are hidden"), "{}", top.stdout);
     // Nor is a token sent where others of the network could read it.
     let dir = Dir::new();
     let token = dir.file("token", "sesame").display().to_string();
     let remote = asked(&["explain", "--address", "http://192.0.2.1:9090", "--token-file", &token]).await;
-    assert!(remote.code == Some(2) && remote.stderr.contains("in the clear"), "{}", remote.stderr);
+    assert!(remote.code == Some(2) && remote.stderr.contains("without TLS"), "{}", remote.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_difference_is_found_and_only_where_there_is_one() {
+async fn diff_reports_only_real_differences() {
     let up = demo::upstream().pods(1_200).run().await;
     let app = direct::app(&up).bounded().run().await;
     let dir = Dir::new();
@@ -159,7 +159,7 @@ async fn a_difference_is_found_and_only_where_there_is_one() {
     let same = diff(&[]).await;
     assert_eq!(same.code, Some(0), "{}{}", same.stdout, same.stderr);
     assert!(
-        same.stdout.contains(" objects, ") && same.stdout.contains("the same in the proxy and upstream"),
+        same.stdout.contains(" objects, ") && same.stdout.contains("identical in the proxy and upstream"),
         "{}",
         same.stdout
     );
@@ -180,7 +180,10 @@ async fn a_difference_is_found_and_only_where_there_is_one() {
     ]);
     assert_eq!(json["differences"], found, "{json}");
     let text = diff(&["-n", "default"]).await.stdout;
-    assert!(text.contains("2 differences\n") && text.contains("default/lost: upstream has it at "), "{text}");
+    assert!(
+        text.contains("2 differences\n") && text.contains("default/lost: missing in the proxy; upstream has it at "),
+        "{text}"
+    );
 
     // What is not held cannot be compared.
     let passed = asked(&["diff", "pods", "--proxy", &up.url(), "--kubeconfig", &file]).await;
@@ -192,7 +195,7 @@ async fn a_difference_is_found_and_only_where_there_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_is_printed_as_it_comes() {
+async fn tail_prints_events() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();
@@ -212,7 +215,7 @@ async fn a_watch_is_printed_as_it_comes() {
             break;
         }
     }
-    assert!(told.contains("served from memory") && is_told(&told), "{told}");
+    assert!(told.contains("served from the cache") && is_told(&told), "{told}");
     let refused = asked(&["tail", "pods", "--proxy", &url, "--from", "nonsense", "--seconds", "1"]).await;
     assert!(refused.code == Some(2) && refused.stderr.contains("nonsense"), "{}", refused.stderr);
 }
@@ -220,7 +223,7 @@ async fn a_watch_is_printed_as_it_comes() {
 /// Two pods by a kubectl that leads to two proxies here. The first one's says more than a pipe holds before the second
 /// one's says anything: the real kubectl says a line of each connection, and ends if nobody reads it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_pods_of_a_daemon_set_are_asked() {
+async fn status_covers_all_pods_of_a_daemon_set() {
     let up = demo::upstream().pods(2).run().await;
     let apps = [direct::app(&up).run().await, direct::app(&up).run().await];
     for app in &apps {
@@ -255,7 +258,7 @@ async fn all_pods_of_a_daemon_set_are_asked() {
 
 /// A kubectl that ends is followed by another one at the same port, and what it writes is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_forward_that_ends_begins_again() {
+async fn port_forward_restarts_after_it_ends() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     let port = app.admin_client().url().rsplit(':').next().unwrap_or_default().to_owned();
@@ -278,9 +281,8 @@ async fn a_port_forward_that_ends_begins_again() {
     assert!(first.starts_with("port-forward --address 127.0.0.1 pod/one :9090\n"), "{first}");
 }
 
-/// A proxy that dies is said not to answer, and is shown again when it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_dies_is_shown_again_when_it_is_back() {
+async fn top_shows_a_restarted_proxy_again() {
     let up = demo::upstream().pods(2).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
@@ -299,8 +301,8 @@ async fn a_proxy_that_dies_is_shown_again_when_it_is_back() {
     let ready = format!("{admin}: ready");
     eventually("it is shown", || async { text().contains(&ready) }).await;
     app.stop().await;
-    let silent = format!("{admin}: does not answer\n");
-    eventually("it is said to be gone", || async { text().contains(&silent) }).await;
+    let silent = format!("{admin}: no response\n");
+    eventually("no response is shown", || async { text().contains(&silent) }).await;
     let _app = start().await;
     let is_back = || async { text().rfind(&ready) > text().rfind(&silent) };
     eventually("it is back", is_back).await;

@@ -1,4 +1,4 @@
-//! The live page is one file with its script and its colours, and says no more than the pages that it asks
+//! The live page is embedded in the binary, and shows no more than the pages that it polls
 //! (docs/OPERATING.md, "The live page").
 
 use http::Method;
@@ -14,7 +14,7 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 #[tokio::test]
-async fn its_files_come_with_what_keeps_other_pages_and_texts_out() {
+async fn files_have_security_headers() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     for (path, kind) in FILES {
@@ -109,7 +109,7 @@ fn asked(script: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn who_may_not_see_watches_finds_nobody_in_what_the_page_asks() {
+async fn polled_pages_hide_users_from_callers_without_permission() {
     let up = demo::upstream().pods(3).run().await;
     for (token, user) in [("sesame", "zebediah"), ("poppy", "operator")] {
         up.reviews().give(token, user);
@@ -135,7 +135,7 @@ async fn who_may_not_see_watches_finds_nobody_in_what_the_page_asks() {
 }
 
 #[tokio::test]
-async fn watches_come_in_the_order_that_is_asked_for() {
+async fn watches_are_sorted_as_requested() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).admin_on_socket().run().await;
     let all = app.watch(PODS).initial_events().await;

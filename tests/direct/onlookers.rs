@@ -53,7 +53,7 @@ async fn it_is_shown_to_whom_upstream_allows_it() {
     let row = watches.json()["watches"][0].clone();
     let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
     assert_eq!((text("user"), text("resource"), text("namespace")), parts(["zebediah", "pods.v1", "default"]));
-    assert_eq!((text("selectors"), text("state"), text("protocol")), parts(["labels", "parked", "h1"]));
+    assert_eq!((text("selectors"), text("state"), text("protocol")), parts(["labels", "idle", "h1"]));
     let refused = shown("/debug/recent?user=zebediah", "poppy").await.json()["refused"][0].clone();
     assert_eq!((&refused["method"], &refused["asked"]), (&"GET".into(), &"/api/v1/namespaces/hidden/pods".into()));
     assert!(refused["reason"].as_str().is_some_and(|reason| reason.starts_with("403 ")), "{refused}");
@@ -79,18 +79,18 @@ async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
     let behind = |page: &Value| page["watches"][0]["eventsBehind"].as_u64().unwrap_or_default();
     eventually("the slow one is behind", || async { behind(&page("").await) > 0 }).await;
     let seen = Mutex::new(Value::Null);
-    let is_parked = || async {
+    let is_idle = || async {
         let all = page("").await;
-        let is_parked = all["watches"][1]["state"] == "parked";
+        let is_idle = all["watches"][1]["state"] == "idle";
         *seen.lock() = all;
-        is_parked
+        is_idle
     };
-    eventually("the other one has everything", is_parked).await;
+    eventually("the other one is idle", is_idle).await;
     let all = seen.into_inner();
     let [first, second] = [0, 1].map(|n| all["watches"][n].clone());
     assert_eq!((&first["selectors"], &second["selectors"]), (&"fields".into(), &"none".into()), "{all}");
-    assert_ne!(first["state"], "parked");
-    assert_eq!((&second["state"], &second["eventsBehind"]), (&"parked".into(), &0.into()));
+    assert_ne!(first["state"], "idle");
+    assert_eq!((&second["state"], &second["eventsBehind"]), (&"idle".into(), &0.into()));
     assert_eq!(second["resourceVersion"], last.to_string());
     // A feed says of a version that it has reached it when no more of it can come.
     let told = last.to_string();

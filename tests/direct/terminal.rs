@@ -153,7 +153,7 @@ fn assert_restored(said: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_screen_is_shown_obeys_keys_and_is_left_as_it_was() {
+async fn screen_obeys_keys_and_restores_the_terminal() {
     let up = demo::upstream().pods(20).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
@@ -170,10 +170,10 @@ async fn a_screen_is_shown_obeys_keys_and_is_left_as_it_was() {
     top.press("\t");
     top.shows("AGENT").await;
     top.press("?");
-    top.shows("Keys; any of them closes this").await;
+    top.shows("press any key to close").await;
     top.press("x/nobody\r");
-    top.shows("with \"nobody\"").await;
-    top.shows("Nothing has that text.").await;
+    top.shows("filter \"nobody\"").await;
+    top.shows("No row matches the filter.").await;
     // A terminal that becomes lower is drawn anew with the next look: the keys are in its last line. Nobody sends
     // SIGWINCH here, for crossterm may keep a key back that comes together with it, until the next one.
     resize(&top.theirs, (60, 20));
@@ -189,7 +189,7 @@ async fn a_screen_is_shown_obeys_keys_and_is_left_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_by_signals_and_in_black_and_white_too() {
+async fn signals_end_top_with_and_without_colours() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
@@ -211,18 +211,18 @@ async fn it_ends_by_signals_and_in_black_and_white_too() {
     assert_restored(&said);
 }
 
-/// Where there is nothing to show, or no screen to show it on, there is none.
+/// Without a proxy, or without a terminal that can show a screen, there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn there_is_no_screen_where_it_would_be_in_the_way() {
+async fn text_is_printed_without_a_usable_terminal() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
     let (code, said) = Top::start(&["--address", "http://127.0.0.1:1"], &[]).ended().await;
     assert!(code == Some(2) && !said.contains(ENTER) && said.contains("http://127.0.0.1:1: "), "{said:?}");
     let (code, said) = Top::start(&["--address", &admin, "--times", "1"], &[]).ended().await;
-    assert!(code == Some(0) && !said.contains('\x1b') && said.contains("is not shown here"), "{said:?}");
+    assert!(code == Some(0) && !said.contains('\x1b') && said.contains("watches are hidden"), "{said:?}");
     let dumb = Top::start(&["--address", &admin, "--every", "50ms"], &[("TERM", "dumb")]);
-    dumb.shows("is not shown here").await;
+    dumb.shows("watches are hidden").await;
     dumb.signal("TERM");
     assert!(!dumb.ended().await.1.contains('\x1b'));
 }

@@ -1,10 +1,10 @@
-//! The command `try`: what cannot be tried is refused.
+//! The command `try` rejects invalid arguments.
 
 use crate::direct::Dir;
 use crate::process::run;
 
 #[test]
-fn what_cannot_be_tried_is_said() {
+fn invalid_arguments_of_try_are_rejected() {
     let wrong = run(&["try", "--demo", "--script", "5s etcd"]);
     assert_eq!(wrong.code, Some(64), "{}", wrong.stderr);
     assert!(wrong.stderr.contains("expected apiserver, proxy or quit"), "{}", wrong.stderr);

@@ -30,7 +30,7 @@ function watches(total) {
     resource: "pods.v1", namespace: nth % 2 ? "team-a" : null, selectors: nth % 3 ? "none" : "fields",
     representation: "protobuf", protocol: "h2", openSeconds: 60 + nth, bytesSent: 4096 * nth,
     resourceVersion: "184000", feedResourceVersion: "184000", eventsBehind: nth === 5 ? 17 : 0,
-    eventsBehindAtLeast: false, state: nth === 5 ? "stalled" : "parked", stateSeconds: nth,
+    eventsBehindAtLeast: false, state: nth === 5 ? "stalled" : "idle", stateSeconds: nth,
   }));
 }
 

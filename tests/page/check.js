@@ -19,10 +19,10 @@ const CHECKS = {
     await browser.open(url);
     await browser.until("page.looks > 1");
     const tiles = await browser.value(text("tiles"));
-    for (const part of ["5,000", "6 streams upstream", "833 for each", "1 ms", "10 ms at p99"]) assert.ok(tiles.includes(part), `${part}: ${tiles}`);
+    for (const part of ["5,000", "6 upstream streams", "833 client watches per upstream stream", "1 ms", "p99 10 ms"]) assert.ok(tiles.includes(part), `${part}: ${tiles}`);
     assert.equal(await browser.value(rows("feeds")), 6);
     assert.equal(await browser.value(text("feeds-count")), "6 feeds");
-    assert.match(await browser.value(text("state")), /1 feed is without a stream upstream/);
+    assert.match(await browser.value(text("state")), /1 feed is stale/);
     assert.match(await browser.value(text("where")), /version 9\.8\.7/);
     assert.equal(await browser.value(rows("watches")), 20);
     assert.equal(await browser.value(rows("cost")), 1);
@@ -45,7 +45,7 @@ const CHECKS = {
     world.watches = 5000;
     await browser.open(url);
     await browser.until(`${rows("watches")} === 100`);
-    assert.equal(await browser.value(text("watches-count")), "100 of 5,000 watches; a filter finds others");
+    assert.equal(await browser.value(text("watches-count")), "100 of 5,000 watches; filter to see others");
     const took = await browser.value(`(() => { const began = performance.now();
       for (let n = 0; n < 20; n += 1) page.watches.show(page.watchesRead);
       return (performance.now() - began) / 20; })()`);
@@ -165,7 +165,7 @@ const CHECKS = {
     world.token = "Bearer sesame";
     await browser.open(url);
     await browser.until(`!document.getElementById("watches-refused").hidden`);
-    assert.match(await browser.value(text("watches-why")), /^Not shown: send a bearer token \(401\)\.$/);
+    assert.match(await browser.value(text("watches-why")), /^Hidden: send a bearer token \(401\)\.$/);
     assert.ok(await browser.value(`document.getElementById("watches-shown").hidden && ${rows("watches")} === 0`));
     await browser.value(`(() => { document.getElementById("token").value = "sesame";
       document.getElementById("token-form").requestSubmit(); })()`);
@@ -194,7 +194,7 @@ const CHECKS = {
     await browser.open(url);
     await browser.until(seen);
     world.isGone = true;
-    await browser.until(`${text("state")}.startsWith("No answer (nobody answers)")`);
+    await browser.until(`${text("state")}.startsWith("No response (cannot connect)")`);
     world.isGone = false;
     await browser.until(seen);
     browser.problems.length = 0;

@@ -62,9 +62,9 @@ pub use probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProto
 pub enum BenchError {
     #[error(transparent)]
     Server(#[from] TargetError),
-    #[error("the target: {0}")]
+    #[error("target: {0}")]
     Target(String),
-    #[error("writing: {0}")]
+    #[error("cannot write objects: {0}")]
     Write(String),
     #[error("{0}")]
     Prepare(String),

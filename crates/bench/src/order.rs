@@ -125,7 +125,7 @@ async fn clean_up(caller: &ShortClient, made: &[WorkloadObjects], progress: &Pro
     progress.phase("cleaning up");
     for objects in made {
         if let Err(error) = population::delete(caller, objects).await {
-            tracing::warn!(%error, "objects were left behind");
+            tracing::warn!(%error, "cannot delete all objects");
         }
     }
 }

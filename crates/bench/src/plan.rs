@@ -177,9 +177,9 @@ impl Plan {
         let mut refuse = |wrong: bool, why: &str| problems.extend(wrong.then(|| why.to_owned()));
         refuse(
             self.stuck + self.slow > 100,
-            "stuck and slow are per cent of the same connections: at most 100 together",
+            "stuck and slow are percentages of the same connections: at most 100 together",
         );
-        refuse(self.stuck + self.slow == 100 && self.storm.is_none(), "stuck and slow leave nobody to measure");
+        refuse(self.stuck + self.slow == 100 && self.storm.is_none(), "stuck and slow leave no connection to measure");
         let one_each = !self.protocol.shares_connections();
         refuse(
             one_each && self.connections != 0 && self.connections != self.watch_count() && !self.is_of_requests(),
@@ -195,7 +195,7 @@ impl Plan {
             "protocol: an informer over WebSocket joins by watch-list only",
         );
         refuse(self.is_of_requests() && !self.groups.is_empty(), "groups: a storm of requests has one kind");
-        refuse(self.storm == Some(Storm::List) && self.requests == 0, "requests: a storm of LISTs needs their number");
+        refuse(self.storm == Some(Storm::List) && self.requests == 0, "requests is required for a storm of LISTs");
         let of_pods = self.kinds().iter().any(|kind| kind.select == Select::Node && !kind.path.ends_with("/pods"));
         refuse(of_pods, "select: only pods are on nodes");
         refuse(self.namespace.is_empty(), "namespace: it needs a name");
@@ -218,14 +218,18 @@ impl Plan {
             ("slow-kib-per-s", self.slow_kib_per_s as usize, 1, 1 << 20),
         ];
         let out = counts.into_iter().filter(|(_, value, min, max)| !(min..=max).contains(&value));
-        problems.extend(out.map(|(name, value, min, max)| format!("{name} is {value}; it may be {min} to {max}")));
+        problems.extend(
+            out.map(|(name, value, min, max)| format!("{name} {value} is out of range: expected {min} to {max}")),
+        );
         let times = [("warmup", self.warmup, 0.0), ("seconds", self.seconds, 0.1), ("patience", self.patience, 0.1)];
         let out = times.into_iter().filter(|(_, value, min)| !(*min..=SECONDS_MAX).contains(value));
-        problems.extend(out.map(|(name, value, min)| format!("{name} is {value}; it may be {min} to {SECONDS_MAX}")));
+        problems.extend(
+            out.map(|(name, value, min)| format!("{name} {value} is out of range: expected {min} to {SECONDS_MAX}")),
+        );
         if let Rate::PerSecond(rate) = self.rate
             && !(0.0..=RATE_MAX).contains(&rate)
         {
-            problems.push(format!("rate is {rate}; it may be 0 to {RATE_MAX} a second, or max"));
+            problems.push(format!("rate {rate} is out of range: expected 0 to {RATE_MAX} per second, or max"));
         }
     }
 
@@ -311,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_together() {
         let wrong = of(&json!({"watches": "many", "colour": "red", "protocol": "h3"})).unwrap_err();
         assert_eq!(wrong.0.len(), 3, "{wrong}");
         let wrong = of(&json!({"opening": 0, "stuck": 60, "slow": 50, "rate": -1, "storm": "list"})).unwrap_err();
-        for word in ["opening is 0", "stuck and slow", "rate is -1", "requests"] {
+        for word in ["opening 0 is out of range", "stuck and slow", "rate -1 is out of range", "requests"] {
             assert!(wrong.0.iter().any(|problem| problem.contains(word)), "{word}: {wrong}");
         }
         assert_eq!(wrong.0.len(), 4, "{wrong}");

@@ -74,7 +74,7 @@ pub(super) async fn delete(caller: &ShortClient, objects: &WorkloadObjects) -> R
             .send(Method::DELETE, &path, JSON, Bytes::from(options))
             .await
             .map_err(|error| BenchError::write(&error))?;
-        reply.success(&format!("delete what is in {namespace}")).map_err(BenchError::Prepare)?;
+        reply.success(&format!("delete the objects in {namespace}")).map_err(BenchError::Prepare)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use super::outcome::CATALOGUE;
 use super::text::{number, title};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// The figures that are drawn, if they were measured.
+/// The figures with a chart.
 const DRAWN: [&str; 12] = [
     "deliveries_per_s",
     "requests_per_s",
@@ -25,7 +25,7 @@ const COLOURS: usize = 6;
 const WIDTH: f64 = 560.0;
 const ROW: f64 = 26.0;
 
-/// Renders results as one self-contained page.
+/// Formats results as one self-contained page.
 pub fn html(results: &Results) -> String {
     let Results { scenario, about, command, machine, plans, outcomes, cells, .. } = results;
     let mut charts = percentiles(results);
@@ -151,7 +151,7 @@ fn table(results: &Results) -> String {
     let mut out = "<table><tr><th>figure</th>".to_owned();
     let titles = cells.iter().map(Cell::title).chain(ratios.iter().map(|ratio| title(results, ratio)));
     titles.for_each(|title| put(&mut out, format_args!("<th>{}</th>", escaped(&title))));
-    out.push_str("<th>what it is</th></tr>\n");
+    out.push_str("<th>description</th></tr>\n");
     for (name, unit, _, what) in CATALOGUE {
         if cells.iter().all(|cell| cell.figures.of(name).is_none()) {
             continue;
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_everything_and_asks_for_nothing() {
+    fn report_is_complete_and_loads_nothing() {
         let page = html(&results());
         assert!(!page.contains("{{"), "a place was not filled");
         for outside in ["src=", "href=", "url(", "@import", "<script", "<link", "<iframe", "<object"] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_stand_where_they_belong() {
+    fn percentiles_are_ordered() {
         assert!(nines(50.0) < nines(90.0) && nines(99.99) < nines(100.0));
         assert!((nines(99.0) - 2.0).abs() < 1e-9);
     }

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_scenario_is_a_plan_and_says_what_it_is_about() {
+    fn every_scenario_is_valid_and_has_a_description() {
         for (name, _) in SCENARIOS {
             let scenario = Scenario::embedded(name).unwrap().unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             assert!(scenario.about().len() > 10, "{name}");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_variants_and_variants_over_the_rest() {
+    fn flags_override_variants_and_variants_override_the_rest() {
         let text = "watches: 5\nobjects: 7\nvariants:\n- name: a\n- {name: b, watches: 6, rate: max}\n";
         let scenario = Scenario::parse("x", text).unwrap();
         let flags = serde_json::json!({"objects": 8});

@@ -65,7 +65,7 @@ impl Session<'_> {
         let fleet = Fleet::start_at(self.plan, self.target, Some(version));
         let ran = self.with_fleet(&fleet, &before, outcome).await;
         if let Some(complaint) = fleet.complaint() {
-            outcome.notes.push(format!("the first thing that went wrong: {complaint}"));
+            outcome.notes.push(format!("first error: {complaint}"));
         }
         outcome.cipher = fleet.cipher();
         fleet.stop().await;
@@ -76,7 +76,7 @@ impl Session<'_> {
         let (watches, connections) = (self.plan.watch_count(), self.plan.connection_count());
         self.progress.phase(format!("{connections} connections to {}", self.target.url()));
         if !self.or_stopped(fleet.connected(self.patience())).await.unwrap_or(true) {
-            return Err(BenchError::Open(self.why(fleet, "not every connection could be made")));
+            return Err(BenchError::Open(self.why(fleet, "cannot open all connections")));
         }
         self.progress.phase(format!("{watches} watches on {connections} connections"));
         let (cpu, began) = (self.costs.cpu().await, Instant::now());
@@ -84,7 +84,7 @@ impl Session<'_> {
         let Some(synced) = self.or_stopped(fleet.synced(self.patience())).await else { return Ok(()) };
         if synced.is_none() {
             let counts = fleet.counts();
-            let what = format!("{} of {watches} watches have what they begin with", counts.synced);
+            let what = format!("{} of {watches} watches are synced", counts.synced);
             return Err(BenchError::Open(self.why(fleet, &what)));
         }
         let joining = since(self.costs.cpu().await, cpu);
@@ -121,7 +121,7 @@ impl Session<'_> {
             let reply = reply.success(&path).map_err(BenchError::Target)?;
             version = version.max(Recogniser::new(false).list_version(&reply.body));
         }
-        version.ok_or_else(|| BenchError::Target("a LIST told no version".to_owned()))
+        version.ok_or_else(|| BenchError::Target("the LIST has no resourceVersion".to_owned()))
     }
 
     /// Runs the writers, the warm-up, the window and the wait for the last deliveries.
@@ -144,7 +144,7 @@ impl Session<'_> {
         let last = self.moment(fleet, &writing).await;
         let record = writing.record();
         writing.stop();
-        self.progress.phase("the last deliveries");
+        self.progress.phase("waiting for the last deliveries");
         tasks.finish(self.patience()).await;
         let written = WriteCounts::new(self.objects, writing.accepted());
         let _ = self.or_stopped(self.drained(fleet, &written)).await;
@@ -238,11 +238,11 @@ fn bottleneck(first: &Moment, last: &Moment, lag_ms: Option<f64>) -> Vec<String>
     let left = cores() - server;
     if own > BUSY * left {
         notes.push(format!(
-            "THE GENERATOR WAS A BOTTLENECK: it used {own:.2} of the {left:.2} cores that the server left it"
+            "WARNING: the load generator was a bottleneck: it used {own:.2} of {left:.2} available cores"
         ));
     }
     if let Some(lag) = lag_ms.filter(|lag| *lag > LATE_MS) {
-        notes.push(format!("writes were sent late (99 of 100 within {lag:.0} ms): the rate was not kept"));
+        notes.push(format!("WARNING: writes were late (p99 {lag:.0} ms): the rate was not reached"));
     }
     notes
 }

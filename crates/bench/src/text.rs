@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use super::compare::{Ratio, Results};
 use super::outcome::{CATALOGUE, RunOutcome};
 
-/// Renders results for a terminal.
+/// Formats results for a terminal.
 pub fn render(results: &Results) -> String {
     let mut out = String::new();
     let Results { scenario, about, machine, cells, ratios, outcomes, .. } = results;
@@ -35,7 +35,7 @@ pub fn render(results: &Results) -> String {
         for (value, width) in values.zip(&widths) {
             let _ = write!(out, "  {:>width$}", value.unwrap_or_default());
         }
-        // With many columns there is no room for the description.
+        // With many columns there is no room for descriptions.
         let _ = if titles.len() <= 2 { writeln!(out, "  {what}") } else { writeln!(out) };
     }
     out.push_str(&ciphers(outcomes));
@@ -51,16 +51,16 @@ pub fn render(results: &Results) -> String {
     out
 }
 
-/// Names the cipher suite, and lists the sides of each suite if they differ.
+/// Reports the cipher suite, or that of each server if they differ.
 fn ciphers(outcomes: &[RunOutcome]) -> String {
     let known: BTreeSet<_> = outcomes.iter().filter_map(|of| Some((of.cipher?, of.side.as_str()))).collect();
     let suites: BTreeSet<_> = known.iter().map(|(cipher, _)| *cipher).collect();
     match Vec::from_iter(&suites)[..] {
         [] => String::new(),
-        [one] => format!("TLS with {one}\n"),
+        [one] => format!("TLS cipher suite {one}\n"),
         _ => {
             let each: Vec<_> = known.iter().map(|(cipher, side)| format!("{side} {cipher}")).collect();
-            format!("TLS, NOT THE SAME FOR ALL: {}\n", each.join(", "))
+            format!("WARNING: the servers use different TLS cipher suites: {}\n", each.join(", "))
         }
     }
 }
@@ -76,7 +76,7 @@ pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
     format!("{} {} / {}", of.side, of.variant, over.variant)
 }
 
-/// Formats a number with three significant digits and separated thousands.
+/// Three significant digits, with thousands separated.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 || (100.0..1e15).contains(&size) {
@@ -99,7 +99,7 @@ mod tests {
     use crate::Figures;
 
     #[test]
-    fn a_cipher_that_is_not_the_same_for_all_is_said_aloud() {
+    fn different_ciphers_are_reported() {
         type Sides = [(&'static str, Option<&'static str>)];
         let outcome = |(side, cipher): &(&str, Option<&'static str>)| RunOutcome {
             side: (*side).to_owned(),
@@ -114,8 +114,8 @@ mod tests {
         };
         let rows: [(&Sides, &str); 3] = [
             (&[("a", None)], ""),
-            (&[("a", Some("X")), ("b", Some("X")), ("a", Some("X"))], "TLS with X\n"),
-            (&[("a", Some("X")), ("b", Some("Y"))], "TLS, NOT THE SAME FOR ALL: a X, b Y\n"),
+            (&[("a", Some("X")), ("b", Some("X")), ("a", Some("X"))], "TLS cipher suite X\n"),
+            (&[("a", Some("X")), ("b", Some("Y"))], "WARNING: the servers use different TLS cipher suites: a X, b Y\n"),
         ];
         for (sides, said) in rows {
             assert_eq!(ciphers(&sides.iter().map(outcome).collect::<Vec<_>>()), said);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_as_precise_as_people_read_them() {
+    fn numbers_have_three_significant_digits() {
         let rows = [
             (0.0, "0"),
             (1_234_567.0, "1 234 567"),

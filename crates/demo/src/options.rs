@@ -39,7 +39,9 @@ impl Options {
         let problems: Vec<_> = numbers
             .into_iter()
             .filter(|(_, value, bounds)| !bounds.contains(value))
-            .map(|(name, value, bounds)| format!("{name} is {value}; it may be {} to {}", bounds.start(), bounds.end()))
+            .map(|(name, value, bounds)| {
+                format!("{name} {value} is out of range: expected {} to {}", bounds.start(), bounds.end())
+            })
             .collect();
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
@@ -54,15 +56,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_together() {
         assert_eq!(Options::default().check(), Ok(()));
         let options = Options { pods: 0, rate: 50, watches: 20_001, seconds: Some(0) };
         assert_eq!(
             options.check().unwrap_err(),
             [
-                "pods is 0; it may be 1 to 50000",
-                "watches is 20001; it may be 1 to 20000",
-                "seconds is 0; it may be 1 to 86400"
+                "pods 0 is out of range: expected 1 to 50000",
+                "watches 20001 is out of range: expected 1 to 20000",
+                "seconds 0 is out of range: expected 1 to 86400"
             ]
         );
     }

@@ -1,7 +1,7 @@
-//! The live view: displays numbers in a few lines of the terminal.
+//! The live view: shows figures in a few lines of the terminal.
 //!
-//! On a terminal the lines are redrawn in place; elsewhere each update is one plain line. Both go to stderr, so that
-//! stdout has only the summary at the end.
+//! On a terminal the lines are redrawn in place; elsewhere each update is one plain line. Both are written to stderr;
+//! stdout has only the final summary.
 
 mod summary;
 
@@ -13,7 +13,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 pub use summary::Summary;
 use summary::{count, latency, per_second};
 
-/// The state of the demo at one moment. Counters only increase; latencies are those since the last update.
+/// A snapshot of the demo. Counters only grow; latencies cover the time since the last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveFigures {
     pub elapsed: Duration,
@@ -28,7 +28,7 @@ pub struct LiveFigures {
     pub latency_p99: Duration,
 }
 
-/// What happened per second between two snapshots.
+/// Rates per second between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Rates {
     events: f64,
@@ -64,7 +64,7 @@ impl LiveFigures {
     }
 }
 
-/// A display of updates. About one per second is readable.
+/// Shows each update. About one per second is readable.
 #[derive(Debug)]
 pub struct LiveView {
     last: LiveFigures,
@@ -141,7 +141,7 @@ impl Screen {
         let elapsed = now.elapsed.as_secs();
         let (len, left) = match now.remaining {
             Some(left) => (elapsed + left.as_secs(), format!("{}s left", left.as_secs())),
-            None => (elapsed.max(1), "Ctrl-C ends it".to_owned()),
+            None => (elapsed.max(1), "Ctrl-C to stop".to_owned()),
         };
         self.time.set_prefix(format!("fanoutctl demo  {elapsed}s"));
         self.time.set_length(len.max(1));
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_line_has_rates_since_the_last_one() {
+    fn plain_line_has_rates_since_the_last_update() {
         let first = LiveFigures { elapsed: Duration::from_secs(1), deliveries: 100, ..LiveFigures::default() };
         let second = LiveFigures {
             elapsed: Duration::from_secs(3),

@@ -22,9 +22,9 @@ use kube_fanout::config::ServeArguments;
 
 use examples::{BENCH_EXAMPLES, ESTIMATE_EXAMPLES, TRY_EXAMPLES, VERIFY_EXAMPLES};
 
-/// Demo, benchmark and verification of kube-fanout, and questions to running proxies.
+/// Demo, benchmark, verification and inspection tools for kube-fanout.
 ///
-/// Nodes do not need this binary: the image has the proxy alone.
+/// The container image contains only the proxy; proxies do not need this binary.
 #[derive(Debug, Parser)]
 #[command(name = "fanoutctl", version, max_term_width = 100)]
 pub(crate) struct ToolArguments {
@@ -34,39 +34,39 @@ pub(crate) struct ToolArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ToolCommand {
-    /// Show it working on this machine: an embedded upstream, the proxy and watchers in one process
+    /// Run a demo in one process: an embedded apiserver, the proxy and watch clients
     Demo {
         /// Pods in the demo cluster
         #[arg(long, default_value_t = 500, value_name = "N")]
         pods: u32,
-        /// Changes per second
+        /// Pod changes per second
         #[arg(long, default_value_t = 50, value_name = "EVENTS_PER_S")]
         rate: u32,
-        /// Watches through the proxy
+        /// Watches opened through the proxy
         #[arg(long, default_value_t = 500, value_name = "N")]
         watches: u32,
-        /// End after so many seconds [default: run until Ctrl-C]
+        /// Stop after this many seconds [default: run until Ctrl-C]
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
     },
-    /// Try it on this machine: a kube-apiserver, the proxy and informers, all of which may be killed, and a live page
+    /// Run a kube-apiserver, the proxy and informers locally, kill either server, and check that no event is lost
     #[command(after_help = TRY_EXAMPLES)]
     Try(TryArguments),
-    /// Put load on an apiserver or on what stands in front of it, and measure both (docs/tools/BENCH.md)
+    /// Put load on an apiserver or a proxy and measure it (docs/tools/BENCH.md)
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArguments>),
-    /// Find out whether an apiserver, or what stands in front of it, keeps its promises (docs/tools/VERIFY.md)
+    /// Verify that an apiserver or a proxy keeps the guarantees of the Kubernetes API (docs/tools/VERIFY.md)
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify(Box<VerifyArguments>),
-    /// Estimate from an apiserver's audit log how much load proxies would remove
+    /// Estimate from an audit log how much load a proxy would remove
     #[command(after_help = ESTIMATE_EXAMPLES)]
     Estimate(EstimateArguments),
-    /// Ask running proxies how they are, who reads what and why: also as `kubectl fanout`
+    /// Inspect running proxies: status, clients and decisions; also as `kubectl fanout`
     Fanout {
         #[command(subcommand)]
         verb: FanoutVerb,
     },
-    /// Run the proxy of a trial, which `try` kills and starts again
+    /// Run the proxy of `try`, which kills and restarts it
     #[command(hide = true)]
     RunProxy(Box<ServeArguments>),
     /// Print a completion script for a shell
@@ -74,9 +74,9 @@ pub(crate) enum ToolCommand {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page of fanoutctl, or write those of all commands
+    /// Print the manual page of fanoutctl, or write the pages of all commands to a directory
     Man {
-        /// Where they are written, such as /usr/local/share/man/man1; made if it is not there
+        /// Directory to write to, such as /usr/local/share/man/man1; created if missing
         dir: Option<PathBuf>,
     },
 }
@@ -86,7 +86,7 @@ impl ToolCommand {
     /// arguments are those of `fanout`.
     ///
     /// # Errors
-    /// The arguments are wrong, or ask for help or the version.
+    /// The arguments are invalid, or request help or the version.
     pub(crate) fn of_process() -> Result<Self, clap::Error> {
         if let Some(verb) = fanout::plugin_verb() {
             return verb.map(|verb| Self::Fanout { verb });

@@ -1,7 +1,6 @@
-//! What operators ask running proxies: how they are, who reads what, why somebody was treated so, whether what is held
-//! is what upstream has.
+//! Inspects running proxies: their status, their clients, their decisions, and whether the cache equals upstream.
 //!
-//! **Invariant:** it asks from outside, by HTTP alone. What it is not shown it does not show, and says so.
+//! **Invariant:** it uses only HTTP. If a proxy hides a page, the command says so.
 
 mod admin;
 mod diff;
@@ -28,23 +27,23 @@ pub use top::{TopForm, TopOrder, top};
 
 use serde_json::Value;
 
-/// What was found out, for people and for programs.
+/// The result, as text and as JSON.
 #[derive(Debug, Clone)]
 pub struct Findings {
     pub text: String,
     pub json: Value,
-    /// Whether all is as it should be.
+    /// Whether all proxies are healthy, or both sides are equal.
     pub is_well: bool,
 }
 
-/// Why nothing can be said.
+/// Why there is no result.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct InspectError(String);
 
 impl InspectError {
     fn of(what: &str, why: impl std::fmt::Display) -> Self {
-        // A server may have chosen the words.
+        // A server may control the text.
         let lines: Vec<_> = format!("{what}: {why}").lines().map(|line| table::printable(line).into_owned()).collect();
         Self(lines.join("\n"))
     }

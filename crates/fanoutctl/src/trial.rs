@@ -1,12 +1,12 @@
-//! A trial on one machine: a control plane, a proxy in front of it, both as processes that can be killed, and informers
-//! that keep what they are told, so that it can be said whether anything was lost.
+//! A trial on one machine: a control plane and a proxy as processes that can be killed, and informers that record what
+//! they receive, to find lost events.
 //!
 //! ```text
 //! Writers ─► control plane ─► proxy ─► InformerCrowd ─► Seen ◄── judged by ── WriteLedger ◄─ Writers
 //! ```
 //!
-//! **Invariant:** what is lost is judged by versions, and by what the writers were told: never by what the proxy says
-//! of itself.
+//! **Invariant:** lost events are found by resourceVersion and by the responses to the writers, never by what the proxy
+//! reports.
 
 mod control_plane;
 mod crowd;
@@ -25,7 +25,7 @@ pub use control_plane::{ControlPlane, FoundTestbed, find_testbed};
 pub use crowd::{CrowdCounts, InformerCrowd};
 pub use keys::PressedKeys;
 pub use proxy::{ProxyOrder, ProxyProcess};
-pub use script::{Deed, Script};
+pub use script::{Script, TrialAction};
 pub use wait::until;
 pub use writers::{PODS_PATH, Writers};
 

@@ -34,7 +34,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub enum LinkError {
     #[error("cannot connect: {0}")]
     Connect(#[from] std::io::Error),
-    #[error("nothing within {0:?}")]
+    #[error("no response within {0:?}")]
     Late(Duration),
     #[error("http/1.1: {0}")]
     H1(#[from] hyper::Error),

@@ -51,7 +51,7 @@ pub(super) async fn run(scene: Arc<Scene>, learnt: Arc<Learnt>, plan: FaultPlan,
         let hits = match execute(command, &plan.log).await {
             Ok(()) => 1,
             Err(why) => {
-                scene.notes.add(format!("the fault `{command}` failed: {why}"));
+                scene.notes.add(format!("fault command `{command}` failed: {why}"));
                 0
             }
         };
@@ -71,7 +71,8 @@ async fn execute(command: &str, log: &Path) -> Result<(), String> {
     shell.args(["-c", command]).stdin(Stdio::null()).stdout(out).stderr(errors).kill_on_drop(true);
     let mut child = shell.spawn().map_err(|error| format!("sh: {error}"))?;
     let ended = timeout(COMMAND_MAX, child.wait()).await;
-    let status = ended.map_err(|_| format!("it took more than {COMMAND_MAX:?}"))?.map_err(|error| error.to_string())?;
+    let status =
+        ended.map_err(|_| format!("it took longer than {COMMAND_MAX:?}"))?.map_err(|error| error.to_string())?;
     if status.success() { Ok(()) } else { Err(format!("{status}: {}", said(log).unwrap_or_default())) }
 }
 

@@ -127,7 +127,7 @@ impl History {
         let place = |key: KeyNumber| moved.get(key.0 as usize).copied().unwrap_or_default();
         for truth in &mut self.truths {
             truth.changes.iter_mut().for_each(|change| change.key = place(change.key));
-            truth.link().map_err(|(line, what)| ReadError { line, what: format!("the truth has {what}") })?;
+            truth.link().map_err(|(line, what)| ReadError { line, what: format!("the true history has {what}") })?;
         }
         let resources: HashMap<String, usize> =
             self.truths.iter().enumerate().map(|(at, truth)| (truth.resource.clone(), at)).collect();

@@ -1,4 +1,4 @@
-//! Counts how clients switched between servers, and the results.
+//! Watches that clients resumed at another server, and their outcome.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -57,10 +57,10 @@ impl fmt::Display for HopsWords<'_> {
             AskedServer::Direct => "the apiserver",
         };
         for ((from, to), times) in &self.hops.between {
-            writeln!(f, "  {times} watches went on at {} from where {} had been", name(*to), name(*from))?;
+            writeln!(f, "  {times} watches moved to {} from {}", name(*to), name(*from))?;
         }
         for (server, times) in &self.hops.expired {
-            writeln!(f, "  {times} watches were told 410 by {}", name(*server))?;
+            writeln!(f, "  {times} watches received 410 from {}", name(*server))?;
         }
         Ok(())
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hop_is_a_watch_that_goes_on_at_another_server_and_is_told_with_both_names() {
+    fn watch_that_resumes_at_another_server_is_a_hop() {
         let text = r#"
 {"run":{"url":"https://leaf","also":["https://zone"]}}
 {"call":{"op":1,"client":7,"at_ns":1,"verb":"list","path":"/api/v1/pods"}}
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(hops.between, BTreeMap::from([((leaf, zone), 1)]), "nobody was let in at the end");
         assert_eq!((hops.expired.clone(), hops.clients), (BTreeMap::from([(zone, 1)]), 1));
         let words = hops.words(history.run()).to_string();
-        assert!(words.contains("1 watches went on at https://zone from where https://leaf had been"), "{words}");
-        assert!(words.contains("1 watches were told 410 by https://zone"), "{words}");
+        assert!(words.contains("1 watches moved to https://zone from https://leaf"), "{words}");
+        assert!(words.contains("1 watches received 410 from https://zone"), "{words}");
     }
 }

@@ -36,11 +36,11 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 pub enum LearnError {
     #[error("{url}: {what}")]
     Unreachable { url: String, what: String },
-    #[error("etcd does not hold {key} as JSON, but as {form}: take a custom resource, or an apiserver for the truth")]
+    #[error("etcd stores {key} as {form}, not as JSON: use a custom resource, or an apiserver for --truth")]
     NotJson { key: String, form: &'static str },
-    #[error("history was lost at {0}: nothing behind it can be judged")]
+    #[error("the history was lost at {0}; later events cannot be checked")]
     Gap(String),
-    #[error("{0} is no answer that can be understood")]
+    #[error("cannot parse {0}")]
     Malformed(String),
 }
 

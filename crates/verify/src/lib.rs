@@ -88,7 +88,7 @@ pub enum VerifyError {
     Server(#[from] TargetError),
     #[error("{0}")]
     Prepare(String),
-    #[error("the truth: {0}")]
+    #[error("cannot follow the true history: {0}")]
     Truth(#[from] LearnError),
     #[error("{path}: {source}")]
     Write { path: PathBuf, source: io::Error },

@@ -124,7 +124,7 @@ impl VerifyOrder {
         let mut problems = Vec::new();
         let mut within = |name: &str, value: f64, least: f64, most: f64| {
             if !(least..=most).contains(&value) {
-                problems.push(format!("{name} is {value}; it may be {least} to {most}"));
+                problems.push(format!("{name} {value} is out of range: expected {least} to {most}"));
             }
         };
         within("clients", f64::from(self.clients), 1.0, f64::from(CLIENTS_MAX));
@@ -137,13 +137,13 @@ impl VerifyOrder {
         within("duration, in seconds,", self.duration.as_secs_f64(), 1.0, DURATION_MAX.as_secs_f64());
         within("record-mebibytes", (self.record_bytes_max >> 20) as f64, 1.0, (RECORD_BYTES_MAX >> 20) as f64);
         if self.fault_every.0 > self.fault_every.1 {
-            problems.push("fault-every: the least is above the most".to_owned());
+            problems.push("fault-every: the minimum exceeds the maximum".to_owned());
         }
         if self.transports.iter().all(|transport| *transport == Transport::Ws) {
-            problems.push("transports: ws carries watches only; it needs h1 or h2 beside it".to_owned());
+            problems.push("transports: ws carries only watches; add h1 or h2".to_owned());
         }
         if self.encodings.first() != Some(&RecordedEncoding::Json) {
-            problems.push("encodings: json must be the first, for it is compared whole".to_owned());
+            problems.push("encodings: json must be the first, because its content is compared".to_owned());
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }

@@ -79,7 +79,7 @@ async fn discover(client: &ShortClient, plural: &str, group: &str) -> Result<Ver
     };
     let list = get(client, &path).await?;
     let found = list["resources"].as_array().into_iter().flatten().find(|resource| resource["name"] == plural);
-    let found = found.ok_or_else(|| failed(&path, format!("there is no resource {plural}")))?;
+    let found = found.ok_or_else(|| failed(&path, format!("no resource {plural}")))?;
     if found["namespaced"] != true {
         return Err(failed(plural, "it is in no namespaces; only resources that are can be verified"));
     }
@@ -152,7 +152,10 @@ pub(super) async fn rehearse(
         if is_spoken {
             spoken.push(encoding);
         } else {
-            notes.add(format!("{} is not served in {encoding:?}, which was left out", resource.name()));
+            notes.add(format!(
+                "the server does not serve {} in {encoding:?}; this encoding was skipped",
+                resource.name()
+            ));
         }
     }
     *encodings = spoken;

@@ -1,4 +1,4 @@
-//! Counts what happened in a run, and compares the counts with the minimum for a conclusion.
+//! How much happened in a run, and how much a conclusive run requires.
 
 use super::history::History;
 use super::record::{EventKind, ReadVerb};
@@ -56,7 +56,7 @@ impl Counts {
     /// Describes each count that is below the minimum in `least`.
     pub fn lacks(&self, least: &Self) -> Vec<String> {
         let short = |((name, had), (_, needed)): (&(&str, u64), &(&str, u64))| {
-            (had < needed).then(|| format!("{had} {name}, {needed} are needed"))
+            (had < needed).then(|| format!("{had} {name}, at least {needed} required"))
         };
         self.named().iter().zip(&least.named()).filter_map(short).collect()
     }

@@ -136,7 +136,7 @@ impl HistoryReader {
     }
 
     fn operation(&mut self, op: Op) -> Result<&mut Operation, String> {
-        let at = self.history.by_op.get(&op).ok_or_else(|| format!("nobody called operation {op}"))?;
+        let at = self.history.by_op.get(&op).ok_or_else(|| format!("operation {op} has no call"))?;
         Ok(&mut self.history.operations[*at])
     }
 
@@ -228,7 +228,7 @@ impl HistoryReader {
     fn known(&mut self, known: &KnownRecord) -> Result<u64, String> {
         let truth = self.truth(&known.resource);
         if truth.to > 0 && truth.from != known.from {
-            return Err(format!("the truth about {} begins twice", known.resource));
+            return Err(format!("the true history of {} begins twice", known.resource));
         }
         (truth.from, truth.to) = (known.from, truth.to.max(known.to));
         truth.reached.push((known.at_ns, known.to));

@@ -7,11 +7,11 @@ use super::timeline_page::timeline;
 use super::{Judged, Outcome, RunVerdict, Violation};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// How many violations of a promise are listed.
+/// Maximum number of violations of a guarantee in the report.
 const TOLD_MAX: usize = 3;
 
-/// Renders a verdict as one self-contained page, with the timeline around the first violation. `record` is the judged
-/// record, and `notes` are problems that are not violations.
+/// Formats the verdict as one self-contained page with a timeline of the first violation. `record` is the record of the
+/// run, `notes` are other problems.
 ///
 /// # Errors
 /// If the record cannot be read again.
@@ -25,7 +25,7 @@ pub fn page(verdict: &RunVerdict, record: &Path, notes: &[String]) -> io::Result
         out
     });
     let notes = verdict.refused.iter().fold(notes, |mut out, refused| {
-        put(&mut out, format_args!("<p><b>No promise is about this.</b> {}</p>\n", escaped(&refused.to_string())));
+        put(&mut out, format_args!("<p><b>Not covered by a guarantee.</b> {}</p>\n", escaped(&refused.to_string())));
         out
     });
     let (word, class) = word(verdict);
@@ -47,8 +47,10 @@ pub fn page(verdict: &RunVerdict, record: &Path, notes: &[String]) -> io::Result
 
 fn about(verdict: &RunVerdict) -> String {
     let truth = match verdict.run.truth {
-        TruthSource::Etcd => "the truth is etcd's",
-        TruthSource::Direct => "the truth is what an apiserver's own watch told (weaker: what it misses nobody misses)",
+        TruthSource::Etcd => "compared with etcd",
+        TruthSource::Direct => {
+            "compared with an apiserver's own watch (weaker: events that it misses are not detected)"
+        }
     };
     format!("Seed {}; {truth}.", verdict.run.seed)
 }
@@ -58,8 +60,8 @@ fn word(verdict: &RunVerdict) -> (String, &'static str) {
     match (verdict.outcome(), verdict.first()) {
         (Outcome::Broken, Some(first)) => (format!("Violated: {}", first.promise), "violated"),
         (Outcome::Broken, None) => ("Violated".to_owned(), "violated"),
-        (Outcome::Kept, _) => ("Held: every promise that could be judged was kept".to_owned(), "held"),
-        (Outcome::Void, _) => (format!("Void: {}", verdict.lacks.join("; ")), "void"),
+        (Outcome::Kept, _) => ("Passed: all guarantees that could be checked hold".to_owned(), "held"),
+        (Outcome::Void, _) => (format!("Inconclusive: {}", verdict.lacks.join("; ")), "void"),
     }
 }
 
@@ -71,7 +73,7 @@ fn told(violation: &Violation) -> String {
 }
 
 fn table(judged: &[Judged]) -> String {
-    let mut out = "<table><tr><th>promise</th><th>judged</th><th>violations</th></tr>\n".to_owned();
+    let mut out = "<table><tr><th>guarantee</th><th>checks</th><th>violations</th></tr>\n".to_owned();
     for Judged { promise, instances, broken, .. } in judged {
         let class = match (instances, broken) {
             (0, 0) => "dim",

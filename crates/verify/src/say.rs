@@ -26,13 +26,13 @@ pub(super) fn expected(history: &History, truth: &ResourceTruth, expected: &Expe
     format!("{} {key} at {}", expected.kind.as_str(), expected.version)
 }
 
-/// Formats a change: `the change MODIFIED of a/x at 7`.
+/// `the change MODIFIED a/x at 7`.
 pub(super) fn change(history: &History, change: &TrueChange) -> String {
-    format!("the change {} of {} at {}", change.kind.as_str(), history.key(change.key), change.version)
+    format!("the change {} {} at {}", change.kind.as_str(), history.key(change.key), change.version)
 }
 
 pub(super) fn content(digest: Option<Digest>) -> String {
-    digest.map_or_else(|| "of unknown content".to_owned(), |digest| format!("of content {digest}"))
+    digest.map_or_else(|| "with unknown content".to_owned(), |digest| format!("with content {digest}"))
 }
 
 pub(super) fn encoding(encoding: RecordedEncoding) -> &'static str {
@@ -41,6 +41,6 @@ pub(super) fn encoding(encoding: RecordedEncoding) -> &'static str {
         RecordedEncoding::Protobuf => "protobuf",
         RecordedEncoding::Metadata => "metadata in JSON",
         RecordedEncoding::MetadataProtobuf => "metadata in protobuf",
-        RecordedEncoding::Table => "a table",
+        RecordedEncoding::Table => "Table",
     }
 }

@@ -109,7 +109,7 @@ async fn prepare_and_run(
     if !order.keep
         && let Err(error) = preparing::clean_up(&short, &scene.world).await
     {
-        scene.notes.add(format!("objects were left behind: {error}"));
+        scene.notes.add(format!("cannot delete all objects: {error}"));
     }
     ran?;
     Ok(Recorded { record, counts: scene.recorder.counts(), notes: scene.notes.take() })
@@ -158,7 +158,7 @@ impl Session<'_> {
         if let Some(why) = why {
             scene.notes.add(why);
         }
-        self.progress.phase("waiting for what is still to come");
+        self.progress.phase("waiting for the last events");
         self.settle(&learnt).await;
         scene.leave.cancel();
         self.close(&learnt).await
@@ -168,7 +168,7 @@ impl Session<'_> {
     async fn learn(&self) -> Result<Arc<Learnt>, VerifyError> {
         let Self { order, scene, .. } = self;
         let tasks = &scene.tasks;
-        self.progress.phase("learning the state");
+        self.progress.phase("reading the initial state");
         let learnt = match &order.etcd {
             Some(etcd) => {
                 let learnt = Learnt::new(scene, TruthSource::Etcd);
@@ -270,7 +270,7 @@ impl Session<'_> {
         let target = scene.target(AskedServer::Direct);
         let Some(version) = writing::fence(scene, target).await else {
             learnt.tell();
-            scene.notes.add("the last write failed: what was seen at the end was not judged");
+            scene.notes.add("the last write failed: the end of the run was not checked");
             return Ok(());
         };
         let reached = async {
@@ -284,7 +284,7 @@ impl Session<'_> {
         match reached {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(error.into()),
-            Err(_) => scene.notes.add(format!("the truth was not learnt within {TRUTH_WITHIN:?} behind the end")),
+            Err(_) => scene.notes.add(format!("the true history was not complete {TRUTH_WITHIN:?} after the end")),
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Draws the timeline around a violation: a row for each client, one for the truth, one for the writers.
+//! A timeline around a violation: a row for each client, one for the true history, one for the writers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -65,9 +65,9 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
     let Some(span) = span else { return Ok(String::new()) };
     let mut drawing = Drawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
     each(record, |number, text, record| drawing.take(number, text, record))?;
-    let mut out = "<h2>Around the first violation</h2>\n<div class=\"wide\">".to_owned();
+    let mut out = "<h2>Timeline of the first violation</h2>\n<div class=\"wide\">".to_owned();
     out.push_str(&drawing.svg());
-    out.push_str("</div>\n<p class=\"dim\">The records that show it, by their lines:</p>\n<pre>");
+    out.push_str("</div>\n<p class=\"dim\">Lines of the record:</p>\n<pre>");
     for (number, text, _) in shown {
         put(&mut out, format_args!("{number}: {}\n", escaped(&text)));
     }
@@ -138,7 +138,7 @@ impl Drawing<'_> {
             Record::Call(call) => drop(self.calls.insert(call.op, (line, call.clone()))),
             Record::Return(answer) => match self.calls.get(&answer.op) {
                 Some((_, call)) if call.verb == super::record::ReadVerb::Watch && answer.code == 200 => {}
-                _ => self.over(answer.op, answer.at_ns, is_wrong, &format!("answered {}", answer.code)),
+                _ => self.over(answer.op, answer.at_ns, is_wrong, &format!("response {}", answer.code)),
             },
             Record::End(end) => self.over(end.op, end.at_ns, is_wrong, &format!("ended: {:?}", end.how)),
             Record::Event(event) => {
@@ -247,9 +247,9 @@ fn about(call: &CallRecord, how: &str) -> String {
 
 fn name(who: Who) -> String {
     match who {
-        Who::Truth => "the truth".to_owned(),
+        Who::Truth => "true history".to_owned(),
         Who::Writers => "writers".to_owned(),
-        Who::Culprit(client) => format!("client {client}, which shows it"),
+        Who::Culprit(client) => format!("client {client} (violation)"),
         Who::Client(client) => format!("client {client}"),
     }
 }

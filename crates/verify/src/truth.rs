@@ -89,11 +89,11 @@ impl ResourceTruth {
         match now.kind {
             _ if was.is_some_and(|was| was.version == now.version) => Some("a second change of a key at one version"),
             _ if now.version <= self.from && (now.kind != EventKind::Added || was.is_some()) => {
-                Some("a change in the state that the truth begins with")
+                Some("a change in the initial state")
             }
-            EventKind::Added if existed => Some("ADDED of what exists"),
-            EventKind::Modified | EventKind::Deleted if !existed => Some("a change of what does not exist"),
-            EventKind::Bookmark | EventKind::Error => Some("no change at all"),
+            EventKind::Added if existed => Some("ADDED of an existing object"),
+            EventKind::Modified | EventKind::Deleted if !existed => Some("a change of an object that does not exist"),
+            EventKind::Bookmark | EventKind::Error => Some("an event that is not a change"),
             _ => None,
         }
     }

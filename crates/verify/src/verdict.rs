@@ -12,26 +12,26 @@ use super::record::{RunRecord, TruthSource};
 use super::refused_requests::RefusedRequests;
 use super::violation::{Judged, Violation};
 
-/// The minimum for a conclusive run.
+/// What a conclusive run requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub least: Counts,
-    /// Promises of which at least one instance must have been judged.
+    /// Guarantees that must have been checked at least once.
     pub judged: BTreeSet<Promise>,
 }
 
 /// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every promise was kept wherever it was judged.
+    /// No violation was found.
     Kept,
-    /// At least one promise was broken.
+    /// A guarantee was violated.
     Broken,
-    /// Nothing was broken, but too little happened for a conclusion.
+    /// No violation was found, but too little happened: inconclusive.
     Void,
 }
 
-/// The verdict on each promise of a run.
+/// The verdict on each guarantee in a run.
 #[derive(Clone, Debug)]
 pub struct RunVerdict {
     pub run: RunRecord,
@@ -39,9 +39,9 @@ pub struct RunVerdict {
     pub hops: Hops,
     /// In the order of [`Promise::ALL`].
     pub judged: Vec<Judged>,
-    /// Refusals that no promise covers.
+    /// Refused requests that no guarantee covers.
     pub refused: Vec<RefusedRequests>,
-    /// The counts that are below the minimum.
+    /// What was missing for a conclusive run.
     pub lacks: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl RunVerdict {
         let mut lacks = counts.lacks(&requirements.least);
         let idle = judged.iter().filter(|judged| judged.instances == 0 && judged.broken == 0);
         let idle = idle.filter(|judged| requirements.judged.contains(&judged.promise));
-        lacks.extend(idle.map(|judged| format!("nothing to judge {} by", judged.promise)));
+        lacks.extend(idle.map(|judged| format!("no check of {}", judged.promise)));
         let refused = RefusedRequests::of(history);
         Self { run: history.run().clone(), counts, hops: Hops::of(history), judged, refused, lacks }
     }
@@ -65,46 +65,46 @@ impl RunVerdict {
         }
     }
 
-    /// Returns the violation that appears first, by the last record that shows it.
+    /// The first violation, by the last record that shows it.
     pub fn first(&self) -> Option<&Violation> {
         let all = self.judged.iter().flat_map(|judged| &judged.violations);
         all.min_by_key(|violation| violation.lines.last().copied())
     }
 
-    /// Formats the verdict for a terminal: how often each promise was judged, and the first violation in full.
-    /// `records` are the texts of the lines in the violation, from [`excerpt`].
+    /// Formats the verdict for a terminal: each guarantee with its number of checks, and the first violation in full.
+    /// `records` has the lines that the violation refers to, as [`excerpt`] returns them.
     pub fn text(&self, records: &BTreeMap<u32, String>) -> String {
         let mut text = String::new();
         let source = match self.run.truth {
             TruthSource::Etcd => "etcd",
-            TruthSource::Direct => "a watch at the apiserver, which is weaker: what it misses nobody misses",
+            TruthSource::Direct => "a watch of the apiserver (weaker: events that it misses are not detected)",
         };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{} judged by the truth from {source}", self.run.url);
+        let _ = writeln!(text, "{} compared with {source}", self.run.url);
         let counts = self.counts.named().map(|(name, count)| format!("{count} {name}"));
         let _ = writeln!(text, "{}\n{}", counts.join(", "), self.hops.words(&self.run));
         for judged in &self.judged {
             let _ = writeln!(text, "  {:<14} {}", judged.promise, words(judged));
         }
         if !self.refused.is_empty() {
-            text.push_str("\nNo promise is about these:\n");
+            text.push_str("\nNot covered by a guarantee:\n");
         }
         for refused in &self.refused {
             let _ = writeln!(text, "  {refused}");
         }
         if let Some(first) = self.first() {
-            let _ = writeln!(text, "\nThe first violation: {}", first.promise);
+            let _ = writeln!(text, "\nFirst violation: {}", first.promise);
             let _ = writeln!(text, "  expected: {}\n  got:      {}", first.expected, first.got);
             for line in &first.lines {
                 let record = records.get(line).map_or("", |record| record.trim_end());
                 let _ = writeln!(text, "  line {line}: {record}");
             }
             if !self.run.command.is_empty() {
-                let _ = writeln!(text, "  again: {}", self.run.command);
+                let _ = writeln!(text, "  repeat with: {}", self.run.command);
             }
         }
         for lack in &self.lacks {
-            let _ = writeln!(text, "\nThe run is void: {lack}");
+            let _ = writeln!(text, "\nInconclusive: {lack}");
         }
         text
     }
@@ -112,14 +112,14 @@ impl RunVerdict {
 
 fn words(judged: &Judged) -> String {
     match (judged.instances, judged.broken) {
-        (0, 0) => "not judged".to_owned(),
-        (instances, 0) => format!("ok in {instances}"),
-        (instances, broken) => format!("BROKEN {broken} times in {instances}"),
+        (0, 0) => "not checked".to_owned(),
+        (instances, 0) => format!("ok in {instances} checks"),
+        (instances, broken) => format!("VIOLATED {broken} times in {instances} checks"),
     }
 }
 
 impl Outcome {
-    /// Returns the exit code of the process.
+    /// The exit code.
     pub fn code(self) -> u8 {
         match self {
             Self::Kept => 0,

@@ -198,7 +198,7 @@ impl Writer {
         let (code, version) = match &reply {
             Ok(reply) => (reply.status.as_u16(), version(reply)),
             Err(error) => {
-                self.scene.notes.add(format!("a write was not answered: {error}"));
+                self.scene.notes.add(format!("a write had no response: {error}"));
                 (0, None)
             }
         };

@@ -1,26 +1,26 @@
-// Shows a running proxy: asks its admin pages about once a second while somebody looks, and draws what they say.
-// What clients choose (users, agents, names) comes into the page as text, never as markup.
+// Shows a running proxy: polls its admin pages about once a second while the page is visible.
+// Text that clients control (users, agents, names) is inserted as text, never as markup.
 "use strict";
 
-/** From the beginning of a look to that of the next. */
+/** The interval between the starts of two polls. */
 const EVERY_MS = 1000;
-/** The share of the time that looks may take: behind slow answers comes a longer pause. */
+/** The maximum share of time for polls: after slow responses the pause is longer. */
 const SHARE_MAX = 0.2;
-/** How long an answer may take. */
+/** Timeout of a poll. */
 const ANSWER_MS_MAX = 10_000;
-/** Looks that a picture shows. */
+/** Polls in a chart. */
 const POINTS_MAX = 120;
-/** Rows of a table; of more than these the filters find others. */
+/** Maximum number of rows of a table. */
 const ROWS_MAX = 100;
-/** After so many looks it is asked again for what was refused, and for what could not be answered. */
+/** Polls until watches are requested again after a refusal, and after another error. */
 const REFUSED_LOOKS = 30;
 const UNANSWERED_LOOKS = 3;
-/** For who wants less motion, pictures are drawn every so many looks. */
+/** Polls between two redraws of charts if the user prefers reduced motion. */
 const CALM_LOOKS = 10;
 
 const byId = (id) => document.getElementById(id);
 
-/** An element with attributes and, as its text, what may come from anybody. */
+/** Creates an element with attributes and untrusted text. */
 function element(name, attributes = {}, text = "") {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);

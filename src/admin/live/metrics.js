@@ -1,4 +1,4 @@
-// What is read of `/metrics`, and what has happened between two looks.
+// Parses `/metrics`, and computes rates between two polls.
 
 const FORWARDED = "kube_fanout_forwarded_total";
 const DELIVERY = "kube_fanout_watch_delivery_seconds_bucket";
@@ -10,7 +10,7 @@ const SUMS = new Set([
   "process_resident_memory_bytes", "process_start_time_seconds",
 ]);
 
-/** Reads Prometheus' text: sums by name, what passed through by reason, and how late events were handed over. */
+/** Parses Prometheus text: sums by name, forwarded requests by reason, and delivery latencies. */
 function readMetrics(text) {
   const read = { sums: new Map(), passed: new Map(), late: new Map(), version: "" };
   for (const line of text.split("\n")) {
@@ -31,7 +31,7 @@ function add(sums, key, value) {
   if (key !== undefined) sums.set(key, (sums.get(key) ?? 0) + value);
 }
 
-/** What has happened between two looks at the same process. */
+/** The difference between two polls of the same process. */
 class Between {
   constructor(before, now) {
     this.now = now;
@@ -41,7 +41,7 @@ class Between {
     this.elapsed = this.before ? Math.max((now.at - before.at) / 1000, 0.001) : 0;
   }
 
-  /** How much a counter has grown in a second; null where that is not known. */
+  /** The rate of a counter per second; null if unknown. */
   rate(name) {
     return this.before ? this.grown(this.before.sums, this.now.sums, name) / this.elapsed : null;
   }
@@ -50,7 +50,7 @@ class Between {
     return Math.max(0, (now.get(key) ?? 0) - (before.get(key) ?? 0));
   }
 
-  /** The time within which this share of the events was handed over, as the buckets tell it; null without any. */
+  /** The delivery latency at a quantile, estimated from the buckets; null without events. */
   late(share) {
     if (!this.before) return null;
     const bounds = [...this.now.late.keys()].sort((a, b) => a - b);

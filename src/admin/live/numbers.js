@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
@@ -7,7 +7,7 @@ function count(number) {
   return number === null || number === undefined || Number.isNaN(number) ? "–" : whole.format(number);
 }
 
-/** With a digit behind the point where there are few before it. */
+/** One decimal below 10, none above. */
 function rounded(number) {
   return (number > 0 && number < 10 ? tenths : whole).format(number);
 }

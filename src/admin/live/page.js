@@ -1,6 +1,6 @@
-// The page: when it asks, and what it shows where.
+// The page: it polls the proxy and fills the parts.
 
-/** What watches can be filtered by. */
+/** The filters of watches. */
 const FILTERS = ["user", "agent", "resource"];
 
 class Page {
@@ -11,8 +11,8 @@ class Page {
     const soon = () => (this.isPaused ? this.watches.show(this.watches.arrange(this.watchesRead)) : this.look());
     this.watches = new Table(byId("watches"), "Watches", WATCH_COLUMNS, { column: "behind", isDown: true }, soon);
     const cost = () => this.between && this.showCost(this.between);
-    this.cost = new Table(byId("cost"), "Cost by cause", COST_COLUMNS, { column: "requests", isDown: true }, cost);
-    this.passed = new Table(byId("passed"), "Passed through", PASSED_COLUMNS, { column: "times", isDown: true }, cost);
+    this.cost = new Table(byId("cost"), "Upstream cost", COST_COLUMNS, { column: "requests", isDown: true }, cost);
+    this.passed = new Table(byId("passed"), "Forwarded", PASSED_COLUMNS, { column: "times", isDown: true }, cost);
     this.watchesRead = [];
     this.feedsRead = [];
     this.looks = 0;
@@ -43,7 +43,7 @@ class Page {
     });
   }
 
-  /** Looks now, and then again and again while somebody looks at the page. Whatever was under way is given up. */
+  /** Polls now, and then repeatedly while the page is visible. Aborts a poll that is in progress. */
   async look() {
     clearTimeout(this.timer);
     this.asking?.abort();
@@ -51,7 +51,7 @@ class Page {
     const asking = new AbortController();
     this.asking = asking;
     const began = performance.now();
-    const late = setTimeout(() => asking.abort("no answer in time"), ANSWER_MS_MAX);
+    const late = setTimeout(() => asking.abort("timeout"), ANSWER_MS_MAX);
     try {
       await this.ask(asking.signal);
     } catch (error) {
@@ -87,7 +87,7 @@ class Page {
     this.showCost(of);
     const pending = [...ready.matchAll(/^\[-\](.*?) not ready(?:: .*)?$/gm)].map((match) => match[1]);
     const old = feeds.filter((feed) => feed.state === "stale").length;
-    const isOld = old > 0 ? `, ${old === 1 ? "1 feed is" : `${count(old)} feeds are`} without a stream upstream` : "";
+    const isOld = old > 0 ? `, ${old === 1 ? "1 feed is" : `${count(old)} feeds are`} stale` : "";
     if (pending.length > 0) this.status(`Not ready: ${pending.join(", ")}${isOld}.`, "bad");
     else this.status(`Ready${isOld}.`, old > 0 ? "odd" : "good");
     const age = seconds(Math.max(0, Date.now() / 1000 - (now.sums.get("process_start_time_seconds") ?? 0)));
@@ -102,8 +102,8 @@ class Page {
   }
 
   lost(error) {
-    const why = error instanceof Error && !(error instanceof TypeError) ? error.message : "nobody answers";
-    this.status(`No answer (${why}); what is shown is old. It is asked again and again.`, "bad");
+    const why = error instanceof Error && !(error instanceof TypeError) ? error.message : "cannot connect";
+    this.status(`No response (${why}); showing old data. Retrying.`, "bad");
     document.body.classList.add("is-old");
     this.before = null;
     this.tiles.forEach((tile) => tile.gap());
@@ -135,7 +135,7 @@ class Page {
     say(byId("watches-count"), shownOf(this.watches.show(watches), total, "watches"));
   }
 
-  /** What was shown before may not be seen any more. */
+  /** Hides watches that were shown before. */
   refuse(status, why) {
     const isNo = [401, 403].includes(status);
     this.askAgainAt = this.looks + (isNo ? REFUSED_LOOKS : UNANSWERED_LOOKS);
@@ -144,7 +144,7 @@ class Page {
     byId("watches-shown").hidden = true;
     byId("watches-refused").hidden = false;
     byId("token-form").hidden = !isNo || why.includes("auth: delegated");
-    say(byId("watches-why"), `Not shown: ${why} (${status}).`);
+    say(byId("watches-why"), `Hidden: ${why} (${status}).`);
   }
 
   showCost(of) {
@@ -160,25 +160,25 @@ class Page {
     const sum = (name) => of.now.sums.get(name) ?? 0;
     const clients = sum("kube_fanout_served_total") + sum(FORWARDED) + sum("kube_fanout_refused_total");
     const upstream = `${count(sum("kube_fanout_upstream_requests_total"))} requests upstream and ` +
-      `${bytes(sum("kube_fanout_upstream_body_bytes_total"))} from there`;
-    say(byId("cost-sum"), `Since the start: ${upstream}, for ${count(clients)} requests of clients and ` +
-      `${bytes(sum("kube_fanout_watch_bytes_total"))} of events to them.`);
+      `${bytes(sum("kube_fanout_upstream_body_bytes_total"))} received from upstream`;
+    say(byId("cost-sum"), `Since the start: ${upstream}, for ${count(clients)} client requests and ` +
+      `${bytes(sum("kube_fanout_watch_bytes_total"))} of events sent to clients.`);
   }
 }
 
 function shownOf(shown, total, what) {
   const all = `${count(total)} ${what}`;
-  return shown < total ? `${count(shown)} of ${all}; a filter finds others` : all;
+  return shown < total ? `${count(shown)} of ${all}; filter to see others` : all;
 }
 
-/** The token that the address brought behind its #, which is not sent and is removed from it. */
+/** The token after the # of the address, which browsers do not send. It is removed from the address. */
 function tokenOfAddress() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
   if (token !== "") history.replaceState(null, "", location.pathname);
   return token;
 }
 
-/** The colours that were chosen; those of the system otherwise. */
+/** Applies the selected colours, or those of the system. */
 function chooseColours() {
   const choice = byId("theme");
   const apply = (theme) => {
@@ -188,7 +188,7 @@ function chooseColours() {
   try {
     choice.value = localStorage.getItem("theme") ?? "";
   } catch {
-    // Storage may be forbidden; then the choice holds for this page.
+    // Storage may be disabled; then the choice is not kept.
   }
   apply(choice.value);
   choice.addEventListener("change", () => {

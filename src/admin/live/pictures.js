@@ -1,10 +1,10 @@
-// The figures on top, with their pictures.
+// The numbers at the top, with their charts.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 240;
 const HEIGHT = 48;
 
-/** The last minutes of one number, or of two on one scale. */
+/** A chart of the last minutes of one number, or of two on one scale. */
 class Picture {
   constructor(lines) {
     this.points = Array.from({ length: lines }, () => []);
@@ -34,7 +34,7 @@ class Picture {
     return Math.max(0, ...this.points.flat().filter((value) => value !== null));
   }
 
-  /** Draws the newest point at the right edge, and a gap where nothing was known. */
+  /** Draws the newest point at the right edge, and a gap where a value is unknown. */
   draw() {
     const most = this.most() || 1;
     this.paths.forEach((path, nth) => {
@@ -56,16 +56,17 @@ class Picture {
   }
 }
 
-/** The figures on top: what is shown large, what small, and what its picture has. */
+/** The numbers at the top: the large one, the small ones, and the lines of the chart. */
 const TILES = [
   {
-    name: "Watches of clients", shown: count, lines: ["watches"],
+    name: "Client watches", shown: count, lines: ["watches"],
     values: (of) => [of.now.sums.get("kube_fanout_watches_open") ?? 0],
     small: (of) => {
       const [watches, streams] = ["kube_fanout_watches_open", "kube_fanout_upstream_streams_open"]
         .map((name) => of.now.sums.get(name) ?? 0);
-      const each = watches > streams && streams > 0 ? `: ${rounded(watches / streams)} for each` : "";
-      return `${count(streams)} streams upstream${each}`;
+      const each = watches > streams && streams > 0
+        ? `; ${rounded(watches / streams)} client watches per upstream stream` : "";
+      return `${count(streams)} upstream ${streams === 1 ? "stream" : "streams"}${each}`;
     },
   },
   {
@@ -75,28 +76,28 @@ const TILES = [
       `${bytes(of.rate("kube_fanout_watch_bytes_total"))}/s to clients`,
   },
   {
-    name: "From arrival to hand-over", shown: millis, lines: ["p50", "p99"],
+    name: "Delivery latency", shown: millis, lines: ["p50", "p99"],
     values: (of) => [of.late(0.5), of.late(0.99)],
-    small: (of) => `at p50; ${millis(of.late(0.99))} at p99`,
+    small: (of) => `p50; p99 ${millis(of.late(0.99))}`,
   },
   {
-    name: "Requests answered from memory", shown: rate, lines: ["from memory", "passed through"],
+    name: "Requests served from the cache", shown: rate, lines: ["from the cache", "forwarded"],
     values: (of) => [of.rate("kube_fanout_served_total"), of.rate(FORWARDED)],
-    small: (of) => `${rate(of.rate(FORWARDED))} passed through, ${rate(of.rate("kube_fanout_refused_total"))} refused`,
+    small: (of) => `${rate(of.rate(FORWARDED))} forwarded, ${rate(of.rate("kube_fanout_refused_total"))} refused`,
   },
   {
-    name: "Requests upstream", shown: rate, lines: ["upstream", "of clients"],
+    name: "Upstream requests", shown: rate, lines: ["upstream", "clients"],
     values: (of) => [of.rate("kube_fanout_upstream_requests_total"), ofClients(of)],
-    small: (of) => `for ${rate(ofClients(of))} of clients; ` +
-      `${bytes(of.rate("kube_fanout_upstream_body_bytes_total"))}/s came from upstream`,
+    small: (of) => `for ${rate(ofClients(of))} client requests; ` +
+      `${bytes(of.rate("kube_fanout_upstream_body_bytes_total"))}/s from upstream`,
   },
   {
-    name: "CPU", shown: (cores) => (cores === null ? "–" : `${whole.format(cores * 100)} %`), lines: ["of a core"],
+    name: "CPU", shown: (cores) => (cores === null ? "–" : `${whole.format(cores * 100)} %`), lines: ["of one core"],
     values: (of) => [of.rate("process_cpu_seconds_total")],
     small: (of) => {
       const [held, budget, resident] = ["kube_fanout_memory_held_bytes", "kube_fanout_memory_budget_bytes",
         "process_resident_memory_bytes"].map((name) => bytes(of.now.sums.get(name)));
-      return `of a core; ${resident} resident, ${held} of ${budget} held`;
+      return `of one core; memory ${resident} resident, cache ${held} of ${budget}`;
     },
   },
 ];
@@ -138,7 +139,7 @@ class Tile {
   draw() {
     this.picture.draw();
     const most = this.kind.shown(this.picture.most());
-    say(this.most, `most ${most}`);
-    label(this.picture.svg, `${this.kind.name}, the last two minutes: at most ${most}, now ${this.big.textContent}`);
+    say(this.most, `peak ${most}`);
+    label(this.picture.svg, `${this.kind.name}, last two minutes: peak ${most}, now ${this.big.textContent}`);
   }
 }

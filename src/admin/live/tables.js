@@ -1,6 +1,6 @@
 // The tables, and their columns.
 
-/** A table whose rows are used again, and whose columns can be sorted by. A cell is text, or text and a class. */
+/** A table with sortable columns that reuses its rows. A cell is text, or text and a class. */
 class Table {
   constructor(root, caption, columns, order, sorted) {
     Object.assign(this, { columns, order, sorted });
@@ -29,7 +29,7 @@ class Table {
     return head;
   }
 
-  /** The first time by what is most, or by the alphabet; the second time the other way round. */
+  /** Sorts numbers in descending and texts in ascending order first; a second click reverses the order. */
   sort(column) {
     const isAgain = this.order.column === column.key;
     this.order = { column: column.key, isDown: isAgain ? !this.order.isDown : Boolean(column.isNumber) };
@@ -45,7 +45,7 @@ class Table {
     });
   }
 
-  /** Sorts rows that are all here. */
+  /** Sorts rows in the page. */
   arrange(rows) {
     const by = this.columns.find((column) => column.key === this.order.column)?.by;
     if (!by) return rows;
@@ -89,7 +89,7 @@ const text = (key) => (row) => row[key] ?? "–";
 const number = (key, name, shown = count) =>
   ({ key, name, isNumber: true, by: (row) => row[key] ?? 0, text: (row) => shown(row[key]) });
 
-const MARKS = { live: "good", parked: "good", syncing: "odd", stale: "odd", sending: "good", stalled: "bad" };
+const MARKS = { live: "good", idle: "good", syncing: "odd", stale: "odd", sending: "good", stalled: "bad" };
 
 function feedName(feed) {
   return [feed.resource, feed.namespace && `in ${feed.namespace}`, feed.selector].filter(Boolean).join(" ");
@@ -109,19 +109,19 @@ const FEED_COLUMNS = [
   number("objects", "Objects"),
   number("readers", "Readers"),
   {
-    key: "ring", name: "Ring", isNumber: true, by: (feed) => feed.ringEvents,
+    key: "ring", name: "History", isNumber: true, by: (feed) => feed.ringEvents,
     text: (feed) => (feed.ringEvents === 0 ? "empty" : `${count(feed.ringEvents)} in ${seconds(feed.ringSpanSeconds)}`),
   },
   number("memoryBytes", "Memory", bytes),
-  { key: "encoding", name: "Held in", by: text("encoding"), text: text("encoding") },
+  { key: "encoding", name: "Encoding", by: text("encoding"), text: text("encoding") },
 ];
 
-/** The keys of these columns are the orders that the proxy knows, as it sorts more than are shown. */
+/** The keys of these columns are sort orders of the proxy, which sorts all watches, not only those shown. */
 const WATCH_COLUMNS = [
   { key: "agent", name: "Agent", isName: true, by: text("userAgent"), text: text("userAgent") },
   { key: "user", name: "User", by: text("user"), text: text("user") },
   {
-    key: "resource", name: "Watches", by: text("resource"),
+    key: "resource", name: "Resource", by: text("resource"),
     text: (watch) => watch.resource + (watch.namespace === null ? "" : ` in ${watch.namespace}`) +
       (watch.selectors === "none" ? "" : ` by ${watch.selectors}`),
   },
@@ -135,15 +135,15 @@ const WATCH_COLUMNS = [
       watch.state === "sending" ? watch.state : `${watch.state} for ${seconds(watch.stateSeconds)}`, MARKS[watch.state],
     ],
   },
-  { key: "version", name: "Told", isNumber: true, text: text("resourceVersion") },
+  { key: "version", name: "Last version sent", isNumber: true, text: text("resourceVersion") },
   { ...number("bytesSent", "Sent", bytes), key: "sent" },
   { ...number("openSeconds", "Open", seconds), key: "open" },
-  { key: "as", name: "As", text: (watch) => `${watch.representation}, ${watch.protocol}` },
+  { key: "as", name: "Encoding, protocol", text: (watch) => `${watch.representation}, ${watch.protocol}` },
 ];
 
 const COST_COLUMNS = [
   { key: "cause", name: "Cause", isName: true, by: text("cause"), text: (row) => row.cause.replaceAll("_", " ") },
-  number("rate", "Requests now", rate),
+  number("rate", "Request rate", rate),
   number("requests", "Requests"),
   number("streamsOpen", "Streams open"),
   number("bodyBytes", "Received", bytes),
@@ -151,6 +151,6 @@ const COST_COLUMNS = [
 
 const PASSED_COLUMNS = [
   { key: "reason", name: "Reason", isName: true, by: text("reason"), text: (row) => row.reason.replaceAll("_", " ") },
-  number("rate", "Now", rate),
-  number("times", "Times"),
+  number("rate", "Rate", rate),
+  number("times", "Requests"),
 ];

@@ -55,10 +55,10 @@ pub(super) struct WatchRow {
     events_behind: usize,
     /// Whether `events_behind` is a lower bound, because an exact count would read the whole history.
     events_behind_at_least: bool,
-    /// `parked`: no events are pending. `sending`: events are pending, and the client took data within the last second.
-    /// `stalled`: events are pending, and the client takes no data.
+    /// `idle`: no event is waiting. `sending`: events are waiting, and the client has read within the last second.
+    /// `stalled`: events are waiting, and the client does not read.
     state: &'static str,
-    /// Seconds since the client last polled for frames.
+    /// How long the watch has been idle, or its client has not read.
     state_seconds: u64,
 }
 
@@ -151,7 +151,7 @@ impl SeenWatch {
         };
         let since = now.saturating_duration_since(began + Duration::from_micros(asked >> 1));
         let state = if asked & 1 == 1 && events_behind == 0 {
-            "parked"
+            "idle"
         } else if since <= SENDING_MAX {
             "sending"
         } else {

@@ -1,5 +1,4 @@
-//! The summary at the end of the demo: how many watches were served from one upstream watch, and with which latency and
-//! errors.
+//! The summary at the end of the demo.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +21,7 @@ pub struct Summary {
     pub missed: Option<u64>,
     /// Events that a client received more than once.
     pub repeated: u64,
-    /// Watches that had to relist. Events missed because of it are not in `missed`.
+    /// Watches that had to relist. Events that they missed are not in `missed`.
     pub relisted: u64,
     pub errors: u64,
     pub first_error: Option<String>,
@@ -40,15 +39,18 @@ impl Summary {
     fn faults(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let repeated = count(self.repeated);
         match self.missed {
-            Some(missed) => writeln!(f, "  {:>13}  missed, {repeated} repeated", count(missed))?,
-            None => writeln!(f, "  {repeated:>13}  repeated; how many were missed is not known")?,
+            Some(missed) => writeln!(f, "  {:>13}  missed events, {repeated} repeated", count(missed))?,
+            None => writeln!(
+                f,
+                "  {repeated:>13}  repeated events (missed events unknown: not all watches synced in time)"
+            )?,
         }
         if self.relisted > 0 {
-            writeln!(f, "  {:>13}  watches that had to begin anew", count(self.relisted))?;
+            writeln!(f, "  {:>13}  watches that had to relist", count(self.relisted))?;
         }
         if self.errors > 0 {
-            let first = self.first_error.as_ref().map(|why| format!(", the first: {why}")).unwrap_or_default();
-            writeln!(f, "  {:>13}  errors seen by clients{first}", count(self.errors))?;
+            let first = self.first_error.as_ref().map(|why| format!(", first: {why}")).unwrap_or_default();
+            writeln!(f, "  {:>13}  client errors{first}", count(self.errors))?;
         }
         Ok(())
     }
@@ -60,29 +62,30 @@ impl fmt::Display for Summary {
         let plural = |n: u64| if n == 1 { "watch" } else { "watches" };
         let (up, down) = (self.upstream_watches, self.downstream_watches);
         writeln!(f)?;
-        writeln!(f, "{} upstream {} became {} for clients.", count(up), plural(up), plurals(down, "watch", "watches"))?;
+        writeln!(
+            f,
+            "{} upstream {} served {}.",
+            count(up),
+            plural(up),
+            plurals(down, "client watch", "client watches")
+        )?;
         writeln!(f)?;
         writeln!(f, "  {:>13}  pods, watched for {seconds:.0} seconds", count(self.pods))?;
         let events = self.upstream_events;
-        writeln!(f, "  {:>13}  events from upstream, {:.0} a second", count(events), per_second(events, seconds))?;
+        writeln!(f, "  {:>13}  events from upstream, {:.0}/s", count(events), per_second(events, seconds))?;
         let deliveries = self.deliveries;
         writeln!(
             f,
-            "  {:>13}  deliveries to clients, {:.0} a second",
+            "  {:>13}  events delivered to clients, {:.0}/s",
             count(deliveries),
             per_second(deliveries, seconds)
         )?;
         self.faults(f)?;
-        writeln!(
-            f,
-            "  {:>13}  from write to arrival at p50, {} at p99",
-            latency(self.latency_p50),
-            latency(self.latency_p99)
-        )?;
+        writeln!(f, "  {:>13}  delivery latency p50, p99 {}", latency(self.latency_p50), latency(self.latency_p99))?;
         writeln!(f)?;
         writeln!(
             f,
-            "Without the proxy the upstream would have served {} and sent {} events: {} times as much.",
+            "Without the proxy, upstream would have served {} and sent {} events: {} times as many.",
             plurals(down, "watch", "watches"),
             count(deliveries),
             count(self.saving())
@@ -130,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_says_what_was_saved() {
+    fn summary_shows_the_saving() {
         let summary = Summary {
             elapsed: Duration::from_secs(30),
             pods: 500,
@@ -145,31 +148,31 @@ mod tests {
         };
         let text = summary.to_string().replace('\u{a0}', " ");
         for expected in [
-            "1 upstream watch became 500 watches for clients.",
-            "750 000  deliveries to clients, 25000 a second",
-            "0  missed, 0 repeated",
-            "900µs  from write to arrival at p50, 7.2ms at p99",
-            "would have served 500 watches and sent 750 000 events: 500 times as much.",
+            "1 upstream watch served 500 client watches.",
+            "750 000  events delivered to clients, 25000/s",
+            "0  missed events, 0 repeated",
+            "900µs  delivery latency p50, p99 7.2ms",
+            "would have served 500 watches and sent 750 000 events: 500 times as many.",
         ] {
             assert!(text.contains(expected), "{text}");
         }
-        assert!(!text.contains("errors") && !text.contains("anew"), "{text}");
+        assert!(!text.contains("errors") && !text.contains("relist"), "{text}");
     }
 
     #[test]
-    fn what_went_wrong_is_said() {
+    fn summary_shows_failures() {
         let first_error = Some("a watch was refused: 429".to_owned());
         let summary =
             Summary { missed: Some(3), repeated: 2, relisted: 4, errors: 5, first_error, ..Summary::default() };
         let text = summary.to_string();
         for expected in [
-            "3  missed, 2 repeated",
-            "4  watches that had to begin anew",
-            "5  errors seen by clients, the first: a watch was refused: 429",
+            "3  missed events, 2 repeated",
+            "4  watches that had to relist",
+            "5  client errors, first: a watch was refused: 429",
         ] {
             assert!(text.contains(expected), "{text}");
         }
         let unknown = Summary { missed: None, ..summary }.to_string();
-        assert!(unknown.contains("2  repeated; how many were missed is not known"), "{unknown}");
+        assert!(unknown.contains("2  repeated events (missed events unknown"), "{unknown}");
     }
 }

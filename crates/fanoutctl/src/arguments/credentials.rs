@@ -1,24 +1,24 @@
 use std::path::PathBuf;
 
-/// Flags that say how `bench` and `verify` are known to the servers that they ask, and whom they believe.
+/// Flags for the credentials of `bench` and `verify`, and for the certificates that they trust.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CredentialArguments {
-    /// Credentials for all servers, and an authority to trust
+    /// Credentials for all servers, and a CA to trust
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Certificates to trust as well, PEM
+    /// Additional CA certificates to trust, PEM
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Believe any certificate
+    /// Do not verify the server certificate
     #[arg(long)]
     pub insecure_skip_tls_verify: bool,
-    /// Certificate to show, PEM
+    /// Client certificate, PEM
     #[arg(long, value_name = "FILE", requires = "client_key")]
     pub client_cert: Option<PathBuf>,
-    /// Its key, PEM
+    /// Key of the client certificate, PEM
     #[arg(long, value_name = "FILE", requires = "client_cert")]
     pub client_key: Option<PathBuf>,
-    /// Token to send, over plain HTTP too
+    /// File with a bearer token; it is also sent over plain HTTP
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }

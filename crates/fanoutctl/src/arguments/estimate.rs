@@ -1,21 +1,21 @@
 use std::path::PathBuf;
 
-/// What `estimate` is asked with.
+/// The arguments of `estimate`.
 #[derive(Debug, clap::Args)]
 pub struct EstimateArguments {
-    /// The audit log of an apiserver: audit.k8s.io/v1 as JSON, a line each; "-" is standard input
+    /// Audit log of an apiserver: audit.k8s.io/v1 events as JSON, one per line; "-" is standard input
     #[arg(long, value_name = "FILE")]
     pub audit_log: PathBuf,
-    /// How many proxies there would be, as many as nodes for proxies on nodes
+    /// Number of proxies; for a proxy on each node, the number of nodes
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub proxies: u64,
-    /// Sensitive kinds that would be held all the same: secrets
+    /// Also cache these sensitive kinds: secrets
     #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
     pub cache_sensitive: Vec<String>,
-    /// Rows of user agents and resources that are printed
+    /// Maximum number of rows (user agent and resource) to print
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub rows: usize,
-    /// Say it as JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }

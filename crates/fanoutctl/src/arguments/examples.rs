@@ -2,59 +2,61 @@
 
 pub(super) const ESTIMATE_EXAMPLES: &str = "\
 Examples:
-  What one central proxy would have spared it:
+  One central proxy:
     fanoutctl estimate --audit-log /var/log/kubernetes/audit.log
-  Proxies on 200 nodes, from several logs:
+  A proxy on each of 200 nodes, from several logs:
     zcat -f audit*.log* | fanoutctl estimate --audit-log - --proxies 200
 
-Records of metadata suffice. What a record does not say is taken for the worse: all lists of kubectl are taken for
-tables, which upstream prints.
+The audit level Metadata is sufficient. Where a record is ambiguous, the worst case is assumed: every LIST of kubectl \
+counts as a Table, which the proxy forwards.
 
-Exit codes: 0 told, 2 nothing can be said, 64 wrong usage.";
+Exit codes: 0 estimated, 2 inconclusive, 64 usage error.";
 
 pub(super) const TRY_EXAMPLES: &str = "\
 Examples:
-  A kube-apiserver, a proxy, a thousand informers, and a page to look at:
+  A kube-apiserver, a proxy, a thousand informers, and the live page:
     fanoutctl try
-  The same without a control plane:
+  With an embedded apiserver instead of a control plane:
     fanoutctl try --demo
-  By itself, for a recording or a pipeline:
+  Without keys, for a recording or a pipeline:
     fanoutctl try --script '10s apiserver, 30s proxy, 60s quit'
 
-Keys, in a terminal: a kills the apiserver and starts it again, p the proxy, q ends.
+Keys in a terminal: a kills and restarts the apiserver, p kills and restarts the proxy, q quits.
 
-Everything is on loopback, in a directory that is removed at the end (--dir keeps it). The control plane is etcd and
-kube-apiserver in one binary, which tests/kube/build.sh builds from their Go modules (minutes, once).
+All servers listen on loopback. Their files are in a directory that is removed at the end (--dir keeps it). The \
+control plane is etcd and kube-apiserver in one binary, which tests/kube/build.sh builds from their Go \
+modules (once, minutes).
 
-Lost is what an informer was not told of what was written, by versions, or holds otherwise than upstream at the end.
+An event counts as lost if an informer did not receive a written resourceVersion, or if its state differs from \
+upstream at the end.
 
-Exit codes: 0 nothing was lost, 1 something was, 2 nothing can be said, 64 wrong usage.";
+Exit codes: 0 nothing was lost, 1 an event was lost, wrong or missing at the end, 2 inconclusive, 64 usage error.";
 
 pub(super) const BENCH_EXAMPLES: &str = "\
 Examples:
-  A thousand watches of a proxy, of which this kubeconfig's apiserver is upstream:
+  A thousand watches through a proxy in front of the kubeconfig's apiserver:
     fanoutctl bench --target https://127.0.0.1:8443 --ca proxy.crt --kubeconfig admin.kubeconfig --pid 4711 \
       --watches 1000 --rate 50
-  Both of them, in turn, three times each:
+  The apiserver and the proxy in turn, three times each:
     fanoutctl bench --compare https://127.0.0.1:6443 https://127.0.0.1:8443 --names apiserver,proxy \
       --pids 4242,4711 --ca proxy.crt --kubeconfig admin.kubeconfig --scenario gentle --rounds 3 --report gentle.html
 
-Exit codes: 0 measured, 64 wrong usage, 1 anything else, also when a watch missed an event.";
+Exit codes: 0 measured, 1 a watch missed an event or another error occurred, 64 usage error.";
 
 pub(super) const VERIFY_EXAMPLES: &str = "\
 Examples:
-  A proxy in front of the kubeconfig's apiserver, judged by what that apiserver's own watch tells:
+  A proxy in front of the kubeconfig's apiserver, compared with that apiserver's own watch:
     fanoutctl verify https://127.0.0.1:8443 --kubeconfig admin.kubeconfig --ca proxy.crt
-  The same judged by etcd, which is stronger, while the apiserver is killed now and then:
+  Compared with etcd, which is stronger, while the apiserver is killed at random times:
     fanoutctl verify https://127.0.0.1:8443 --kubeconfig admin.kubeconfig --ca proxy.crt \
       --truth etcd=https://127.0.0.1:2379,ca.crt,client.crt,client.key --resource samples.verify.kube-fanout.io \
       --duration 10m --fault 'pkill -KILL kube-apiserver'
-  Three servers of one cluster, among which a thousand informers go with the versions that they have:
+  Three servers of one cluster; a thousand informers move between them and resume from their last resourceVersion:
     fanoutctl verify https://leaf:8443 --ca leaf.crt --also https://zone:8443,zone.crt --also https://apiserver:6443 \
       --informers --clients 1000 --share 25 --rate 25 --kubeconfig admin.kubeconfig
-  What was found, once more, without a server:
+  Check an existing record again, without a server:
     fanoutctl verify judge kube-fanout-verify/records.jsonl --page report.html
 
-It writes objects into namespaces of its own, whose names begin with kube-fanout-verify, and deletes them at the end.
+It writes objects to its own namespaces, whose names begin with kube-fanout-verify, and deletes them at the end.
 
-Exit codes: 0 every promise that could be judged was kept, 1 one was not, 2 void: nothing can be said, 64 wrong usage.";
+Exit codes: 0 all guarantees that could be checked hold, 1 a guarantee was violated, 2 inconclusive, 64 usage error.";

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use base::PagePlace;
 use kube_fanout::config::one_kubeconfig;
 
-/// Ask running kube-fanout proxies how they are, who reads what and why.
+/// Inspect running kube-fanout proxies: status, clients and decisions.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-fanout", bin_name = "kubectl fanout", version, max_term_width = 100)]
 pub(crate) struct PluginArguments {
@@ -14,8 +14,8 @@ pub(crate) struct PluginArguments {
     pub(crate) verb: FanoutVerb,
 }
 
-/// The verb that a process was called with as a plugin of kubectl, which finds `kubectl-fanout` by that name; `None` by
-/// any other.
+/// Parses the verb if the process was started as a kubectl plugin, under the name `kubectl-fanout`; `None` under other
+/// names.
 pub(super) fn plugin_verb() -> Option<Result<FanoutVerb, clap::Error>> {
     #[allow(clippy::disallowed_methods, reason = "the name by which a plugin is called is no setting")]
     let name = std::env::args_os().next()?;
@@ -23,43 +23,43 @@ pub(super) fn plugin_verb() -> Option<Result<FanoutVerb, clap::Error>> {
     is_plugin.then(|| PluginArguments::try_parse().map(|arguments| arguments.verb))
 }
 
-/// What is asked.
+/// The verbs of `fanout`.
 #[derive(Debug, Subcommand)]
 pub enum FanoutVerb {
-    /// Whether a proxy is ready, what it holds, and how far its feeds are
+    /// Show whether a proxy is ready, what it caches, and the state of its feeds
     #[command(name = "status", after_help = STATUS_EXAMPLES)]
     State(AdminArguments),
-    /// Feeds, watches and rates, live: a screen with keys on a terminal, and text elsewhere
+    /// Show feeds, watches and rates live: interactive on a terminal, plain text elsewhere
     #[command(after_help = TOP_KEYS)]
     Top {
         #[command(flatten)]
         admin: AdminArguments,
-        /// The time between two looks
+        /// Refresh interval
         #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
         every: Duration,
-        /// Print text so many times and end [default: go on until q or Ctrl-C]
+        /// Print text this many times and exit [default: run until q or Ctrl-C]
         #[arg(long, value_name = "N")]
         times: Option<u64>,
     },
-    /// Why clients wait, and why watches ended, and requests were refused or passed through
+    /// Explain the state of watches, and why watches ended and requests were refused or forwarded
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain {
         #[command(flatten)]
         admin: AdminArguments,
-        /// Only of users whose names contain this
+        /// Only users whose names contain this text
         #[arg(long, value_name = "TEXT")]
         user: Option<String>,
-        /// Only of user agents that contain this
+        /// Only user agents that contain this text
         #[arg(long, value_name = "TEXT")]
         agent: Option<String>,
-        /// Only of resources and paths that contain this
+        /// Only resources and paths that contain this text
         #[arg(long, value_name = "TEXT")]
         resource: Option<String>,
-        /// How many watches, and how much of each kind that happened
+        /// Maximum number of watches, and of entries of each kind
         #[arg(long, value_name = "N", default_value_t = 20)]
         limit: usize,
     },
-    /// Compare what a proxy holds with upstream's storage at one version, by key, version and bytes
+    /// Compare a proxy's cache with upstream at one resourceVersion: by key, resourceVersion and bytes
     #[command(after_help = DIFF_EXAMPLES)]
     Diff {
         /// pods, deployments.apps, widgets.v1.example.com
@@ -67,16 +67,16 @@ pub enum FanoutVerb {
         /// Only this namespace
         #[arg(long, short, value_name = "NAME")]
         namespace: Option<String>,
-        /// Upstream [default: the server of the kubeconfig]
+        /// Apiserver to compare with [default: the server of the kubeconfig]
         #[arg(long, value_name = "URL")]
         upstream: Option<String>,
         #[command(flatten)]
         server: ServerArguments,
-        /// How it is said
-        #[arg(long, short, value_name = "FORM", default_value = "text")]
+        /// Output format
+        #[arg(long, short, value_name = "FORMAT", default_value = "text")]
         output: OutputForm,
     },
-    /// Print a watch of a proxy as it comes, a line for each event
+    /// Watch a resource through a proxy and print one line per event
     Tail {
         /// pods, deployments.apps, widgets.v1.example.com
         resource: String,
@@ -89,69 +89,69 @@ pub enum FanoutVerb {
         /// Only objects with these fields
         #[arg(long, value_name = "SELECTOR")]
         field_selector: Option<String>,
-        /// Go on behind this version [default: what there is, and then what happens]
+        /// Resume after this resourceVersion [default: print the existing objects, then changes]
         #[arg(long, value_name = "VERSION")]
         from: Option<String>,
-        /// End after so many seconds [default: when the server ends the watch]
+        /// Stop after this many seconds [default: when the server ends the watch]
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
         #[command(flatten)]
         server: ServerArguments,
-        /// How it is said: json prints frames as they came
-        #[arg(long, short, value_name = "FORM", default_value = "text")]
+        /// Output format; json prints the frames unchanged
+        #[arg(long, short, value_name = "FORMAT", default_value = "text")]
         output: OutputForm,
     },
 }
 
-/// The admin pages of proxies, and what they are asked with.
+/// Where the admin pages of proxies are, and the token to read them with.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdminArguments {
-    /// The admin address of a proxy, http://HOST:PORT or unix:PATH; may be repeated
+    /// Admin address of a proxy: http://HOST:PORT or unix:PATH; may be repeated
     #[arg(long, value_name = "ADDR", default_value = "http://127.0.0.1:9090")]
     address: Vec<String>,
-    /// In place of addresses: all pods with these labels, each through a port-forward of kubectl
+    /// Instead of addresses: all pods with these labels, each through `kubectl port-forward`
     #[arg(long, value_name = "SELECTOR", conflicts_with = "address")]
     pub pods: Option<String>,
-    /// Where those pods are [default: kubectl's namespace]
+    /// Namespace of those pods [default: kubectl's namespace]
     #[arg(long, short, value_name = "NAME", requires = "pods")]
     pub namespace: Option<String>,
-    /// The port of the admin pages in those pods
+    /// Port of the admin pages in those pods
     #[arg(long, value_name = "PORT", default_value_t = 9090)]
     pub pod_port: u16,
-    /// A bearer token, for the pages that say who reads what
+    /// File with a bearer token, for the pages that show clients
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// How it is said
-    #[arg(long, short, value_name = "FORM", default_value = "text")]
+    /// Output format
+    #[arg(long, short, value_name = "FORMAT", default_value = "text")]
     pub output: OutputForm,
 }
 
-/// The address that clients of a proxy have, and who asks there.
+/// The client address of a proxy, and the credentials to use there.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ServerArguments {
-    /// The address of the proxy that its clients have
+    /// Client address of the proxy
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8001")]
     pub proxy: String,
-    /// Credentials, and an authority to trust
+    /// Credentials, and a CA to trust
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Certificates to trust as well, PEM
+    /// Additional CA certificates to trust, PEM
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Token to send, over plain HTTP too
+    /// File with a bearer token; it is also sent over plain HTTP
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Believe any certificate
+    /// Do not verify the server certificate
     #[arg(long)]
     pub insecure_skip_tls_verify: bool,
 }
 
-/// How something is said.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputForm {
-    /// For people
+    /// Text for people
     Text,
-    /// For programs
+    /// JSON for programs
     Json,
 }
 
@@ -187,57 +187,57 @@ pub fn terminal_colours() -> Option<bool> {
 
 const STATUS_EXAMPLES: &str = "\
 Examples:
-  The proxy of this machine:
+  The proxy on this machine:
     kubectl fanout status
-  All of a DaemonSet:
+  All proxies of a DaemonSet:
     kubectl fanout status --pods app.kubernetes.io/name=kube-fanout -n kube-fanout
 
-Exit codes: 0 all is well, 1 something is not, 2 nothing can be said, 64 wrong usage.";
+Exit codes: 0 healthy, 1 unhealthy, 2 inconclusive, 64 usage error.";
 
 const TOP_KEYS: &str = "\
 Keys:
-  Tab             feeds, or watches
-  Up Down, k j    scroll by a row; PgUp PgDn by a page; Home End, g G to the first and the last
-  Left Right      another proxy, where there are several (--address again, or --pods)
-  s, r            sort by something else, reverse: feeds by readers, memory, name; watches by
-                  behind, since, sent, open, agent, user, resource, among all that are open
-  /               only rows with a text: Enter keeps it, Esc drops it
-  Space           pause, and go on
+  Tab             switch between feeds and watches
+  Up Down, k j    scroll by a row; PgUp PgDn by a page; Home End, g G to the first and the last row
+  Left Right      previous or next proxy, if there are several (repeated --address, or --pods)
+  s, r            next sort order, reverse order: feeds by readers, memory, name; watches by
+                  behind, since, sent, open, agent, user, resource (among all open watches)
+  /               filter rows by a text: Enter applies it, Esc clears it
+  Space           pause or resume
   ?               help
   q, Esc, Ctrl-C  quit
 
 Examples:
-  The proxy of this machine, with who watches:
+  The proxy on this machine, with its watches:
     kubectl fanout top --address unix:/run/kube-fanout/admin.sock
-  All of a DaemonSet:
+  All proxies of a DaemonSet:
     kubectl fanout top --pods app.kubernetes.io/name=kube-fanout -n kube-fanout
-  For a script:
+  Print once, for a script:
     kubectl fanout top --times 1
 
-With --times, where there is no terminal, and with TERM=dumb it prints text. NO_COLOR is
-honoured. A proxy that dies is said not to answer, and is shown again when it is back.
+With --times, without a terminal, and with TERM=dumb it prints text. It honours NO_COLOR. If a proxy \
+stops responding, `top` says so and keeps trying.
 
-Exit codes: 0 told to end, 2 no proxy answers at first, 64 wrong usage.";
+Exit codes: 0 quit, 2 no proxy responds at the start, 64 usage error.";
 
 const EXPLAIN_EXAMPLES: &str = "\
 Examples:
-  Why is this controller late?
+  Why does this controller lag?
     kubectl fanout explain --address unix:/run/kube-fanout/admin.sock --agent my-controller
-  What passes through although it is a read of pods?
+  Which reads of pods are forwarded, and why?
     kubectl fanout explain --token-file token --resource pods
 
-Who reads what is shown on a unix socket, and elsewhere to whom upstream allows it: a user who may get the paths
+On a unix socket the proxy shows its clients. On other addresses it requires a token of a user who may get the paths \
 /debug/watches and /debug/recent (nonResourceURLs).
 
-Exit codes: 0 told, 2 nothing can be said, 64 wrong usage.";
+Exit codes: 0 explained, 2 inconclusive, 64 usage error.";
 
 const DIFF_EXAMPLES: &str = "\
 Examples:
-  What the proxy on this machine holds of pods, against the kubeconfig's server:
+  Pods in the cache of the proxy on this machine, compared with the kubeconfig's server:
     kubectl fanout diff pods --kubeconfig ~/.kube/config
-  A central proxy, for programs:
+  A central proxy, as JSON:
     kubectl fanout diff deployments.apps --proxy https://fanout:8443 --ca fanout.crt -o json
 
-It lists from the proxy's memory, and then from upstream's storage at the very version of that.
+It lists from the proxy's cache, and then from upstream at exactly the resourceVersion of that list.
 
-Exit codes: 0 the same, 1 different, 2 nothing can be said, 64 wrong usage.";
+Exit codes: 0 identical, 1 different, 2 inconclusive, 64 usage error.";

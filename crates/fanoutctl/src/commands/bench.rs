@@ -30,7 +30,7 @@ pub enum BenchFailure {
     Write { path: PathBuf, source: io::Error },
     #[error("standard output: {0}")]
     Output(io::Error),
-    #[error("not every watch saw every event once: the figures missed and repeated say how many")]
+    #[error("not every watch received every event exactly once; see the figures missed and repeated")]
     Incomplete,
 }
 
@@ -72,7 +72,7 @@ impl Bench {
             (None, None) => sides.first().map(|side| side.url.clone()).unwrap_or_default(),
         };
         if arguments.rounds == 0 {
-            problems.push("rounds is 0; it may be 1 or more".to_owned());
+            problems.push("rounds 0 is out of range: expected 1 or more".to_owned());
         }
         if !problems.is_empty() {
             return Err(PlanProblems(problems));
@@ -132,7 +132,9 @@ fn scenario(named: Option<&str>) -> Result<Scenario, PlanProblems> {
         return embedded;
     }
     let text = std::fs::read_to_string(named).map_err(|error| {
-        PlanProblems(vec![format!("scenario {named}: no such name (--list-scenarios), and as a file: {error}")])
+        PlanProblems(vec![format!(
+            "cannot read scenario {named:?}: no built-in scenario (see --list-scenarios), and no file: {error}"
+        )])
     })?;
     let name =
         Path::new(named).file_stem().map_or_else(|| named.to_owned(), |stem| stem.to_string_lossy().into_owned());
@@ -158,7 +160,7 @@ fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
     ];
     for (what, count) in counts {
         if count != 0 && count != urls.len() {
-            problems.push(format!("{what}: {count} for {} servers", urls.len()));
+            problems.push(format!("{what}: {count} given for {} servers", urls.len()));
         }
     }
     let side = |(n, url): (usize, String)| Side {

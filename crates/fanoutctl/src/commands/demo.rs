@@ -19,15 +19,15 @@ use kube_fanout::upstream::CredentialSource;
 /// Why the demo cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    #[error("the demo upstream: {0}")]
+    #[error("cannot start the demo upstream: {0}")]
     Upstream(std::io::Error),
     #[error(transparent)]
     Proxy(#[from] StartError),
-    #[error("the watchers: {0}")]
+    #[error("cannot start the watches: {0}")]
     Fleet(TargetError),
     #[error("standard output: {0}")]
     Output(std::io::Error),
-    #[error("the proxy: {0}")]
+    #[error("the proxy stopped: {0}")]
     Lost(TaskLost),
 }
 
@@ -125,12 +125,9 @@ async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
 fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()> {
     let Options { pods, rate, watches, seconds: _ } = options;
     let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
-        "A demo cluster of {pods} pods that change {rate} times a second, and {watches} watches of all of them."
-    )?;
-    writeln!(out, "Look at it through the proxy:  kubectl --server={address} get pods --all-namespaces --watch")?;
-    writeln!(out, "Its metrics:                   curl {admin}/metrics")?;
+    writeln!(out, "Demo cluster: {pods} pods, {rate} changes per second, {watches} watches of all pods.")?;
+    writeln!(out, "Use the proxy:  kubectl --server={address} get pods --all-namespaces --watch")?;
+    writeln!(out, "Metrics:        curl {admin}/metrics")?;
     out.flush()
 }
 

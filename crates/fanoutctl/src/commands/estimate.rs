@@ -1,4 +1,4 @@
-//! The `estimate` command: what proxies would have spared an apiserver, by its audit log.
+//! The `estimate` command: estimates from an audit log how much load a proxy would remove.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -7,10 +7,10 @@ use std::io::{BufRead, BufReader};
 use crate::arguments::EstimateArguments;
 use crate::estimate::{Estimate, EstimateOrder, EstimateRow, estimate};
 
-/// Reads the log, and says what is in it.
+/// Reads the log and formats the estimate.
 ///
 /// # Errors
-/// It cannot be read, or there is nothing in it.
+/// The log cannot be read, or has no completed request.
 pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
     let order = EstimateOrder {
         proxies: arguments.proxies.max(1),
@@ -25,8 +25,9 @@ pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
     };
     let found = estimate(log, &order).map_err(wrong)?;
     if found.requests == 0 {
-        let why = "no record of an answer in it: audit.k8s.io/v1 in JSON, a line each, with the stage ResponseComplete";
-        return Err(format!("{}: {why} ({} lines cannot be read)", path.display(), found.unreadable_lines));
+        let why =
+            "no completed request found (expected audit.k8s.io/v1 events of stage ResponseComplete as JSON lines)";
+        return Err(format!("{}: {why}; {} lines cannot be parsed", path.display(), found.unreadable_lines));
     }
     if arguments.json {
         let json = serde_json::to_string_pretty(&found).map_err(|error| error.to_string())?;
@@ -45,32 +46,31 @@ fn text(found: &Estimate, arguments: &EstimateArguments) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "{} requests in {:.0} s: {:.2} a second; {} watches, {:.1} open on average",
+        "{} requests in {:.0} s ({:.2}/s), {} of them watches, {:.1} open on average",
         found.requests, found.seconds, found.requests_per_second_before, found.watches, found.watches_open
     );
     let _ = writeln!(
         text,
         "{:<40} {:<36} {:>9} {:>9} {:>9} {:>9}",
-        "USER AGENT", "RESOURCE", "LISTS", "WATCHES", "GETS", "REST"
+        "USER AGENT", "RESOURCE", "LISTS", "WATCHES", "GETS", "OTHER"
     );
     for row in found.rows.iter().take(arguments.rows) {
         write_row(&mut text, row);
     }
     let left = found.rows.len().saturating_sub(arguments.rows);
     if left > 0 {
-        let _ = writeln!(text, "({left} more rows; --rows or --json shows them)");
+        let _ = writeln!(text, "({left} more rows; use --rows or --json)");
     }
     write_row(&mut text, &found.total);
     if found.of_apiserver > 0 {
-        let _ = writeln!(text, "left out: {} requests of the apiserver to itself", found.of_apiserver);
+        let _ = writeln!(text, "ignored: {} requests of the apiserver to itself", found.of_apiserver);
     }
     let part = 100.0 * found.from_memory as f64 / found.requests as f64;
-    let _ = writeln!(text, "from memory: {} of {} requests, {part:.1} %", found.from_memory, found.requests);
+    let _ = writeln!(text, "served from the cache: {} of {} requests, {part:.1} %", found.from_memory, found.requests);
     let _ = writeln!(
         text,
-        "upstream, before: {:.2} requests a second, {:.1} watches open\n\
-         upstream, after:  {:.2} requests a second, of which \
-         {} in all are questions of the prox{}, at most; {} streams open",
+        "upstream, before: {:.2} requests/s, {:.1} open watches\n\
+         upstream, after:  {:.2} requests/s, including at most {} requests in total by the prox{}; {} open watches",
         found.requests_per_second_before,
         found.watches_open,
         found.requests_per_second_after,
@@ -79,7 +79,7 @@ fn text(found: &Estimate, arguments: &EstimateArguments) -> String {
         found.streams
     );
     if found.unreadable_lines > 0 {
-        let _ = writeln!(text, "{} lines cannot be read", found.unreadable_lines);
+        let _ = writeln!(text, "{} lines cannot be parsed", found.unreadable_lines);
     }
     text
 }

@@ -1,4 +1,4 @@
-//! The `fanout` command, and `kubectl fanout`: asks running proxies and says what they answer.
+//! The `fanout` command, and `kubectl fanout`: inspects running proxies.
 
 use std::io::IsTerminal as _;
 
@@ -10,16 +10,16 @@ use crate::inspect::{
     TopOrder, diff, explain, forward, status, tail, top,
 };
 
-/// What is printed, and whether all is well.
+/// The output, and whether the exit code is 0.
 pub struct Printed {
     pub text: String,
     pub is_well: bool,
 }
 
-/// Asks, and prints what goes on for long by itself.
+/// Runs a verb. `top` and `tail` print while they run.
 ///
 /// # Errors
-/// Nothing can be said, and why.
+/// Why there is no result.
 #[inline(never)]
 pub fn ask(verb: FanoutVerb) -> LocalBoxFuture<'static, Result<Printed, String>> {
     Box::pin(async move { asked(verb).await })
@@ -86,7 +86,7 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<AskedProxy>, Vec<Forward
     let places = admin.places()?;
     if let Some((name, _)) = places.iter().find(|(_, place)| token.is_some() && !place.is_local()) {
         return Err(format!(
-            "{name}: a token would go there in the clear; use a port-forward, --pods or a unix socket"
+            "{name}: --token-file would be sent without TLS; use a port-forward, --pods or a unix socket"
         ));
     }
     let asked = |(name, place)| AskedProxy { name, place, token: token.clone() };

@@ -1,5 +1,5 @@
-//! The `try` command: a control plane, the proxy and informers on this machine, deeds by keys or by a script, and a
-//! line each second that says what was delivered and what was lost.
+//! The `try` command: a control plane, the proxy and informers on this machine, actions by keys or by a script, and a
+//! line each second with delivered and lost events.
 
 mod note;
 mod plane;
@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::arguments::TryArguments;
-use crate::trial::{CrowdCounts, Deed, InformerCrowd, PressedKeys, Script, TrialError, Writers, until};
+use crate::trial::{CrowdCounts, InformerCrowd, PressedKeys, Script, TrialAction, TrialError, Writers, until};
 use kube_fanout::app::raise_open_files;
 use scene::{Servers, TrialScene};
 
@@ -48,7 +48,8 @@ impl Trial {
     pub fn of(arguments: TryArguments) -> Result<Self, String> {
         let script = arguments.script.as_deref().map(str::parse).transpose();
         let script = script.map_err(|why| format!("--script: {why}"))?.unwrap_or_default();
-        let program = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
         Ok(Self { arguments, script, program })
     }
 
@@ -65,10 +66,11 @@ impl Trial {
         raise_open_files();
         let scene = tokio::select! {
             scene = TrialScene::set(&self.arguments, &self.program) => scene?,
-            () = &mut shutdown => return Err(TrialError::of("the trial", "it was ended before it began")),
+            () = &mut shutdown => return Err(TrialError::of("the trial", "interrupted before it started")),
         };
         let TrialScene { servers, writers, crowd, admin_page, dir } = scene;
-        let mut playing = Playing { servers: Some(servers), writers, crowd, line: LiveLine::default(), deeds: [0; 2] };
+        let mut playing =
+            Playing { servers: Some(servers), writers, crowd, line: LiveLine::default(), actions: [0; 2] };
         let played = playing.play(self.script, &admin_page, shutdown).await;
         let told = match played {
             Ok(()) => playing.verdict().await,
@@ -91,10 +93,10 @@ struct Playing {
     crowd: InformerCrowd,
     line: LiveLine,
     /// How many times the apiserver and the proxy were killed.
-    deeds: [u32; 2],
+    actions: [u32; 2],
 }
 
-/// The end of a deed: the servers, and what went wrong.
+/// The end of an action: the servers, and what went wrong.
 type Done = (Servers, Result<(), TrialError>);
 
 impl Playing {
@@ -109,7 +111,7 @@ impl Playing {
         let mut keys = if by_script { None } else { PressedKeys::listen().map_err(output)? };
         tokio::select! {
             synced = self.synced() => synced?,
-            () = &mut shutdown => return Err(TrialError::of("the trial", "it was ended before it began")),
+            () = &mut shutdown => return Err(TrialError::of("the trial", "interrupted before it started")),
         }
         introduce(page, keys.is_some()).map_err(output)?;
         let (began, mut ticks) = (Instant::now(), interval(REDRAW));
@@ -117,14 +119,14 @@ impl Playing {
         let mut doing: Option<LocalBoxFuture<'static, Done>> = None;
         loop {
             let due = script.next_at().map(|at| began + at);
-            let deed = tokio::select! {
+            let action = tokio::select! {
                 biased;
                 () = &mut shutdown => return self.settle(doing).await,
                 (servers, done) = finished(&mut doing) => {
                     doing = None;
                     self.servers = Some(servers);
                     done?;
-                    self.line.say("  it is back").map_err(output)?;
+                    self.line.say("  restarted").map_err(output)?;
                     None
                 }
                 _ = ticks.tick() => {
@@ -132,25 +134,25 @@ impl Playing {
                     self.line.draw(began.elapsed(), &counts).map_err(output)?;
                     None
                 }
-                key = next_key(&mut keys) => Deed::of_key(key),
+                key = next_key(&mut keys) => TrialAction::of_key(key),
                 // One thing after the other: what is due waits for what is being done.
                 () = sleep_until(due.unwrap_or(began)), if due.is_some() && doing.is_none() => script.take(),
             };
-            match (deed, self.servers.take()) {
-                (Some(Deed::Quit), servers) => {
+            match (action, self.servers.take()) {
+                (Some(TrialAction::Quit), servers) => {
                     self.servers = servers;
                     return self.settle(doing).await;
                 }
-                (Some(deed), Some(servers)) => {
-                    let (count, what) = match deed {
-                        Deed::Apiserver => (&mut self.deeds[0], "  the apiserver is killed"),
-                        Deed::Proxy | Deed::Quit => (&mut self.deeds[1], "  the proxy is killed"),
+                (Some(action), Some(servers)) => {
+                    let (count, what) = match action {
+                        TrialAction::Apiserver => (&mut self.actions[0], "  apiserver killed"),
+                        TrialAction::Proxy | TrialAction::Quit => (&mut self.actions[1], "  proxy killed"),
                     };
                     *count += 1;
                     self.line.say(what).map_err(output)?;
-                    doing = Some(Box::pin(servers.again(deed, AWAY)));
+                    doing = Some(Box::pin(servers.again(action, AWAY)));
                 }
-                (Some(_), None) => self.line.say("  one thing after the other: it is not back yet").map_err(output)?,
+                (Some(_), None) => self.line.say("  ignored: the killed server is still restarting").map_err(output)?,
                 (None, servers) => self.servers = servers,
             }
         }
@@ -173,21 +175,21 @@ impl Playing {
             counts.informers - counts.synced
         };
         until(SYNC_MAX, async || (missing() == 0).then_some(())).await.ok_or_else(|| {
-            let complaint = self.crowd.complaint().unwrap_or_else(|| "nothing comes".to_owned());
-            TrialError::of(&format!("{} informers have no state in time", missing()), complaint)
+            let complaint = self.crowd.complaint().unwrap_or_else(|| "no data received".to_owned());
+            TrialError::of(&format!("{} informers did not sync in time", missing()), complaint)
         })
     }
 
     /// Ends the changes, lets the last ones arrive, judges and says it.
     async fn verdict(&self) -> Result<TrialVerdict, TrialError> {
         if !self.writers.finish().await {
-            return Err(TrialError::of("the last changes", "it cannot be found out which of them were made"));
+            return Err(TrialError::of("the last writes", "their outcome is unknown"));
         }
         let is_behind = || self.crowd.judge(self.writers.ledger()).behind > 0;
         // Whether all came in time is in the counts.
         let _ = until(CATCH_UP_MAX, async || (!is_behind()).then_some(())).await;
         let counts = self.crowd.judge_all(self.writers.ledger());
-        let text = summary(&counts, self.writers.ledger().written(), self.deeds);
+        let text = summary(&counts, self.writers.ledger().written(), self.actions);
         self.line.say(&text).map_err(|error| TrialError::of("the terminal", error))?;
         Ok(TrialVerdict { nothing_lost: counts.lost == 0 && counts.wrong == 0 && counts.behind == 0 })
     }
@@ -213,9 +215,9 @@ async fn next_key(keys: &mut Option<PressedKeys>) -> u8 {
 
 fn introduce(page: &str, has_keys: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "\nLook at it:  {page}\n")?;
+    writeln!(out, "\nLive page:  {page}\n")?;
     if has_keys {
-        writeln!(out, "a kills the apiserver and starts it again, p kills the proxy and starts it again, q ends\n")?;
+        writeln!(out, "Keys: a kills and restarts the apiserver, p kills and restarts the proxy, q quits\n")?;
     }
     out.flush()
 }
@@ -223,23 +225,34 @@ fn introduce(page: &str, has_keys: bool) -> io::Result<()> {
 fn summary(counts: &CrowdCounts, written: u64, [apiserver, proxy]: [u32; 2]) -> String {
     let CrowdCounts { informers, delivered, lost, wrong, relists, behind, .. } = *counts;
     let late = if behind > 0 {
-        format!("{behind} informers did not hear of the last change in time.\n")
+        format!("{behind} informers did not receive the last change in time.\n")
     } else {
         String::new()
     };
     let verdict = if lost + wrong + behind == 0 {
-        "Nothing was lost: each informer was told every change, and holds what upstream holds."
+        "Nothing was lost: each informer received every change, and its state equals upstream."
     } else {
-        "Something was lost."
+        "Events were lost, wrong or late."
     };
     format!(
-        "\n{written} changes were written, and {informers} informers were told {delivered} events of them.\n\
-         The apiserver was killed {apiserver} times, the proxy {proxy} times.\n\
-         {lost} lost, {wrong} wrong or told twice, {relists} states that had to be told again.\n{late}{verdict}"
+        "\n{written} changes were written; {informers} informers received {delivered} events.\n\
+         The apiserver was killed {}, the proxy {}.\n\
+         {lost} lost, {wrong} wrong or duplicate, {relists} relists.\n{late}{verdict}",
+        times(apiserver),
+        times(proxy),
     )
 }
 
-/// A line that is drawn again in a terminal, and printed again elsewhere.
+fn times(count: u32) -> String {
+    match count {
+        0 => "never".to_owned(),
+        1 => "once".to_owned(),
+        2 => "twice".to_owned(),
+        _ => format!("{count} times"),
+    }
+}
+
+/// A line that is redrawn in a terminal, and printed again elsewhere.
 #[derive(Debug)]
 struct LiveLine {
     is_terminal: bool,
@@ -252,7 +265,7 @@ impl Default for LiveLine {
     }
 }
 
-/// Back to the beginning of the line, and nothing right of what is written.
+/// Moves to the start of the line and erases it.
 const AGAIN: &str = "\r\x1b[K";
 
 impl LiveLine {
@@ -276,7 +289,7 @@ impl LiveLine {
         out.flush()
     }
 
-    /// Says something that stays.
+    /// Prints a line that stays.
     fn say(&self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{}{text}", if self.is_terminal { AGAIN } else { "" })?;

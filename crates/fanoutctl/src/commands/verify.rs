@@ -39,7 +39,7 @@ pub enum VerificationFailure {
     Record { path: PathBuf, source: ReadError },
     #[error("standard output: {0}")]
     Output(io::Error),
-    #[error("the judges: {0}")]
+    #[error("cannot check the record: {0}")]
     Judging(#[from] tokio::task::JoinError),
 }
 
@@ -128,11 +128,11 @@ impl Judging {
         if let Some(path) = page_at {
             let written = page(&verdict, &record, &notes).and_then(|page| std::fs::write(&path, page));
             written.map_err(|source| VerificationFailure::File { path: path.clone(), source })?;
-            put(format_args!("\nthe page: {}", path.display()));
+            put(format_args!("\nreport: {}", path.display()));
         }
-        put(format_args!("the record: {}", record.display()));
+        put(format_args!("record: {}", record.display()));
         if verdict.outcome() != Outcome::Broken && !verdict.run.command.is_empty() {
-            put(format_args!("to repeat it: {}", verdict.run.command));
+            put(format_args!("repeat with: {}", verdict.run.command));
         }
         Ok((verdict.outcome(), text))
     }
@@ -164,7 +164,7 @@ impl Truths {
                 None => truths.direct.replace(text.clone()).is_some(),
             };
             if is_twice {
-                problems.push(format!("truth: {text}: one etcd and one apiserver at most"));
+                problems.push(format!("truth: {text}: at most one etcd and one apiserver are allowed"));
             }
         }
         truths
@@ -180,7 +180,7 @@ fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder
     let Truths { mut etcd, direct } = Truths::of(&arguments.truth, &mut problems);
     match (&mut etcd, arguments.etcd_prefix) {
         (Some(etcd), prefix) => etcd.prefix = prefix,
-        (None, Some(_)) => problems.push("etcd-prefix: the truth is not etcd's".to_owned()),
+        (None, Some(_)) => problems.push("etcd-prefix requires --truth etcd=URL".to_owned()),
         (None, None) => {}
     }
     let direct = match direct {

@@ -7,29 +7,29 @@ use tokio::time::timeout;
 use super::InspectError;
 use base::PagePlace;
 
-/// A running proxy that is asked, and with what.
+/// A running proxy, and the token for its pages.
 #[derive(Clone)]
 pub struct AskedProxy {
-    /// What it is called in what is printed.
+    /// Its name in the output.
     pub name: String,
     pub place: PagePlace,
-    /// For pages that say who reads what.
+    /// For pages that show clients.
     pub token: Option<String>,
 }
 
-/// A page, or why it is not shown.
+/// A page, or the refusal.
 pub(super) type PageResult = Result<String, NotShown>;
 
-/// The answer of a proxy that does not show a page.
+/// The response of a proxy that refuses a page.
 #[derive(Debug, Clone)]
 pub(super) struct NotShown {
     pub(super) status: StatusCode,
     pub(super) why: String,
 }
 
-/// More than ten thousand watches take.
+/// Maximum size of a page; more than ten thousand watches take.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// How long a page may take.
+/// Timeout of a page.
 const PAGE_MAX: Duration = Duration::from_secs(15);
 
 impl AskedProxy {
@@ -37,7 +37,7 @@ impl AskedProxy {
     pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
         let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
         match timeout(PAGE_MAX, asking).await {
-            // A proxy that is not ready says of what.
+            // A proxy that is not ready lists the failed checks.
             Ok(Ok((status, text)))
                 if status.is_success() || status == StatusCode::SERVICE_UNAVAILABLE && path == "/readyz" =>
             {
@@ -45,7 +45,7 @@ impl AskedProxy {
             }
             Ok(Ok((status, text))) => Ok(Err(NotShown { status, why: text.trim().to_owned() })),
             Ok(Err(why)) => Err(InspectError::of(&self.name, why)),
-            Err(_) => Err(InspectError::of(&self.name, "no answer in time")),
+            Err(_) => Err(InspectError::of(&self.name, "timeout")),
         }
     }
 

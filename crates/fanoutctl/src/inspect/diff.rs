@@ -1,4 +1,4 @@
-//! Compares what a proxy holds with upstream's storage at the same version, object by object and byte by byte.
+//! Compares a proxy's cache with upstream at the same resourceVersion, by object and by byte.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use super::server::{ReachedServer, ServerReach};
 use super::table::{grouped, printable};
 use super::{Findings, InspectError, resource};
 
-/// What is compared, and where.
+/// What to compare, and where.
 #[derive(Debug, Clone)]
 pub struct DiffOrder {
     pub resource: String,
@@ -24,7 +24,7 @@ pub struct DiffOrder {
     pub upstream: ServerReach,
 }
 
-/// A page of a list, of which only what is compared is read.
+/// A page of a list; only the compared fields are read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Page<'a> {
@@ -56,7 +56,7 @@ struct ObjectMetadata {
     resource_version: String,
 }
 
-/// A collection at one version: for each key the version of the object, and what stands for its bytes.
+/// A collection at one resourceVersion: for each key the version of the object, and a hash of its bytes.
 struct Collection {
     version: String,
     objects: BTreeMap<String, Held>,
@@ -71,14 +71,14 @@ struct Held {
 
 /// Objects in a page.
 const PAGE_OBJECTS: usize = 500;
-/// Lines about differences; programs are told all of them.
+/// Maximum number of lines about differences; JSON has all of them.
 const LINES_MAX: usize = 50;
 const JSON: &str = "application/json";
 
-/// Lists from the proxy's memory, and from upstream at the version that this was of.
+/// Lists from the proxy's cache, and from upstream at the resourceVersion of that list.
 ///
 /// # Errors
-/// One of the two cannot be asked, or the proxy has nothing of this in its memory.
+/// A request fails, or the proxy does not serve this list from its cache.
 pub async fn diff(order: &DiffOrder) -> Result<Findings, InspectError> {
     let (proxy, upstream) = (ReachedServer::at(&order.proxy).await?, ReachedServer::at(&order.upstream).await?);
     let path = resource::path(&upstream, &order.resource, order.namespace.as_deref()).await?;
@@ -103,8 +103,8 @@ async fn list(
         let answer = server.get(&asked, JSON).await?.success(&what)?;
         if from_memory && answer.header("kube-fanout-served").is_none() {
             let why = match answer.header("kube-fanout-reason") {
-                Some(reason) => format!("it passed through: {reason}: {}", meaning(reason)),
-                None => "it is not answered by a proxy's memory: is this the address of a kube-fanout?".to_owned(),
+                Some(reason) => format!("the proxy forwarded the request: {reason}: {}", meaning(reason)),
+                None => "the response is not from a proxy's cache: is this the address of a kube-fanout?".to_owned(),
             };
             return Err(InspectError::of(&what, why));
         }
@@ -133,32 +133,38 @@ fn compared(order: &DiffOrder, ours: &Collection, theirs: &Collection) -> Findin
     };
     for (key, theirs) in &theirs.objects {
         match ours.objects.get(key) {
-            None => differs(key, "missing", format!("upstream has it at {}, and the proxy does not", theirs.version)),
+            None => differs(key, "missing", format!("missing in the proxy; upstream has it at {}", theirs.version)),
             Some(ours) if ours.version != theirs.version => {
-                differs(key, "version", format!("at {} in the proxy, at {} upstream", ours.version, theirs.version));
+                differs(
+                    key,
+                    "version",
+                    format!("resourceVersion {} in the proxy, {} upstream", ours.version, theirs.version),
+                );
             }
             Some(ours) if ours != theirs => {
-                let text =
-                    format!("the same version {}, other bytes: {} and {}", ours.version, ours.bytes, theirs.bytes);
+                let text = format!(
+                    "same resourceVersion {}, different content: {} bytes in the proxy, {} upstream",
+                    ours.version, ours.bytes, theirs.bytes
+                );
                 differs(key, "bytes", text);
             }
             Some(_) => {}
         }
     }
     for (key, ours) in ours.objects.iter().filter(|(key, _)| !theirs.objects.contains_key(*key)) {
-        differs(key, "extra", format!("the proxy has it at {}, and upstream does not", ours.version));
+        differs(key, "extra", format!("missing upstream; the proxy has it at {}", ours.version));
     }
     let count = lines.len();
     let bytes: usize = ours.objects.values().map(|held| held.bytes).sum();
     let mut text = format!(
-        "{} at {}: {} objects, {} bytes; ",
+        "{} at resourceVersion {}: {} objects, {} bytes; ",
         order.resource,
         ours.version,
         grouped(ours.objects.len() as u64),
         grouped(bytes as u64)
     );
     let _ = match count {
-        0 => writeln!(text, "the same in the proxy and upstream, to the byte"),
+        0 => writeln!(text, "identical in the proxy and upstream"),
         1 => writeln!(text, "1 difference"),
         _ => writeln!(text, "{} differences", grouped(count as u64)),
     };
@@ -166,7 +172,7 @@ fn compared(order: &DiffOrder, ours: &Collection, theirs: &Collection) -> Findin
         let _ = writeln!(text, "{line}");
     }
     if count > LINES_MAX {
-        let _ = writeln!(text, "  and {} more: -o json has all of them", grouped((count - LINES_MAX) as u64));
+        let _ = writeln!(text, "  and {} more; -o json lists all of them", grouped((count - LINES_MAX) as u64));
     }
     let json: Value = json!({
         "resource": order.resource, "resourceVersion": ours.version, "objects": ours.objects.len(), "bytes": bytes,

@@ -7,20 +7,20 @@ use super::rows::place;
 use super::table::{bytes, grouped, printable, seconds};
 use super::{AskedProxy, Findings, InspectError};
 
-/// Whose fate is to be explained: a part of a name, or everybody's.
+/// Which watches and requests to explain; without a filter, all of them.
 #[derive(Debug, Clone, Default)]
 pub struct ExplainOrder {
     pub user: Option<String>,
     pub agent: Option<String>,
     pub resource: Option<String>,
-    /// How many watches and happenings at most, of each kind.
+    /// Maximum number of watches, and of entries of each kind.
     pub limit: usize,
 }
 
-/// Says of each proxy who waits for what, and why watches ended, and requests were refused or passed through.
+/// Explains, for each proxy, the state of its watches, and why watches ended and requests were refused or forwarded.
 ///
 /// # Errors
-/// One of them does not answer, or does not show who reads what.
+/// A proxy does not respond, or does not show its clients.
 pub async fn explain(proxies: &[AskedProxy], order: &ExplainOrder) -> Result<Findings, InspectError> {
     let query = order.query();
     let (mut text, mut found) = (String::new(), Vec::new());
@@ -55,7 +55,7 @@ impl ExplainOrder {
     }
 }
 
-/// A text as a query has it.
+/// Percent-encodes a text for a query.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for byte in text.bytes() {
@@ -73,15 +73,15 @@ fn write(text: &mut String, watches: &Value, recent: &Value) {
     let rows = watches["watches"].as_array().map(Vec::as_slice).unwrap_or_default();
     let number = |key: &str| watches[key].as_u64().unwrap_or_default();
     let left_out = number("leftOut");
-    let more = if left_out == 0 { String::new() } else { format!(", {} more are not shown", grouped(left_out)) };
+    let more = if left_out == 0 { String::new() } else { format!(" ({} more not shown)", grouped(left_out)) };
     let _ = writeln!(text, "  open watches: {}{more}", grouped(number("total")));
     for row in rows {
         let _ = writeln!(text, "    {}", printable(&open(row)));
     }
-    let kinds = [("watches that ended", "ended"), ("refused", "refused"), ("passed through", "passedThrough")];
+    let kinds = [("ended watches", "ended"), ("refused requests", "refused"), ("forwarded requests", "passedThrough")];
     for (title, key) in kinds {
         let rows = recent[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        let _ = writeln!(text, "  {title}, the latest first: {}", if rows.is_empty() { "none" } else { "" }.trim_end());
+        let _ = writeln!(text, "  {title}, latest first: {}", if rows.is_empty() { "none" } else { "" }.trim_end());
         for row in rows {
             let _ = writeln!(text, "    {}", printable(&happened(row, key)));
         }
@@ -93,7 +93,7 @@ fn who(row: &Value) -> String {
     match (text("user"), text("userAgent")) {
         (Some(user), Some(agent)) => format!("{user} ({agent})"),
         (Some(one), None) | (None, Some(one)) => one.to_owned(),
-        (None, None) => "somebody".to_owned(),
+        (None, None) => "unknown client".to_owned(),
     }
 }
 
@@ -103,19 +103,20 @@ fn open(row: &Value) -> String {
     let (behind, since) = (number("eventsBehind"), seconds(number("stateSeconds")));
     let least = if row["eventsBehindAtLeast"] == true { "at least " } else { "" };
     let state = match text("state") {
-        "parked" => format!("has everything; nothing to say for {since}"),
-        "sending" => format!("is being told; {least}{} events are waiting", grouped(behind)),
-        _ if behind == 0 => format!("takes nothing of what was handed to its connection, for {since}"),
+        "idle" if text("selectors") == "none" => format!("caught up, last event {since} ago"),
+        "idle" => format!("caught up (filtered watch), last event {since} ago"),
+        "sending" => format!("receiving, {least}{} events waiting", grouped(behind)),
+        _ if behind == 0 => format!("stalled for {since}: it does not read what was sent on its connection"),
         _ => format!(
-            "takes nothing, for {since}; {least}{} events are waiting. It keeps its place, and costs nobody else \
-                      anything, until that leaves the history (window.*)",
+            "stalled for {since}, {least}{} events waiting. It can still resume until its position expires \
+             (`window.*`)",
             grouped(behind)
         ),
     };
     let (sent, opened) = (bytes(number("bytesSent")), seconds(number("openSeconds")));
     let (at, feed) = (text("resourceVersion"), text("feedResourceVersion"));
     format!(
-        "{} watches {} over {}: {state}. {sent} in {opened}, at {at} of {feed}",
+        "{} watches {} over {}: {state}; {sent} sent in {opened}; at resourceVersion {at}, feed at {feed}",
         who(row),
         place(row),
         text("protocol")
@@ -142,13 +143,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_name_may_have_any_characters() {
+    fn filter_text_is_percent_encoded() {
         let order = ExplainOrder { agent: Some("kubectl/v1 (a&b)".to_owned()), limit: 7, ..ExplainOrder::default() };
         assert_eq!(order.query(), "limit=7&agent=kubectl%2Fv1%20%28a%26b%29");
     }
 
     #[test]
-    fn a_slow_client_is_told_from_an_idle_one() {
+    fn stalled_watch_differs_from_an_idle_one() {
         let row = |state: &str, behind: u64| {
             let (least, protocol, namespace) = (behind > 200, "h2", "shop");
             open(&json!({
@@ -159,10 +160,12 @@ mod tests {
             }))
         };
         assert_eq!(
-            row("parked", 0),
-            "ada (informer) watches pods.v1 in shop by labels over h2: has everything; nothing to say for 5 min. \
-             2.0 KiB in 6 min, at 7 of 9"
+            row("idle", 0),
+            "ada (informer) watches pods.v1 in shop by labels over h2: caught up (filtered watch), last event 5 min \
+             ago; 2.0 KiB sent in 6 min; at resourceVersion 7, feed at 9"
         );
-        assert!(row("stalled", 256).contains("takes nothing, for 5 min; at least 256 events are waiting"));
+        assert!(
+            row("stalled", 256).contains("stalled for 5 min, at least 256 events waiting. It can still resume until")
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Reaches proxies in pods through kubectl, with whatever credentials that has.
+//! Reaches proxies in pods through `kubectl port-forward`, with kubectl's credentials.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ const AT_ONCE: usize = 8;
 /// Finds the pods that run, and forwards a port to each.
 ///
 /// # Errors
-/// kubectl cannot be run, finds none, or reaches one of them not.
+/// kubectl cannot be run, finds no pod, or cannot forward to one.
 pub async fn forward(order: &PodsOrder) -> Result<Vec<(AskedProxy, Forward)>, InspectError> {
     let mut get = order.kubectl();
     get.args(["get", "pods", "-o", "name", "--field-selector=status.phase=Running", "-l", &order.selector]);
@@ -59,13 +59,12 @@ pub async fn forward(order: &PodsOrder) -> Result<Vec<(AskedProxy, Forward)>, In
     }
     let pods: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     if pods.is_empty() || pods.len() > PODS_MAX {
-        let why =
-            format!("{} pods run that {} selects; 1 to {PODS_MAX} can be asked at once", pods.len(), order.selector);
+        let why = format!("{} running pods match {}; expected 1 to {PODS_MAX}", pods.len(), order.selector);
         return Err(InspectError(why));
     }
     let forwards = pods.into_iter().map(async |pod| {
         let forward = timeout(FORWARD_MAX, order.to(&pod)).await;
-        let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "no port-forward in time"))??;
+        let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "timeout of the port-forward"))??;
         let place = PagePlace::Tcp(format!("127.0.0.1:{port}"));
         Ok((AskedProxy { name: pod, place, token: order.token.clone() }, forward))
     });
@@ -107,9 +106,9 @@ impl PodsOrder {
         if said.is_empty() {
             let mut why = String::new();
             let _ = stderr.read_to_string(&mut why).await;
-            return Err(wrong(&format!("it ended: {}", why.trim())));
+            return Err(wrong(&format!("it exited: {}", why.trim())));
         }
-        let port = self::port(said.trim_end()).ok_or_else(|| wrong(&format!("it says {said:?}")))?;
+        let port = self::port(said.trim_end()).ok_or_else(|| wrong(&format!("unexpected output {said:?}")))?;
         Ok((child, KubectlOutput(stdout, stderr), port))
     }
 
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_is_read_from_what_kubectl_says() {
+    fn port_is_parsed_from_output_of_kubectl() {
         assert_eq!(port("Forwarding from 127.0.0.1:40123 -> 9090"), Some(40_123));
         assert_eq!([port("error: no"), port("Forwarding from nowhere")], [None, None]);
     }

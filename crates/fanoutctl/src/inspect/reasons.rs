@@ -1,74 +1,76 @@
-/// What a reason means, and what can be done: for those who ask why.
+/// What a reason means, and what to do about it.
 pub(super) fn meaning(reason: &str) -> &'static str {
     let found = MEANINGS.iter().find(|(known, _)| *known == reason);
-    found.map_or("docs/METRICS.md says what this means", |(_, meaning)| meaning)
+    found.map_or("see docs/METRICS.md and docs/CLIENTS.md", |(_, meaning)| meaning)
 }
 
 const MEANINGS: [(&str, &str); 41] = [
     // Why a watch ends.
-    ("timeout", "its time was up (timeoutSeconds, or half an hour to an hour); a client opens the next one by itself"),
-    ("closed", "the client went away"),
-    ("feed_ended", "its resource is gone upstream, or the proxy may not read it any more"),
+    ("timeout", "its timeoutSeconds expired, or the default of 30 to 60 minutes; clients reopen the watch"),
+    ("closed", "the client closed it"),
+    ("feed_ended", "upstream no longer serves the resource, or the proxy lost its permission to read it"),
     (
         "expired",
-        "its place left the history (410), so the client lists again: it read too slowly, came back too late, or \
-         upstream began a new history. Often: look for a client that is stalled, or make window.* larger",
+        "its position left the history (410) and the client relists: it read too slowly, resumed too late, or upstream \
+         has a new history. If it happens often, look for a stalled client or increase window.*",
     ),
-    ("too_large", "the state that it asked for did not come in time (504): is the feed without its stream?"),
-    ("drained", "the proxy was going away; the client goes on elsewhere from where it was"),
-    ("upgraded", "its client is a proxy, and upstream is of another release: it goes on, and hears so"),
-    ("revoked", "its client may not read this any more (403), or its credential is over (401)"),
-    ("stalled", "its client took nothing of the state that it began with for a minute"),
-    ("memory", "the state that it began with kept too much memory alive: its client reads too slowly"),
-    // Why a watch ends, and why a request passes through.
-    ("underivable", "what it asked for cannot be derived from what is held; the log has a line about the object"),
-    // Why a request passes through.
-    ("non_resource", "it is for no resource: /version, /healthz, discovery, OpenAPI"),
-    ("verb", "it is no read"),
-    ("subresource", "subresources are not held: status, scale, log, exec"),
-    ("spelling", "its path or its query is spelled in a way that only upstream reads for certain"),
-    ("impersonation", "it wants to be taken for somebody else, which upstream decides"),
-    ("anonymous", "it has no credential"),
-    ("ungranted", "what its caller may is narrower than what is held"),
-    ("unknown_resource", "discovery does not know this resource"),
+    ("too_large", "the feed did not reach the requested resourceVersion in time (504): is its upstream stream down?"),
+    ("drained", "the proxy shut down; the client resumes at another server"),
+    ("upgraded", "the client is a proxy, and the release of upstream changed: it reconnects to detect that"),
+    ("revoked", "the permission of the client was revoked (403), or its credential expired (401)"),
+    ("stalled", "the client read nothing of its initial state for a minute"),
+    ("memory", "its initial state kept too much memory in use: the client reads too slowly"),
+    // Why a watch ends, and why a request is forwarded.
+    ("underivable", "the requested encoding cannot be derived from the cache; the log names the object"),
+    // Why a request is forwarded.
+    ("non_resource", "not a resource request: /version, /healthz, discovery, OpenAPI"),
+    ("verb", "not a read"),
+    ("subresource", "subresources are not cached: status, scale, log, exec"),
+    ("spelling", "its path or query has an unusual form that only upstream can interpret reliably"),
+    ("impersonation", "it impersonates another user, which upstream must authorize"),
+    ("anonymous", "it has no credentials"),
+    ("ungranted", "the permissions of the caller are narrower than what is cached"),
+    ("unknown_resource", "discovery does not list this resource"),
     ("aggregated", "an aggregated apiserver serves this resource"),
-    ("not_watchable", "this resource cannot be watched, so it cannot be held"),
-    ("representation", "this representation is not served from memory: YAML, CBOR, indented JSON"),
-    ("table", "a plain kubectl get asks for a Table, whose cells only upstream prints"),
-    ("too_old", "it goes on from before what is held"),
-    ("not_acceptable", "upstream has words for what it accepts"),
-    ("parameter", "it has a parameter that only upstream understands"),
-    ("consistent_get", "a GET without resourceVersion asks for the most recent state, and few ask so at once"),
-    ("exact_version", "it asks for the state at a version that is not the present one"),
+    ("not_watchable", "this resource does not support watch, so it cannot be cached"),
+    ("representation", "this encoding is not served from the cache: YAML, CBOR, indented JSON"),
+    ("table", "kubectl get requests a Table, whose cells only upstream can print"),
+    ("too_old", "its resourceVersion is older than the history"),
+    ("not_acceptable", "its Accept header matches no supported encoding; upstream responds with the error"),
+    ("parameter", "it has a parameter that only upstream supports"),
+    ("consistent_get", "a GET without resourceVersion requires the most recent state"),
+    ("exact_version", "it requires the state at a resourceVersion that is not the current one"),
     (
         "continue",
-        "it goes on with a list that began upstream, or whose state is no longer held (feeds.heldSnapshotAge)",
+        "it continues a list that started upstream, or whose snapshot is no longer kept (feeds.heldSnapshotAge)",
     ),
-    ("not_cached", "nobody reads this resource here, and one object is not worth a feed"),
-    ("syncing", "the feed was not filled in time (feeds.syncWait): the proxy was cold, or upstream slow"),
-    ("forbidden", "the proxy itself may not list and watch this: give it the right, or leave it so"),
-    ("not_chosen", "feeds.resources does not name this resource"),
-    ("sensitive", "this kind is held only where feeds.sensitive names it"),
-    ("out_of_scope", "it is for more than this node's objects, and no more is held (node)"),
-    ("unavailable", "there is no feed of this now; /debug/feeds and the log say why"),
-    ("over_budget", "this resource does not fit into feeds.memoryMebibytes"),
-    ("no_proof", "it could not be proven in time that what is held is current: is upstream slow, or the stream gone?"),
+    ("not_cached", "no feed of this resource exists, and a GET of one object does not start one"),
+    ("syncing", "the feed did not sync in time (feeds.syncWait): the proxy had just started, or upstream was slow"),
+    ("forbidden", "the proxy may not list and watch this resource; grant it the permission to cache it"),
+    ("not_chosen", "feeds.resources does not list this resource"),
+    ("sensitive", "this kind is cached only if feeds.sensitive lists it"),
+    ("out_of_scope", "it is not limited to this node's objects, and only these are cached (node)"),
+    ("unavailable", "its feed is not available now; see /debug/feeds and the log"),
+    ("over_budget", "this resource exceeds feeds.memoryMebibytes"),
+    ("no_proof", "the proxy could not verify in time that its cache is current: is upstream slow, or the stream down?"),
     ("dear_selector", "its selectors compare too much"),
-    // Where more than one reason of a client is told at once.
+    // Combined entries of one client.
     ("none", "no reason was given"),
-    ("unauthenticated", "its credential was not accepted"),
+    ("unauthenticated", "its credentials were rejected"),
 ];
 
-/// What a refusal means, by its status code.
+/// What the status code of a refusal means.
 pub(super) fn refusal(code: &str) -> &'static str {
     match code {
-        "400" => "the request is malformed, as upstream would say",
-        "401" => "its credential is nobody's",
-        "403" => "upstream does not let its user do this, or the address does not (execOnLoopback, allowedHosts)",
-        "410" => "the version that it goes on from is no longer known: the client lists again",
-        "429" => "a limit is reached (limits.*, delegated.*), or the feed is being filled: the client tries again",
-        "503" => "it could not be found out who or what this is, upstream is away, or the proxy was going away",
-        "500" | "502" | "504" => "upstream did not answer, or not in time",
+        "400" => "the request is malformed; upstream would reject it too",
+        "401" => "its credentials are invalid",
+        "403" => {
+            "its user lacks the permission, or the listener does not allow the request (execOnLoopback, allowedHosts)"
+        }
+        "410" => "its resourceVersion is too old: the client relists",
+        "429" => "a limit was reached (limits.*, delegated.*), or the feed is syncing: the client retries",
+        "503" => "the caller could not be authenticated, upstream was unreachable, or the proxy was shutting down",
+        "500" | "502" | "504" => "upstream did not respond in time",
         _ => "",
     }
 }
@@ -90,7 +92,7 @@ mod tests {
         for reason in ends.split(" · ").filter_map(|item| item.split('`').nth(1)) {
             assert!(names.contains(&reason), "{reason}");
         }
-        // A flat list: what the proxy says of what it passes on.
+        // A flat list: the reasons of forwarded requests.
         let code = include_str!("../../../../src/serve/route.rs");
         let (_, list) = code.split_once("Self::NonResource => \"").expect("the reasons");
         let (list, _) = list.split_once("\n        }\n").expect("their end");

@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::InspectError;
 use super::server::ReachedServer;
 
-/// The path of a collection by the name that people use: `pods`, `deployments.apps`, `widgets.v1.example.com`.
+/// The path of a collection by a short name: `pods`, `deployments.apps`, `widgets.v1.example.com`.
 pub(super) async fn path(server: &ReachedServer, name: &str, namespace: Option<&str>) -> Result<String, InspectError> {
     let (plural, rest) = name.split_once('.').unwrap_or((name, ""));
     let within = namespace.map(|namespace| format!("/namespaces/{namespace}")).unwrap_or_default();
@@ -23,7 +23,9 @@ async fn preferred(server: &ReachedServer, group: &str) -> Result<String, Inspec
     let answer = server.get(&path, "application/json").await?.success(&path)?;
     let said: Value = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&path, error))?;
     let preferred = said["preferredVersion"]["groupVersion"].as_str();
-    preferred.map(str::to_owned).ok_or_else(|| InspectError::of(&path, "no such group; is it plural.group?"))
+    preferred
+        .map(str::to_owned)
+        .ok_or_else(|| InspectError::of(&path, "no such group (expected PLURAL.GROUP, such as deployments.apps)"))
 }
 
 /// `v1`, `v2beta3`.
@@ -39,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_told_from_groups() {
+    fn versions_differ_from_groups() {
         for (text, expected) in
             [("v1", true), ("v2beta1", true), ("v1alpha12", true), ("v", false), ("vbeta1", false), ("apps", false)]
         {

@@ -1,8 +1,8 @@
-//! What rows of the admin pages say, for whatever shows them.
+//! Accessors for rows of the admin pages.
 
 use serde_json::Value;
 
-/// A text of a row; nothing if there is none.
+/// A text of a row; empty if it has none.
 pub(super) fn text(row: &Value, key: &str) -> String {
     row[key].as_str().unwrap_or_default().to_owned()
 }
@@ -12,13 +12,13 @@ pub(super) fn number(row: &Value, key: &str) -> u64 {
     row[key].as_u64().unwrap_or_default()
 }
 
-/// What a feed is of.
+/// The name of a feed: resource, namespace and selector.
 pub(super) fn feed_name(feed: &Value) -> String {
     let parts = ["resource", "namespace", "selector"].map(|key| text(feed, key));
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// What is watched, and where.
+/// The resource of a watch, its namespace and the kind of its selectors.
 pub(super) fn place(watch: &Value) -> String {
     let [resource, namespace] = ["resource", "namespace"].map(|key| text(watch, key));
     let place = if namespace.is_empty() { resource } else { format!("{resource} in {namespace}") };

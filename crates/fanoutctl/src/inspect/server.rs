@@ -64,7 +64,7 @@ impl ReachedServer {
         let wrong = |why: &dyn std::fmt::Display| InspectError(format!("{}{path}: {why}", self.name));
         let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.map_err(|error| wrong(&error))?;
         if bytes > body.len() as u64 {
-            return Err(wrong(&"the answer is too long"));
+            return Err(wrong(&"the response is too long"));
         }
         Ok(FetchedAnswer { status: answer.status, headers: answer.headers, body })
     }

@@ -9,10 +9,10 @@ use super::table::{bytes, grouped, lines};
 use super::{AskedProxy, Findings, InspectError};
 use base::WallClock;
 
-/// What is known of one proxy.
+/// The status of one proxy.
 pub(super) struct ProxyStatus {
     pub(super) name: String,
-    /// What is not ready.
+    /// The readiness checks that fail.
     pub(super) pending: Vec<String>,
     pub(super) feeds: Vec<Value>,
     pub(super) version: String,
@@ -23,15 +23,15 @@ pub(super) struct ProxyStatus {
     pub(super) resident_bytes: u64,
     pub(super) restart: Vec<String>,
     pub(super) trouble: Option<String>,
-    /// What is wrong with other files, a sentence each.
+    /// Problems with other files, a sentence each.
     pub(super) files: Vec<String>,
     pub(super) metrics: MetricsText,
 }
 
-/// Says of each proxy how it is.
+/// Reports the status of each proxy.
 ///
 /// # Errors
-/// One of them does not answer.
+/// A proxy does not respond.
 pub async fn status(proxies: &[AskedProxy]) -> Result<Findings, InspectError> {
     let (mut text, mut json, mut is_well) = (String::new(), Vec::new(), true);
     for proxy in proxies {
@@ -90,13 +90,13 @@ impl ProxyStatus {
         })
     }
 
-    /// Ready, with every feed at its stream, and with a configuration that can be used.
+    /// Whether it is ready, all feeds are live, and its configuration and certificates are usable.
     fn is_well(&self) -> bool {
         let are_files_well = self.trouble.is_none() && self.files.is_empty();
         self.pending.is_empty() && are_files_well && self.feeds.iter().all(|feed| feed["state"] == "live")
     }
 
-    /// Who it is, whether it is ready, and its release.
+    /// Its address, whether it is ready, and its release.
     pub(super) fn headline(&self) -> String {
         let ready = if self.pending.is_empty() {
             "ready".to_owned()
@@ -110,7 +110,7 @@ impl ProxyStatus {
         let _ = writeln!(text, "{}", self.headline());
         let _ = writeln!(
             text,
-            "  {} watches of clients, {} streams upstream; {} of {} held, {} resident",
+            "  {} client watches, {} upstream streams; cache {} of {}, resident memory {}",
             grouped(self.watches),
             grouped(self.streams),
             bytes(self.held_bytes),
@@ -118,17 +118,17 @@ impl ProxyStatus {
             bytes(self.resident_bytes),
         );
         if let Some(trouble) = &self.trouble {
-            let _ = writeln!(text, "  the configuration file cannot be used, and what it said before holds: {trouble}");
+            let _ = writeln!(text, "  configuration reload failed; keeping the previous one: {trouble}");
         }
         for trouble in &self.files {
             let _ = writeln!(text, "  {trouble}");
         }
         if !self.restart.is_empty() {
-            let _ = writeln!(text, "  takes a restart: {}", self.restart.join(", "));
+            let _ = writeln!(text, "  restart required for: {}", self.restart.join(", "));
         }
         let rows: Vec<_> = self.feeds.iter().map(row).collect();
         text.push_str(&if rows.is_empty() {
-            "  no feeds: nobody has read anything yet\n".to_owned()
+            "  no feeds: no client has read a cacheable resource yet\n".to_owned()
         } else {
             lines(&HEAD, &rows)
         });
@@ -144,8 +144,8 @@ impl ProxyStatus {
     }
 }
 
-/// What is wrong with files: a reload that fails, and a certificate that has expired. The configuration has a page of
-/// its own, which says more.
+/// Problems with files: a failed reload, or an expired certificate. The configuration file has its own page with more
+/// details.
 fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let failing = metrics.by_label("kube_fanout_reload_failing", "what");
@@ -158,8 +158,8 @@ fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
         .collect()
 }
 
-/// What a table of feeds has.
-pub(super) const HEAD: [&str; 7] = ["  FEED", "STATE", "OBJECTS", "VERSION", "READERS", "EVENTS", "MEMORY"];
+/// The columns of the table of feeds.
+pub(super) const HEAD: [&str; 7] = ["  FEED", "STATE", "OBJECTS", "VERSION", "READERS", "HISTORY", "MEMORY"];
 
 /// A feed as a row.
 pub(super) fn row(feed: &Value) -> Vec<String> {

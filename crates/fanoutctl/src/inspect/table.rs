@@ -1,7 +1,6 @@
 use std::borrow::Cow;
 
-/// A text of somebody else as a terminal may have it: in place of each character that a terminal obeys, that turns the
-/// direction of writing or that cannot be seen is a mark.
+/// Replaces characters that control a terminal, change the writing direction or are invisible.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let is_mischief = |letter: char| {
         letter.is_control()
@@ -12,7 +11,7 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     if text.contains(is_mischief) { text.replace(is_mischief, "\u{fffd}").into() } else { text.into() }
 }
 
-/// Rows of cells as lines in which they stand below each other.
+/// Formats rows as lines with aligned columns.
 pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let width = |column: usize| {
@@ -36,7 +35,7 @@ pub(super) fn grouped(number: u64) -> String {
     groups.collect::<Vec<_>>().join(",")
 }
 
-/// Bytes as people read them.
+/// Bytes in binary units.
 pub(super) fn bytes(number: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
@@ -48,7 +47,7 @@ pub(super) fn bytes(number: u64) -> String {
     format!("{left:.digits$} {}", UNITS[unit])
 }
 
-/// Seconds as people say them.
+/// Seconds in the largest fitting unit.
 pub(super) fn seconds(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -63,14 +62,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn numbers_have_units_and_separators() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0, 1_023, 1_536, 20 << 20].map(bytes), ["0 B", "1023 B", "1.5 KiB", "20 MiB"]);
         assert_eq!([0, 119, 120, 7_200, 200_000].map(seconds), ["0 s", "119 s", "2 min", "2 h", "2 d"]);
     }
 
     #[test]
-    fn what_others_write_gives_a_terminal_no_orders() {
+    fn control_characters_are_replaced() {
         assert_eq!(printable("kubelet/v1 (ä 日本) ≥"), "kubelet/v1 (ä 日本) ≥");
         let texts = ["\x1b[2J", "\u{9b}2J", "a\nb", "a\u{202e}b", "\u{200b}", "\u{7f}", "\u{2066}x"];
         let said = texts.map(|text| printable(text).into_owned());
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_stand_below_each_other() {
+    fn columns_are_aligned() {
         let rows = [vec!["a".to_owned(), "x".to_owned()], vec!["long".to_owned(), "y".to_owned()]];
         assert_eq!(lines(&["N", "W"], &rows), "N     W\na     x\nlong  y\n");
     }

@@ -1,4 +1,4 @@
-//! Prints a watch as it comes.
+//! Prints the events of a watch.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,19 +11,19 @@ use super::table::printable;
 use super::{InspectError, resource};
 use probe::{Frames, Framing};
 
-/// What is watched, and where.
+/// What to watch, and where.
 #[derive(Debug, Clone)]
 pub struct TailOrder {
     pub resource: String,
     pub namespace: Option<String>,
     pub labels: Option<String>,
     pub fields: Option<String>,
-    /// The version to go on from; without it only what happens from now on is told.
+    /// The resourceVersion to resume after; without it, the watch starts with the existing objects.
     pub from: Option<String>,
-    /// Ends by itself after so many seconds.
+    /// Stops after this many seconds.
     pub seconds: Option<u64>,
     pub proxy: ServerReach,
-    /// Prints frames as they are.
+    /// Prints frames unchanged.
     pub json: bool,
 }
 
@@ -52,7 +52,7 @@ struct Metadata {
 /// Watches until the watch ends, and prints a line for each event.
 ///
 /// # Errors
-/// There is no watch, or nobody reads what is printed.
+/// The watch fails, or standard output is closed.
 pub async fn tail(order: &TailOrder) -> Result<(), InspectError> {
     let server = ReachedServer::at(&order.proxy).await?;
     let path = order.path(&resource::path(&server, &order.resource, order.namespace.as_deref()).await?);
@@ -63,9 +63,9 @@ pub async fn tail(order: &TailOrder) -> Result<(), InspectError> {
     }
     let header = |name: &str| answer.headers.get(name).and_then(|value| value.to_str().ok());
     let served = match (header("kube-fanout-served"), header("kube-fanout-reason")) {
-        (Some(_), _) => "from memory".to_owned(),
-        (None, Some(reason)) => format!("passed through: {reason}"),
-        (None, None) => "not by a kube-fanout".to_owned(),
+        (Some(_), _) => "from the cache".to_owned(),
+        (None, Some(reason)) => format!("by upstream ({reason})"),
+        (None, None) => "by a server that is not kube-fanout".to_owned(),
     };
     print(&format!("# {}{path}: served {served}\n", server.name), !order.json)?;
     let mut frames = Frames::new(Framing::Lines);
@@ -73,7 +73,7 @@ pub async fn tail(order: &TailOrder) -> Result<(), InspectError> {
         let chunk = chunk.map_err(|error| InspectError::of(&path, error))?;
         let mut text = String::new();
         let fed = frames.feed(&chunk, |frame| text.push_str(&line(frame, order.json)));
-        fed.map_err(|_| InspectError::of(&path, "a frame is too long"))?;
+        fed.map_err(|_| InspectError::of(&path, "the frame is too long"))?;
         print(&text, true)?;
     }
     Ok(())
@@ -119,7 +119,7 @@ fn line(frame: &[u8], json: bool) -> String {
             let text = format!("{kind:<9} {resource_version:<12} {key}{message}");
             printable(&text).trim_end().to_owned() + "\n"
         }
-        Err(error) => format!("unreadable: {error}\n"),
+        Err(error) => format!("cannot parse the event: {error}\n"),
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_a_line() {
+    fn event_is_one_line() {
         let added =
             br#"{"type":"ADDED","object":{"metadata":{"namespace":"a","name":"b","resourceVersion":"7"},"spec":{}}}"#;
         assert_eq!(line(added, false), "ADDED     7            a/b\n");

@@ -1,7 +1,6 @@
-//! Shows running proxies again and again: on a terminal as a screen with keys, elsewhere as text.
+//! Shows running proxies live: interactive on a terminal, plain text elsewhere.
 //!
-//! What is shown (`Screen`), what keys do to it and how it is drawn know neither a terminal nor a clock. `terminal` is
-//! the loop that has both.
+//! `Screen`, the keys and the drawing use neither a terminal nor a clock. `terminal` is the loop that has both.
 
 mod columns;
 mod draw;
@@ -20,29 +19,29 @@ use std::time::Duration;
 
 use super::{AskedProxy, InspectError};
 
-/// How often, how much and how.
+/// The refresh interval, the number of refreshes and the output form.
 #[derive(Debug, Clone)]
 pub struct TopOrder {
     pub every: Duration,
-    /// Shown so many times; without end otherwise.
+    /// Number of refreshes; unlimited without it.
     pub times: Option<u64>,
     pub form: TopForm,
 }
 
-/// What is shown on.
+/// The output form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TopForm {
-    /// A terminal, whose screen is used as a whole.
+    /// The full screen of a terminal.
     Screen {
         has_colours: bool,
     },
     Text,
 }
 
-/// Shows them until it is told to end.
+/// Shows the proxies until it is stopped.
 ///
 /// # Errors
-/// None of them answers when they are looked at for the first time, or nobody reads what is printed.
+/// No proxy responds to the first request, or standard output is closed.
 pub async fn top(proxies: &[AskedProxy], order: &TopOrder) -> Result<(), InspectError> {
     match order.form {
         TopForm::Screen { has_colours } => terminal::show(proxies, order.every, has_colours).await,

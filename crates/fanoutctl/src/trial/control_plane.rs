@@ -61,8 +61,8 @@ impl ControlPlane {
         let built = built.map_err(|error| TrialError::of(&script.display().to_string(), error))?;
         match built.code() {
             Some(0) => Ok(()),
-            Some(NO_GO) => Err(TrialError::of("the control plane", "there is no Go toolchain to build it with")),
-            _ => Err(TrialError::of("the control plane", format!("it cannot be built ({built})"))),
+            Some(NO_GO) => Err(TrialError::of("the control plane", "cannot build it: no Go toolchain found")),
+            _ => Err(TrialError::of("the control plane", format!("the build failed ({built})"))),
         }
     }
 
@@ -80,7 +80,7 @@ impl ControlPlane {
         });
         if is_up.await != Some(true) {
             let log = dir.join("up.log");
-            return Err(TrialError::of("the control plane", format!("it does not start; see {}", log.display())));
+            return Err(TrialError::of("the control plane", format!("it did not start; see {}", log.display())));
         }
         Ok(plane)
     }
@@ -126,7 +126,7 @@ impl ControlPlane {
         });
         let is_ready = is_ready.await;
         tasks.join().await;
-        is_ready.ok_or_else(|| TrialError::of("the apiserver", "it is not ready in time"))
+        is_ready.ok_or_else(|| TrialError::of("the apiserver", "not ready in time"))
     }
 
     /// Ends all of it.

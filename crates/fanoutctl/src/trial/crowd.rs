@@ -185,7 +185,7 @@ impl CrowdState {
                 }
             });
             if fed.is_err() {
-                return Err(TrialError::of("a watch", "a frame without end"));
+                return Err(TrialError::of("a watch", "the frame is too long"));
             }
             if let Some(error) = unreadable {
                 return Err(error);

@@ -62,7 +62,7 @@ impl ProxyProcess {
         if is_up.await == Some(true) {
             return Ok(());
         }
-        Err(fail(&format!("it does not start; see {}", log.display())))
+        Err(fail(&format!("it did not start; see {}", log.display())))
     }
 
     /// Ends it at once, as a crash does.

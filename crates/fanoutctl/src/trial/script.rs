@@ -2,24 +2,24 @@ use std::collections::VecDeque;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What is done in a trial.
+/// An action of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed {
-    /// The apiserver is killed and started again.
+pub enum TrialAction {
+    /// Kills and restarts the apiserver.
     Apiserver,
-    /// The proxy is.
+    /// Kills and restarts the proxy.
     Proxy,
     Quit,
 }
 
-/// Deeds, each with its time since the informers are there.
+/// Actions, each with its time since all informers are synced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Script(VecDeque<(Duration, Deed)>);
+pub struct Script(VecDeque<(Duration, TrialAction)>);
 
-const DEEDS_MAX: usize = 1000;
+const ACTIONS_MAX: usize = 1000;
 
-impl Deed {
-    /// What a key stands for.
+impl TrialAction {
+    /// The action of a key.
     pub fn of_key(key: u8) -> Option<Self> {
         match key {
             b'a' => Some(Self::Apiserver),
@@ -31,13 +31,13 @@ impl Deed {
 }
 
 impl Script {
-    /// When the next deed is due.
+    /// The time of the next action.
     pub fn next_at(&self) -> Option<Duration> {
         self.0.front().map(|(at, _)| *at)
     }
 
-    pub fn take(&mut self) -> Option<Deed> {
-        self.0.pop_front().map(|(_, deed)| deed)
+    pub fn take(&mut self) -> Option<TrialAction> {
+        self.0.pop_front().map(|(_, action)| action)
     }
 }
 
@@ -46,27 +46,27 @@ impl FromStr for Script {
 
     /// `5s apiserver, 10s proxy, 20s quit`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut deeds = VecDeque::new();
+        let mut actions = VecDeque::new();
         for part in text.split(',').map(str::trim) {
-            let (at, deed) = part
+            let (at, action) = part
                 .split_once(char::is_whitespace)
-                .ok_or_else(|| format!("{part:?}: expected a time and what is done then, such as `5s apiserver`"))?;
+                .ok_or_else(|| format!("{part:?}: expected a time and an action, such as `5s apiserver`"))?;
             let at = humantime::parse_duration(at).map_err(|error| format!("{at:?}: {error}"))?;
-            let deed = match deed.trim() {
-                "apiserver" => Deed::Apiserver,
-                "proxy" => Deed::Proxy,
-                "quit" => Deed::Quit,
+            let action = match action.trim() {
+                "apiserver" => TrialAction::Apiserver,
+                "proxy" => TrialAction::Proxy,
+                "quit" => TrialAction::Quit,
                 other => return Err(format!("{other:?}: expected apiserver, proxy or quit")),
             };
-            if deeds.back().is_some_and(|(before, _)| at < *before) {
-                return Err(format!("{part:?}: it is before what stands in front of it"));
+            if actions.back().is_some_and(|(before, _)| at < *before) {
+                return Err(format!("{part:?}: expected times in order, but it is before the action that precedes it"));
             }
-            deeds.push_back((at, deed));
+            actions.push_back((at, action));
         }
-        if deeds.len() > DEEDS_MAX {
-            return Err(format!("{} deeds; there may be {DEEDS_MAX}", deeds.len()));
+        if actions.len() > ACTIONS_MAX {
+            return Err(format!("{} actions; at most {ACTIONS_MAX} are allowed", actions.len()));
         }
-        Ok(Self(deeds))
+        Ok(Self(actions))
     }
 }
 
@@ -75,19 +75,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_times_and_deeds_in_order() {
+    fn script_is_times_and_actions_in_order() {
         let mut script: Script = "500ms apiserver,10s  proxy , 1m quit".parse().unwrap();
         let mut found = Vec::new();
         while let Some(at) = script.next_at() {
             found.push((at, script.take().unwrap()));
         }
         let seconds = Duration::from_secs;
-        let wanted = [(seconds(1) / 2, Deed::Apiserver), (seconds(10), Deed::Proxy), (seconds(60), Deed::Quit)];
+        let wanted = [
+            (seconds(1) / 2, TrialAction::Apiserver),
+            (seconds(10), TrialAction::Proxy),
+            (seconds(60), TrialAction::Quit),
+        ];
         assert_eq!(found, wanted);
     }
 
     #[test]
-    fn what_is_wrong_with_a_script_is_said() {
+    fn invalid_script_is_rejected_with_the_reason() {
         for (text, word) in [
             ("", "expected a time"),
             ("5s", "expected a time"),

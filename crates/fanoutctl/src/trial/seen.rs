@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_told_everything_lost_nothing_and_a_lost_change_is_found_by_its_version() {
+    fn lost_change_is_found_by_its_version() {
         assert_eq!(judged(&[10, 20, 30]), (0, 0));
         assert_eq!(judged(&[10, 30]), (1, 0), "in the middle, and the state is right");
         assert_eq!(judged(&[10, 20]), (1, 0), "at the end");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_on_its_way_is_not_lost() {
+    fn pending_change_is_not_lost() {
         let (ledger, mut seen) = world();
         seen.takes(0, 10, false);
         seen.judge(&ledger);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_is_told_again_stands_for_what_led_to_it() {
+    fn relist_replaces_earlier_events() {
         let (ledger, mut seen) = world();
         seen.expires();
         seen.begins();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_is_not_the_one_upstream_is_a_loss() {
+    fn state_that_differs_from_upstream_is_a_loss() {
         let (ledger, mut seen) = world();
         seen.expires();
         seen.begins();

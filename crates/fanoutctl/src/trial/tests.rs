@@ -1,4 +1,4 @@
-//! A lost change is found by its version, and nothing else counts as lost.
+//! Tests that lost changes are found by resourceVersion, and that nothing else counts as lost.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn until_delivered(crowd: &InformerCrowd, writers: &Writers, more: u64) {
 }
 
 #[tokio::test]
-async fn a_change_that_nobody_is_told_is_lost_by_each_of_them() {
+async fn dropped_event_is_lost_for_each_informer() {
     let up = demo::upstream().run().await;
     let counts = judged(&up, async |crowd, writers| {
         until_delivered(crowd, writers, 5).await;
@@ -62,7 +62,7 @@ async fn a_change_that_nobody_is_told_is_lost_by_each_of_them() {
 }
 
 #[tokio::test]
-async fn a_change_that_is_told_twice_is_noticed_and_a_broken_stream_is_no_loss() {
+async fn duplicate_event_is_wrong_and_broken_stream_is_no_loss() {
     let up = demo::upstream().run().await;
     let counts = judged(&up, async |crowd, writers| {
         until_delivered(crowd, writers, 5).await;
@@ -90,7 +90,7 @@ async fn demo_with_pods() -> RunningUpstream {
 }
 
 #[tokio::test]
-async fn a_history_that_is_gone_has_them_ask_for_the_state_again() {
+async fn expired_history_causes_relists_without_loss() {
     let up = demo::upstream().run().await;
     let counts = judged(&up, async |crowd, writers| {
         until_delivered(crowd, writers, 5).await;

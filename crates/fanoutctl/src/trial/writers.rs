@@ -76,9 +76,7 @@ impl Writers {
             }
             Ok(())
         };
-        timeout(CREATE_MAX, creating)
-            .await
-            .map_err(|_| TrialError::of("creating pods", "they are not there in time"))??;
+        timeout(CREATE_MAX, creating).await.map_err(|_| TrialError::of("creating pods", "timeout"))??;
         Ok(writers)
     }
 
@@ -156,5 +154,5 @@ async fn create(client: &ShortClient, object: usize) -> Result<u64, TrialError> 
         reply
     };
     let reply = reply.success("pods").map_err(|why| fail(&why))?;
-    version_of(&reply).ok_or_else(|| fail(&"the answer has no version"))
+    version_of(&reply).ok_or_else(|| fail(&"the response has no resourceVersion"))
 }

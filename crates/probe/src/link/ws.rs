@@ -53,7 +53,7 @@ impl WebSocketSender {
             }
             // The body is not read, because it may be an endless watch stream in another form.
             Err(Error::Http(answer)) if answer.status().is_success() => {
-                Err(LinkError::Ws(format!("answered with {} and no upgrade", answer.status())))
+                Err(LinkError::Ws(format!("the server responded with {} instead of an upgrade", answer.status())))
             }
             Err(Error::Http(answer)) => {
                 let (head, text) = answer.into_parts();
@@ -110,7 +110,7 @@ mod tests {
             sender.get(&target, &Ask::get("/api/v1/pods?watch=1", "application/json")).await
         };
         let why = ask().await.err().expect("no watch").to_string();
-        assert!(why.contains("200 OK and no upgrade"), "{why}");
+        assert!(why.contains("responded with 200 OK instead of an upgrade"), "{why}");
         assert_eq!(ask().await.expect("a refusal").status, http::StatusCode::FORBIDDEN);
         answering.await.expect("no panic");
     }

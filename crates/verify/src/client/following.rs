@@ -83,7 +83,7 @@ impl Following<'_> {
             }
             Answered::Refused { code: 400 | 422, .. } if matches!(from, WatchFrom::Initial(_)) => {
                 self.lists_instead = true;
-                self.reads.scene.notes.add("the server refuses watch-lists: clients list instead");
+                self.reads.scene.notes.add("the server refuses watch-lists; clients list instead");
                 Duration::ZERO
             }
             Answered::Refused { retry_after, .. } => self.failed_here(retry_after),

@@ -139,7 +139,7 @@ impl<'a> ClientReads<'a> {
         let mut answer = self.connection.get(path, decode::accept(encoding, is_list, false)).await?;
         let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.inspect_err(|_| self.connection.give_up())?;
         if bytes > BODY_BYTES_MAX as u64 {
-            self.scene.notes.add(format!("answers of more than {} MiB were not read", BODY_BYTES_MAX >> 20));
+            self.scene.notes.add(format!("responses larger than {} MiB were not read", BODY_BYTES_MAX >> 20));
         }
         let (encoding, from_memory) = (encoding_in(&answer, encoding), is_from_memory(&answer));
         Ok(WholeAnswer { code: answer.status, encoding, from_memory, body })
@@ -189,7 +189,7 @@ impl<'a> ClientReads<'a> {
         }
         told.encoding = encoding.filter(|encoding| *encoding != asked);
         let Some(read) = decode(encoding.unwrap_or(asked), &body) else {
-            self.scene.notes.add(format!("an answer in {asked:?} could not be read"));
+            self.scene.notes.add(format!("a response in {asked:?} could not be parsed"));
             told.code = 0;
             self.returned(told);
             return Answered::Broken;
@@ -351,7 +351,7 @@ impl<'a> Follower<'a> {
 
     fn frame(&mut self, frame: &[u8], at_ns: u64) {
         let Some(event) = self.scene.frames.event(self.encoding, frame) else {
-            self.scene.notes.add("a frame of a watch was no event");
+            self.scene.notes.add("a watch frame was not an event");
             self.told = Told::Nonsense;
             return;
         };

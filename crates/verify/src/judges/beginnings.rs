@@ -47,7 +47,7 @@ pub(super) fn begins_once(history: &History) -> Judged {
             judged.violation(op, &[first.line, refusal], || {
                 let began = first.answer.as_ref().and_then(|answer| answer.version).or(first.state);
                 let got = if op.verb == ReadVerb::List { "another list" } else { "another initial state" };
-                (format!("a client that goes on from the state at {}", began.unwrap_or_default()), got.to_owned())
+                (format!("a client that resumes from the state at {}", began.unwrap_or_default()), got.to_owned())
             });
         }
         // An accepted operation cancels earlier refusals.

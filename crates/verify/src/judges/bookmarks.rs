@@ -16,7 +16,9 @@ pub(super) fn bookmarkable(history: &History) -> Judged {
         for told in op.events.iter().filter(|told| told.is_bookmark()) {
             judged.instances += 1;
             if !asked {
-                judged.violation(op, &[told.line], || ("no bookmarks, unasked".to_owned(), say::told(history, told)));
+                judged.violation(op, &[told.line], || {
+                    ("no bookmarks, because none were requested".to_owned(), say::told(history, told))
+                });
             }
         }
         rising(history, op, &mut judged);
@@ -40,7 +42,7 @@ fn rising(history: &History, op: &Operation, judged: &mut Judged) {
         }
         if let Some(bookmark) = bookmark.filter(|bookmark| behind(bookmark)) {
             judged.violation(op, &[bookmark.line, told.line], || {
-                (format!("events above {} behind the bookmark there", bookmark.version), say::told(history, told))
+                (format!("events above {} after that bookmark", bookmark.version), say::told(history, told))
             });
         }
         if told.is_bookmark() {
@@ -61,7 +63,7 @@ fn missed(history: &History, op: &Operation, judged: &mut Judged) {
             let line = truth.changes[expected.change as usize].line;
             judged.violation(op, &[line, told.line], || {
                 let got = format!("{} without it", say::told(history, told));
-                (format!("{} before", say::expected(history, truth, expected)), got)
+                (format!("{} first", say::expected(history, truth, expected)), got)
             });
         }
     });

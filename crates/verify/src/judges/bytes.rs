@@ -58,9 +58,9 @@ pub(super) fn typed_bytes(history: &History) -> Judged {
 
 fn other(history: &History, op: &Operation, told: &Told, seen: &Seen<'_>, judged: &mut Judged) {
     judged.violation(op, &[seen.op.line, seen.line, told.line], || {
-        let who = if seen.op.server == AskedServer::Direct { "the apiserver" } else { "another answer" };
+        let who = if seen.op.server == AskedServer::Direct { "the apiserver's response" } else { "another response" };
         let encoding = say::encoding(op.encoding);
-        let object = format!("{} of {} in {encoding}", history.key(told.key), told.version);
-        (format!("{object} as {who} has it"), "other bytes".to_owned())
+        let object = format!("{} at {} in {encoding}", history.key(told.key), told.version);
+        (format!("{object} with the same bytes as in {who}"), "different bytes".to_owned())
     });
 }

@@ -129,7 +129,7 @@ fn judge(
     let found = difference(history, truth, replay.at(moment).iter(), objects);
     let (expected, got, change) = found.unwrap_or_default();
     judged.violation(op, &[change, line], || {
-        (format!("a client that holds the state at {moment}, with {expected}"), format!("one with {got}"))
+        (format!("a client that holds the state at {moment}, with {expected}"), format!("one {got}"))
     });
     None
 }

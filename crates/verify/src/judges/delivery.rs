@@ -18,7 +18,9 @@ pub(super) fn reliable(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Reliable);
     for op in history.watches(Promise::Reliable) {
         if let Some(over) = op.over.filter(|over| over.how == Ending::Torn) {
-            judged.violation(op, &[over.line], || ("an end between two events".into(), "an end within one".into()));
+            judged.violation(op, &[over.line], || {
+                ("a stream that ends between two events".into(), "one that ends within an event".into())
+            });
         }
         let Some((truth, view)) = history.view(op) else { continue };
         // Positions that were passed over, with the event that did so. An event that arrives late still counts as
@@ -35,17 +37,14 @@ pub(super) fn reliable(history: &History) -> Judged {
         for event in unheard {
             let told = &op.live()[event];
             judged.violation(op, &[told.line], || {
-                (
-                    "events of changes that happened".to_owned(),
-                    format!("{}, which nothing changed", say::told(history, told)),
-                )
+                ("events of actual changes".to_owned(), format!("{} without a change", say::told(history, told)))
             });
         }
         for (position, event) in missed {
             let (told, expected) = (&op.live()[event], &view.events[position]);
             judged.violation(op, &[truth.changes[expected.change as usize].line, told.line], || {
                 let got = format!("{} without it", say::told(history, told));
-                (format!("{} before", say::expected(history, truth, expected)), got)
+                (format!("{} first", say::expected(history, truth, expected)), got)
             });
         }
         overdue(history, op, truth, view, &reached, &mut judged);
@@ -77,7 +76,7 @@ fn overdue(
         let end = op.over.map_or(0, |over| over.line);
         judged.violation(op, &[line, end], || {
             let expected = say::expected(history, truth, expected);
-            (format!("{expected} within {} ms", patience / 1_000_000), "neither it nor anything behind it".to_owned())
+            (format!("{expected} within {} ms", patience / 1_000_000), "neither it nor a later event".to_owned())
         });
     }
 }
@@ -99,7 +98,10 @@ pub(super) fn resumable(history: &History) -> Judged {
             let line = first.map_or(0, |first| truth.changes[first.change as usize].line);
             judged.violation(op, &[line, told.line], || {
                 let first = first.map_or_else(|| "nothing".to_owned(), |first| say::expected(history, truth, first));
-                (format!("{first} first behind {start}"), format!("{} first", say::told(history, told)))
+                (
+                    format!("{first} as the first event after {start}"),
+                    format!("{} as the first event", say::told(history, told)),
+                )
             });
         }
     }

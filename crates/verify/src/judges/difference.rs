@@ -18,22 +18,22 @@ pub(super) fn difference<'a>(
     for (key, version) in told {
         if told_of.insert(key, version).is_some() {
             let key = history.key(key);
-            return Some((format!("{key} once"), format!("{key} twice"), 0));
+            return Some((format!("{key} once"), format!("with {key} twice"), 0));
         }
     }
     for (key, change) in expected {
         let change = &truth.changes[*change as usize];
-        let name = || format!("{} of {}", history.key(*key), change.version);
+        let name = || format!("{} at {}", history.key(*key), change.version);
         match told_of.remove(key) {
-            None => return Some((name(), "none of it".to_owned(), change.line)),
+            None => return Some((name(), "without it".to_owned(), change.line)),
             Some(version) if version != change.version => {
-                return Some((name(), format!("that of {version}"), change.line));
+                return Some((name(), format!("with it at {version}"), change.line));
             }
             Some(_) => {}
         }
     }
     let (key, version) = told_of.pop_first()?;
-    Some((format!("nothing of {}", history.key(key)), format!("{} of {version}", history.key(key)), 0))
+    Some((format!("no {}", history.key(key)), format!("with {} at {version}", history.key(key)), 0))
 }
 
 /// Converts delivered objects into the input of [`difference`].

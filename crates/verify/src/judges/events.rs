@@ -24,7 +24,7 @@ pub(super) fn filtered(history: &History) -> Judged {
             if !is_covered || is_foreign {
                 let line = told.change().map_or(0, |change| truth.changes[change as usize].line);
                 judged.violation(op, &[line, told.line], || {
-                    ("events of objects that are selected".to_owned(), say::told(history, told))
+                    ("events of selected objects".to_owned(), say::told(history, told))
                 });
             }
         }

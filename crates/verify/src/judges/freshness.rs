@@ -32,7 +32,7 @@ pub(super) fn consistent(history: &History) -> Judged {
         }
         let Some(shown) = shown(history, op) else { continue };
         judged.instances += 1;
-        let words = || format!("everything up to {known}, which was known before");
+        let words = || format!("all changes up to {known}, which was known before");
         match shown {
             // A list may have an older version if it contains all current objects: nothing has changed since, or every
             // change was undone.
@@ -59,7 +59,7 @@ fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
     judged.instances += 1;
     if told.version <= known {
         judged.violation(op, &[told.line], || {
-            (format!("events behind {known}, which was known before"), say::told(history, told))
+            (format!("events after {known}, which was known before"), say::told(history, told))
         });
     }
 }
@@ -77,8 +77,7 @@ pub(super) fn monotone(history: &History) -> Judged {
         judged.instances += 1;
         let timeline = seen.get(&(op.server, ask.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
         let known = timeline.map_or(0, |seen| seen.before(op.at_ns));
-        shown
-            .judge(history, op, known, &mut judged, || format!("an answer of {known} or later, as an earlier one was"));
+        shown.judge(history, op, known, &mut judged, || format!("a response at {known} or later, like an earlier one"));
     }
     judged
 }

@@ -19,7 +19,11 @@ pub(super) fn initial_events(history: &History) -> Judged {
         let stray = if begins { op.live() } else { &op.events };
         for told in stray.iter().filter(|told| told.initial_end) {
             judged.violation(op, &[told.line], || {
-                let expected = if begins { "one end of the initial events" } else { "no initial events, unasked" };
+                let expected = if begins {
+                    "one bookmark that ends the initial events"
+                } else {
+                    "no initial events, because none were requested"
+                };
                 (expected.to_owned(), say::told(history, told))
             });
         }
@@ -35,7 +39,10 @@ fn state(history: &History, op: &Operation, judged: &mut Judged) {
     let Some(version) = op.state else {
         let line = op.events.get(op.live_from).map_or(0, |told| told.line);
         judged.violation(op, &[line], || {
-            ("initial events that are the state of a version".to_owned(), "the state of none".to_owned())
+            (
+                "initial events that form the state at some version".to_owned(),
+                "initial events that form no such state".to_owned(),
+            )
         });
         return;
     };
@@ -43,7 +50,7 @@ fn state(history: &History, op: &Operation, judged: &mut Judged) {
     let odd = |told: &&super::super::operation::Told| told.kind != EventKind::Added || told.version > version;
     if let Some(told) = op.initial().iter().find(odd) {
         judged.violation(op, &[told.line, end], || {
-            (format!("ADDED up to {version} as initial events"), say::told(history, told))
+            (format!("initial events ADDED up to {version}"), say::told(history, told))
         });
         return;
     }
@@ -57,7 +64,7 @@ fn state(history: &History, op: &Operation, judged: &mut Judged) {
             return;
         };
         judged.violation(op, &[line, end], || {
-            (format!("the state at {version}, with {expected}"), format!("initial events with {got}"))
+            (format!("the state at {version}, with {expected}"), format!("initial events {got}"))
         });
     }
 }

@@ -25,7 +25,9 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
             ReadVerb::List => {
                 let Some(version) = answer.version else {
                     judged.instances += 1;
-                    judged.violation(op, &[answer.line], || ("the version of a list".into(), "a list of none".into()));
+                    judged.violation(op, &[answer.line], || {
+                        ("a list with a resourceVersion".into(), "a list without one".into())
+                    });
                     continue;
                 };
                 let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { continue };
@@ -79,7 +81,7 @@ fn contents(history: &History, op: &Operation, answer: &Answer, truth: &Resource
         let change = item.change().map(|change| &truth.changes[change as usize]);
         judged.violation(op, &[change.map_or(0, |change| change.line), item.line], || {
             let words = |digest| {
-                format!("{} of {} {}", history.key(item.key), item.version, super::super::say::content(digest))
+                format!("{} at {} {}", history.key(item.key), item.version, super::super::say::content(digest))
             };
             (words(change.and_then(|change| change.content(op.encoding))), words(item.digest))
         });
@@ -113,7 +115,7 @@ fn page(
     if let Some([first, second]) = items.windows(2).find(|pair| pair[0].key >= pair[1].key) {
         let [first, second] = [first, second].map(|item| history.key(item.key));
         judged.violation(op, &[answer.line], || {
-            (format!("a list in the order of keys, {second} before {first}"), format!("{first} before {second}"))
+            (format!("a list in key order, {second} before {first}"), format!("{first} before {second}"))
         });
         return None;
     }
@@ -129,7 +131,7 @@ fn page(
     let count = rest().take_while(|(key, _)| is_on_it(key)).count();
     if let Some((expected, got, line)) = difference(history, truth, rest().take(count), objects(items)) {
         judged.violation(op, &[line, answer.line], || {
-            (format!("the state at {version}, with {expected}"), format!("a list with {got}"))
+            (format!("the state at {version}, with {expected}"), format!("a list {got}"))
         });
         return None;
     }
@@ -144,10 +146,9 @@ fn page(
         None => answer.more && remains == 0 && !view.selection.is_selective(),
     };
     if is_wrong {
-        let said =
-            answer.remaining.map_or_else(|| "that there are more".to_owned(), |said| format!("that there are {said}"));
+        let said = answer.remaining.map_or_else(|| "that more remain".to_owned(), |said| format!("that {said} remain"));
         judged.violation(op, &[answer.line], || {
-            (format!("a page at {version} behind which there are {remains} more"), format!("one that says {said}"))
+            (format!("a page at {version} after which {remains} objects remain"), format!("a page that says {said}"))
         });
     }
     Some(count)
@@ -166,8 +167,8 @@ fn get(history: &History, op: &Operation, answer: &Answer, judged: &mut Judged) 
     let is_there = change.is_some_and(|change| !change.is_deletion());
     if !is_asked || !is_there {
         judged.violation(op, &[answer.line], || {
-            let expected = format!("an object that there was at {}", op.ask.as_ref().map_or("", |ask| &ask.key));
-            (expected, format!("{} of {}", history.key(item.key), item.version))
+            let expected = format!("the existing object {}", op.ask.as_ref().map_or("", |ask| &ask.key));
+            (expected, format!("{} at {}", history.key(item.key), item.version))
         });
         return;
     }

@@ -26,9 +26,9 @@ pub(super) fn expired(history: &History) -> Judged {
             if !version.is_some_and(|version| is_gone(history, op, version, answer.at_ns)) {
                 judged.violation(op, &[answer.line], || {
                     let expected = match (op.verb, version) {
-                        (ReadVerb::Watch, _) => "200, and a 410 as an event if at all".to_owned(),
-                        (_, Some(version)) => format!("the state at {version}, which nothing had compacted"),
-                        _ => "what there is".to_owned(),
+                        (ReadVerb::Watch, _) => "200, and a 410 only as an event".to_owned(),
+                        (_, Some(version)) => format!("the state at {version}, which was not compacted"),
+                        _ => "the current state".to_owned(),
                     };
                     (expected, format!("410 {}", answer.status.message))
                 });
@@ -45,13 +45,13 @@ fn errors(history: &History, op: &Operation, judged: &mut Judged) {
         judged.instances += 1;
         if let Some(next) = op.events.get(at + 1) {
             judged.violation(op, &[told.line, next.line], || {
-                ("nothing behind an error".to_owned(), say::told(history, next))
+                ("no event after an error".to_owned(), say::told(history, next))
             });
         }
         let position = position(history, op, &op.events[..at]);
         if status.code == 410 && !is_forgotten(history, op, position, told.at_ns) {
             judged.violation(op, &[told.line], || {
-                let expected = format!("what came behind {position}, which nothing had let go of");
+                let expected = format!("the events after {position}, which were still in the history");
                 (expected, format!("410 {}", status.message))
             });
         }
@@ -141,7 +141,7 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) 
             _ => (told.version <= version).then(|| say::told(history, told)),
         };
         if let Some(got) = got {
-            judged.violation(op, &[told.line], || (format!("what comes behind {version}, which is to come"), got));
+            judged.violation(op, &[told.line], || (format!("the events after {version}, a future version"), got));
         }
     }
 }
@@ -155,7 +155,7 @@ fn refused(history: &History, op: &Operation, version: u64, judged: &mut Judged)
     // During a fault the server may lag behind versions known to others.
     if version <= history.witnessed(op, op.at_ns) && !history.is_disturbed(op.at_ns, at_ns) {
         judged.violation(op, &[line], || {
-            (format!("an answer: {version} was known before"), format!("{version} is refused as too large"))
+            (format!("a response, because {version} was known before"), format!("a refusal of {version} as too large"))
         });
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn one_relist(history: &History) -> Judged {
         lists.sort_unstable();
         for ((path, _), lines) in lists {
             let expected =
-                format!("{allowed} at most of {path} behind {} at {} ms", fault.name, fault.from_ns / 1_000_000);
+                format!("at most {allowed} lists of {path} after {} at {} ms", fault.name, fault.from_ns / 1_000_000);
             judged.violation_of_none(lines.clone(), expected, format!("{} lists", lines.len()));
         }
     }

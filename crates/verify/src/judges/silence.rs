@@ -24,7 +24,7 @@ pub(super) fn steady(history: &History) -> Judged {
             let silent_ns = to_ns.saturating_sub(*from_ns);
             if silent_ns > SILENCE_MAX_NS && !history.is_disturbed(*from_ns, *to_ns) {
                 judged.violation(op, &[*before, *after], || {
-                    ("a bookmark within a minute".to_owned(), format!("silence for {} s", silent_ns / SECOND_NS))
+                    ("a bookmark within a minute".to_owned(), format!("no event for {} s", silent_ns / SECOND_NS))
                 });
             }
         }

@@ -18,7 +18,7 @@ pub(super) fn not_older_than(history: &History) -> Judged {
         };
         if let Some(shown) = shown(history, op) {
             judged.instances += 1;
-            shown.judge(history, op, asked, &mut judged, || format!("an answer of {asked} or later"));
+            shown.judge(history, op, asked, &mut judged, || format!("a response at {asked} or later"));
         }
     }
     judged
@@ -38,7 +38,7 @@ pub(super) fn exact(history: &History) -> Judged {
         if answer.version != Some(asked) || before.is_some() {
             let asked = before.and_then(|before| before.version).unwrap_or(asked);
             judged.violation(op, &[before.map_or(0, |before| before.line), answer.line], || {
-                (format!("a list of {asked}"), of_version(answer.version))
+                (format!("a list at {asked}"), of_version(answer.version))
             });
         }
     }
@@ -46,7 +46,7 @@ pub(super) fn exact(history: &History) -> Judged {
 }
 
 fn of_version(version: Option<u64>) -> String {
-    version.map_or_else(|| "one of no version".to_owned(), |version| format!("one of {version}"))
+    version.map_or_else(|| "one without a version".to_owned(), |version| format!("one at {version}"))
 }
 
 /// The content of a response, as far as its age is judged.
@@ -107,7 +107,8 @@ impl ShownVersion {
                 };
                 if let Some(change) = changed {
                     judged.violation(op, &[change.line, *line], || {
-                        let got = version.map_or_else(|| "none".to_owned(), |version| format!("that of {version}"));
+                        let got = version
+                            .map_or_else(|| "no object".to_owned(), |version| format!("the object at {version}"));
                         (format!("{}, with {}", expected(), super::super::say::change(history, change)), got)
                     });
                 }

@@ -249,8 +249,8 @@ impl Etcd {
         let form = match &value[..] {
             [b'{', ..] => return Ok((key.clone(), parsed(&key, &value)?)),
             value if value.starts_with(b"k8s\0") => "protobuf",
-            value if value.starts_with(b"k8s:enc:") => "something encrypted",
-            _ => "something else",
+            value if value.starts_with(b"k8s:enc:") => "encrypted data",
+            _ => "unknown data",
         };
         Err(LearnError::NotJson { key: format!("{}{key}", self.prefix), form })
     }
@@ -279,7 +279,8 @@ impl Etcd {
 }
 
 fn parsed(key: &str, value: &[u8]) -> Result<Value, LearnError> {
-    serde_json::from_slice(value).map_err(|error| LearnError::Malformed(format!("what etcd has of {key} ({error})")))
+    serde_json::from_slice(value)
+        .map_err(|error| LearnError::Malformed(format!("the value of {key} in etcd ({error})")))
 }
 
 fn decoded(text: &str) -> Result<Vec<u8>, LearnError> {

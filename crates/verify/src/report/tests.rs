@@ -71,9 +71,9 @@ fn the_page_shows_what_happened_around_the_violation_and_asks_for_nothing() {
         assert!(!page.contains(outside), "{outside}");
     }
     for text in [
-        "client 9, which shows it",
+        "client 9 (violation)",
         ">client 4<",
-        "the truth",
+        "true history",
         "labelSelector=&lt;script&gt;",
         "a &lt;note&gt;",
         "class=\"ADDED wrong\"",

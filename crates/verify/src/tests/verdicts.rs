@@ -34,39 +34,42 @@ fn a_run_is_kept_broken_or_void() {
     let busier = Requirements { least, ..Requirements::default() };
     let void = verdict(&run(11), &busier);
     assert_eq!((void.outcome(), void.outcome().code()), (Outcome::Void, 2));
-    assert_eq!(void.lacks, ["1 events, 2 are needed"]);
-    // A violation counts in a run of any length.
+    assert_eq!(void.lacks, ["1 events, at least 2 required"]);
+    // What is broken is broken in however short a run.
     assert_eq!(verdict(&run(12), &busier).outcome(), Outcome::Broken);
     let judged = BTreeSet::from([Promise::Reliable, Promise::Exact]);
     let void = verdict(&run(11), &Requirements { judged, ..Requirements::default() });
-    assert_eq!((void.outcome(), &void.lacks[..]), (Outcome::Void, &["nothing to judge Exact by".to_owned()][..]));
+    assert_eq!((void.outcome(), &void.lacks[..]), (Outcome::Void, &["no check of Exact".to_owned()][..]));
 }
 
 #[test]
-fn a_verdict_in_words_says_what_was_not_judged_and_shows_the_first_violation() {
+fn text_shows_unchecked_guarantees_and_the_first_violation() {
     let kept = verdict(&run(11), &Requirements::default());
     let words = kept.text(&BTreeMap::new());
-    assert!(words.starts_with("https://here judged by the truth from a watch at the apiserver, which is weaker"));
-    assert!(words.contains("  Reliable       ok in 1\n") && words.contains("  Exact          not judged\n"), "{words}");
+    assert!(words.starts_with("https://here compared with a watch of the apiserver (weaker"));
+    assert!(
+        words.contains("  Reliable       ok in 1 checks\n") && words.contains("  Exact          not checked\n"),
+        "{words}"
+    );
     assert!(words.contains("1 watches, 0 resumes, 0 hops, 1 events") && words.contains("9 milliseconds"), "{words}");
-    assert!(!words.contains("violation") && !words.contains("void"), "{words}");
+    assert!(!words.contains("violation") && !words.contains("nconclusive"), "{words}");
 
     let records = run(12);
     let broken = verdict(&records, &Requirements::default());
     let lines = &broken.first().unwrap().lines;
     assert_eq!(lines, &[5, 7]);
     let words = broken.text(&excerpt(records.as_bytes(), lines).unwrap());
-    let end = words.split("\nThe first violation: ").nth(1).unwrap();
+    let end = words.split("\nFirst violation: ").nth(1).unwrap();
     let texts: Vec<_> = records.lines().collect();
     let (call, event) = (texts[4], texts[6]);
-    let expected = "Reliable\n  expected: events of changes that happened\n  \
-        got:      ADDED a/x at 12, which nothing changed\n";
-    assert_eq!(end, format!("{expected}  line 5: {call}\n  line 7: {event}\n  again: again --seed 7\n"));
-    assert!(words.contains("  Reliable       BROKEN 1 times in 0\n"), "{words}");
+    let expected = "Reliable\n  expected: events of actual changes\n  \
+        got:      ADDED a/x at 12 without a change\n";
+    assert_eq!(end, format!("{expected}  line 5: {call}\n  line 7: {event}\n  repeat with: again --seed 7\n"));
+    assert!(words.contains("  Reliable       VIOLATED 1 times in 0 checks\n"), "{words}");
 
     let least = Counts { events: 2, ..Counts::default() };
     let void = verdict(&run(11), &Requirements { least, ..Requirements::default() });
-    assert!(void.text(&BTreeMap::new()).ends_with("\nThe run is void: 1 events, 2 are needed\n"));
+    assert!(void.text(&BTreeMap::new()).ends_with("\nInconclusive: 1 events, at least 2 required\n"));
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn everything_is_counted_that_the_judged_server_did() {
 }
 
 #[test]
-fn what_is_refused_is_told_where_no_promise_is_about_it() {
+fn uncovered_refusals_are_reported() {
     let call = |op, verb: &str, query: &str| {
         format!(
             r#"{{"call":{{"op":{op},"client":1,"at_ns":5,"verb":"{verb}","path":"/api/v1/pods","query":"{query}"}}}}
@@ -126,21 +129,24 @@ fn what_is_refused_is_told_where_no_promise_is_about_it() {
     let words: Vec<_> = told.refused.iter().map(ToString::to_string).collect();
     assert_eq!(words, ["2 lists refused with 429: later", "1 watches refused with 500: no storage"]);
     let text = told.text(&BTreeMap::new());
-    assert!(text.contains("\nNo promise is about these:\n  2 lists refused with 429: later\n"), "{text}");
+    assert!(text.contains("\nNot covered by a guarantee:\n  2 lists refused with 429: later\n"), "{text}");
 }
 
 #[test]
-fn what_is_no_history_says_where() {
+fn invalid_record_is_rejected_with_its_line() {
     let wrong = [
         ("{\"call\":{}}", "line 8: missing field `op`"),
         ("nonsense", "line 8: expected value"),
-        (r#"{"end":{"op":9,"at_ns":1,"how":"clean"}}"#, "line 8: nobody called operation 9"),
+        (r#"{"end":{"op":9,"at_ns":1,"how":"clean"}}"#, "line 8: operation 9 has no call"),
         (r#"{"return":{"op":1,"at_ns":1,"code":200}}"#, "line 8: a second answer to operation 1"),
         (r#"{"call":{"op":1,"client":1,"at_ns":1,"verb":"get","path":"/"}}"#, "line 8: a second call of operation 1"),
-        (r#"{"known":{"resource":"pods","from":11,"to":12,"at_ns":1}}"#, "line 8: the truth about pods begins twice"),
+        (
+            r#"{"known":{"resource":"pods","from":11,"to":12,"at_ns":1}}"#,
+            "line 8: the true history of pods begins twice",
+        ),
         (
             r#"{"truth":{"resource":"pods","key":"a/y","version":12,"type":"MODIFIED","at_ns":1}}"#,
-            "line 8: the truth has a change of what does not exist",
+            "line 8: the true history has a change of an object that does not exist",
         ),
     ];
     for (line, expected) in wrong {

@@ -27,24 +27,24 @@ impl Plane {
         match find_testbed(&folder, Some(program)) {
             FoundTestbed::Binary(binary) => Ok(binary),
             FoundTestbed::Script { script, binary } => {
-                note("The control plane is built now, from the Go modules of etcd and Kubernetes: minutes, once.")?;
+                note("Building the control plane from the Go modules of etcd and Kubernetes (once, minutes).")?;
                 ControlPlane::build(&script).await?;
                 Ok(binary)
             }
             FoundTestbed::Nowhere => Err(fail(
-                "there is no test bed here. Run it in a checkout of kube-fanout, where it is built (minutes, once), \
-                 say where one is (--testbed PATH), or try it without (--demo)",
+                "no binary found. Run `try` in a checkout of kube-fanout, which builds it (once, minutes), pass \
+                 --testbed PATH, or use --demo",
             )),
         }
     }
 
     pub(super) async fn real(binary: &Path, dir: &Path) -> Result<Self, TrialError> {
-        note(&format!("An etcd and a kube-apiserver of {}", binary.display()))?;
+        note(&format!("Starting etcd and kube-apiserver from {}", binary.display()))?;
         Ok(Self::Real(Box::new(ControlPlane::start(binary, dir).await?)))
     }
 
     pub(super) async fn demo(dir: &Path) -> Result<Self, TrialError> {
-        note("The embedded upstream of the demo, in place of a kube-apiserver")?;
+        note("Starting the embedded apiserver of the demo")?;
         let fail = |error: std::io::Error| TrialError::of("the demo upstream", error);
         let up = upstream().remember_requests(false).try_run().await.map_err(fail)?;
         let token = format!("{:032x}", fastrand::u128(..));

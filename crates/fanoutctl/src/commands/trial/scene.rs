@@ -8,7 +8,9 @@ use tokio::time::sleep;
 use super::note::note;
 use super::plane::Plane;
 use crate::arguments::TryArguments;
-use crate::trial::{Deed, InformerCrowd, PODS_PATH, ProxyOrder, ProxyProcess, TargetCredentials, TrialError, Writers};
+use crate::trial::{
+    InformerCrowd, PODS_PATH, ProxyOrder, ProxyProcess, TargetCredentials, TrialAction, TrialError, Writers,
+};
 
 /// Everything that a trial has.
 pub(super) struct TrialScene {
@@ -58,7 +60,7 @@ impl TrialScene {
         let direct = plane.writers(&dir.path);
         let server = direct.server().map_err(|error| TrialError::of("upstream", error))?;
         let direct = direct.target(&server).await.map_err(|error| TrialError::of("upstream", error))?;
-        note(&format!("{pods} pods, changed {rate} times a second; a proxy, and {informers} informers of them"))?;
+        note(&format!("Starting a proxy and {informers} informers of {pods} pods with {rate} changes per second"))?;
         let writers = Writers::create(&direct, *pods as usize).await?;
         let proxy = ProxyProcess::start(order).await?;
         let fail = |error: std::io::Error| TrialError::of("the token", error);
@@ -78,24 +80,24 @@ impl TrialScene {
 
 impl Servers {
     /// Kills one of them, and starts it again after a while.
-    pub(super) async fn again(mut self, deed: Deed, away: Duration) -> (Self, Result<(), TrialError>) {
-        let done = self.kill_and_start(deed, away).await;
+    pub(super) async fn again(mut self, action: TrialAction, away: Duration) -> (Self, Result<(), TrialError>) {
+        let done = self.kill_and_start(action, away).await;
         (self, done)
     }
 
-    async fn kill_and_start(&mut self, deed: Deed, away: Duration) -> Result<(), TrialError> {
-        match deed {
-            Deed::Apiserver => {
+    async fn kill_and_start(&mut self, action: TrialAction, away: Duration) -> Result<(), TrialError> {
+        match action {
+            TrialAction::Apiserver => {
                 self.plane.kill().await?;
                 sleep(away).await;
                 self.plane.start_again().await
             }
-            Deed::Proxy => {
+            TrialAction::Proxy => {
                 self.proxy.kill().await?;
                 sleep(away).await;
                 self.proxy.start_again().await
             }
-            Deed::Quit => Ok(()),
+            TrialAction::Quit => Ok(()),
         }
     }
 
@@ -128,5 +130,5 @@ impl Drop for TrialDir {
 fn free_address() -> Result<String, TrialError> {
     let drawn = std::iter::repeat_with(|| format!("127.0.0.1:{}", fastrand::u16(PORTS))).take(ATTEMPTS_MAX);
     let free = drawn.into_iter().find(|address| TcpListener::bind(address).is_ok());
-    free.ok_or_else(|| TrialError::of("the proxy", "no port is free"))
+    free.ok_or_else(|| TrialError::of("the proxy", "no free port"))
 }

@@ -1,4 +1,4 @@
-//! The columns of the two tables: what a cell says, and which of them there is room for.
+//! The columns of the two tables: their cells, and which of them fit.
 
 use serde_json::Value;
 
@@ -9,17 +9,17 @@ use crate::inspect::table::{bytes, grouped, seconds};
 #[derive(Clone, Copy)]
 pub(super) struct Column {
     pub(super) head: &'static str,
-    /// The name of the order that goes by it.
+    /// The name of the sort order of this column.
     pub(super) sort: &'static str,
     pub(super) is_number: bool,
-    /// A column with a higher number goes first, where there is no room for all.
+    /// If not all columns fit, those with a higher number are dropped first.
     leaves: u8,
     pub(super) cell: fn(&Value) -> String,
-    /// How much what it says matters.
+    /// How important a cell is.
     pub(super) tone: fn(&Value) -> Tone,
 }
 
-/// How a text is to be noticed; whatever it is, the text says so, too.
+/// How to highlight a text; the text itself carries the same information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,
@@ -51,12 +51,12 @@ impl Column {
 
 pub(super) const FEED_COLUMNS: [Column; 8] = [
     Column::text("FEED", "name", 0, feed_name),
-    Column::text("HELD IN", "", 5, |feed| text(feed, "encoding")),
+    Column::text("ENCODING", "", 5, |feed| text(feed, "encoding")),
     Column::text("STATE", "", 1, feed_state).toned(feed_tone),
     Column::number("OBJECTS", "", 3, |feed| grouped(number(feed, "objects"))),
     Column::number("VERSION", "", 6, |feed| text(feed, "resourceVersion")),
     Column::number("READERS", "readers", 1, |feed| grouped(number(feed, "readers"))),
-    Column::number("EVENTS", "", 4, |feed| grouped(number(feed, "ringEvents"))),
+    Column::number("HISTORY", "", 4, |feed| grouped(number(feed, "ringEvents"))),
     Column::number("MEMORY", "memory", 2, |feed| bytes(number(feed, "memoryBytes"))),
 ];
 
@@ -69,7 +69,7 @@ pub(super) const WATCH_COLUMNS: [Column; 9] = [
     Column::number("SINCE", "since", 1, |watch| seconds(number(watch, "stateSeconds"))),
     Column::number("SENT", "sent", 3, |watch| bytes(number(watch, "bytesSent"))),
     Column::number("OPEN", "open", 4, |watch| seconds(number(watch, "openSeconds"))),
-    Column::text("OVER", "", 5, |watch| text(watch, "protocol")),
+    Column::text("PROTOCOL", "", 5, |watch| text(watch, "protocol")),
 ];
 
 /// A user; most are service accounts, whose long common beginning would leave no room for their names.
@@ -100,7 +100,7 @@ fn behind(watch: &Value) -> String {
 
 fn watch_tone(watch: &Value) -> Tone {
     match watch["state"].as_str() {
-        Some("parked" | "sending") => Tone::Plain,
+        Some("idle" | "sending") => Tone::Plain,
         _ => Tone::Warning,
     }
 }
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_say_what_a_row_says() {
+    fn cells_show_the_row() {
         let feed = json!({"resource": "pods.v1", "namespace": "a", "selector": null, "encoding": "json",
             "state": "stale", "staleSeconds": 130, "objects": 1200, "resourceVersion": "77", "readers": 3,
             "ringEvents": 9, "memoryBytes": 1536});
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_leave_and_texts_are_cut_until_there_is_room() {
+    fn columns_are_dropped_and_texts_cut_to_fit() {
         let needs = [20, 30, 60, 6, 7, 5, 8, 5, 4];
         let heads = |room: usize| {
             let shown = fitted(&WATCH_COLUMNS, &needs, room);
@@ -162,7 +162,7 @@ mod tests {
             let taken = shown.iter().map(|(_, width)| width).sum::<usize>() + GAP * (shown.len() - 1);
             (heads.join(" "), taken)
         };
-        let all = "WATCH USER AGENT BEHIND STATE SINCE SENT OPEN OVER";
+        let all = "WATCH USER AGENT BEHIND STATE SINCE SENT OPEN PROTOCOL";
         assert_eq!(heads(200), (all.to_owned(), 163));
         assert_eq!(heads(120), (all.to_owned(), 120));
         assert_eq!(heads(80), ("WATCH USER AGENT BEHIND STATE SINCE SENT".to_owned(), 80));

@@ -1,4 +1,4 @@
-//! Draws a screen: which part is where. What the parts say is in the files below.
+//! Draws the screen: its layout. The files below draw the parts.
 
 mod head;
 mod help;
@@ -16,7 +16,7 @@ use super::screen::{Mode, Screen, Tab, WATCHES_MAX};
 use crate::inspect::table::{grouped, seconds};
 use style::{Palette, fit, width};
 
-/// Draws all of it. Terminals may be as small as they like: what there is no room for is left out.
+/// Draws the screen. On a small terminal, parts that do not fit are omitted.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
     let palette = Palette { has_colours: screen.has_colours };
     let area = frame.area();
@@ -39,7 +39,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
     }
     head::proxies(frame, list, screen, palette);
     head::summary(frame, summary, screen, palette);
-    // The table says how many rows there are, and the line above it which are seen.
+    // The table returns the number of rows, which the line above it shows.
     let counted = rows::table(frame, table, screen, palette);
     draw_tabs(frame, tabs, screen, &counted, palette);
     draw_foot(frame, foot, screen, palette);
@@ -57,13 +57,13 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &Screen, counted: &str, 
     };
     let tab = |tab: Tab, name: &str, count: u64| {
         let text = format!(" {name} {} ", grouped(count));
-        // Which is shown is said without colours, too.
+        // The selected tab is visible without colours, too.
         if screen.tab == tab { Span::styled(format!("[{text}]"), palette.strong()) } else { format!(" {text} ").into() }
     };
     let view = screen.view();
     let arrow = if view.is_up() { "▲" } else { "▼" };
     let filter =
-        if view.filter.is_empty() { String::new() } else { format!(" · with \"{}\"", style::clean(&view.filter)) };
+        if view.filter.is_empty() { String::new() } else { format!(" · filter \"{}\"", style::clean(&view.filter)) };
     let left = Line::from(vec![tab(Tab::Feeds, "Feeds", feeds), tab(Tab::Watches, "Watches", watches)]);
     let right = format!("by {} {arrow}{filter} · {counted} ", view.order().name);
     let room = usize::from(area.width).saturating_sub(left.width() + 1);
@@ -78,12 +78,12 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palett
             Span::styled(" /", palette.strong()),
             filter.into(),
             Span::styled("_", palette.strong()),
-            "   Enter keeps it, Esc drops it".into(),
+            "   Enter applies it, Esc clears it".into(),
         ];
         return frame.render_widget(Line::from(typed), area);
     }
     let other = if screen.tab == Tab::Feeds { "watches" } else { "feeds" };
-    let pause = if screen.is_paused { "go on" } else { "pause" };
+    let pause = if screen.is_paused { "resume" } else { "pause" };
     let mut keys = vec![("q", "quit"), ("Tab", other), ("s", "sort"), ("/", "filter"), ("Space", pause), ("?", "help")];
     if screen.proxies.len() > 1 {
         keys.insert(2, ("← →", "proxy"));
@@ -94,7 +94,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palett
     frame.render_widget(Line::from(spans.collect::<Vec<_>>()), area);
 }
 
-/// How often the proxies are looked at, as the title says it.
+/// The refresh interval, for the title.
 fn pace(screen: &Screen) -> String {
     match screen.every.as_secs() {
         _ if screen.is_paused => "PAUSED".to_owned(),
@@ -103,10 +103,10 @@ fn pace(screen: &Screen) -> String {
     }
 }
 
-/// That more watches are open than are shown, if it is so.
+/// The total number of watches, if more are open than shown.
 fn left_out(total: u64) -> String {
     let limit = WATCHES_MAX as u64;
-    if total > limit { format!(" of {}, a filter finds others", grouped(total)) } else { String::new() }
+    if total > limit { format!(" of {}; filter to see others", grouped(total)) } else { String::new() }
 }
 
 #[cfg(test)]

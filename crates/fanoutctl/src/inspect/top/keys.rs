@@ -1,28 +1,28 @@
-//! What keys do.
+//! The keys.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::screen::{Mode, Screen, Tab};
 
-/// What is to be done because of a key, besides drawing.
+/// What a key requires, besides drawing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyEffect {
     Nothing,
-    /// Look at the selected proxy now: something else of it is wanted.
+    /// Refresh the selected proxy now, with another query.
     Look,
     Quit,
 }
 
-/// The keys and what each is for, as the help says it.
+/// The keys, and their descriptions in the help.
 pub(super) const KEYS: [(&str, &str); 10] = [
-    ("Tab", "feeds or watches"),
+    ("Tab", "switch between feeds and watches"),
     ("↑ ↓ k j", "a row up or down"),
     ("PgUp PgDn", "a page up or down"),
-    ("Home End g G", "the first row, the last row"),
-    ("← →", "another proxy, where there are several"),
-    ("s, r", "sort by something else; reverse the order"),
-    ("/", "only rows with a text: Enter keeps it, Esc drops it"),
-    ("Space", "pause, and go on"),
+    ("Home End g G", "the first row or the last row"),
+    ("← →", "previous or next proxy, if there are several"),
+    ("s, r", "next sort order; reverse order"),
+    ("/", "filter rows by a text: Enter applies it, Esc clears it"),
+    ("Space", "pause or resume"),
     ("?", "this help"),
     ("q Esc Ctrl-C", "quit"),
 ];
@@ -42,7 +42,7 @@ pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
     }
 }
 
-/// Longer texts than this nobody looks for.
+/// Maximum length of a filter.
 const FILTER_CHARS_MAX: usize = 100;
 
 fn write(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
@@ -60,12 +60,12 @@ fn write(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
         }
         KeyCode::Enter => {
             screen.mode = Mode::Tables;
-            asked_anew(screen)
+            refreshed(screen)
         }
         KeyCode::Esc => {
             filter.clear();
             screen.mode = Mode::Tables;
-            asked_anew(screen)
+            refreshed(screen)
         }
         _ => KeyEffect::Nothing,
     }
@@ -78,7 +78,7 @@ fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
         KeyCode::Esc if screen.view().filter.is_empty() => return KeyEffect::Quit,
         KeyCode::Esc => {
             screen.view_mut().filter.clear();
-            return asked_anew(screen);
+            return refreshed(screen);
         }
         KeyCode::Tab | KeyCode::BackTab => {
             screen.tab = if screen.tab == Tab::Feeds { Tab::Watches } else { Tab::Feeds };
@@ -93,12 +93,12 @@ fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
         KeyCode::Right => return select(screen, 1),
         KeyCode::Char('s') => {
             screen.view_mut().sort_by_next();
-            return asked_anew(screen);
+            return refreshed(screen);
         }
         KeyCode::Char('r') => {
             let view = screen.view_mut();
             (view.is_turned, view.first) = (!view.is_turned, 0);
-            return asked_anew(screen);
+            return refreshed(screen);
         }
         KeyCode::Char('/') => screen.mode = Mode::Filter,
         KeyCode::Char(' ') => {
@@ -111,7 +111,7 @@ fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
     KeyEffect::Nothing
 }
 
-/// Goes on by so many proxies, round and round.
+/// Selects another proxy, cyclically.
 fn select(screen: &mut Screen, by: usize) -> KeyEffect {
     let selected = (screen.selected + by) % screen.proxies.len();
     if selected == screen.selected {
@@ -122,8 +122,8 @@ fn select(screen: &mut Screen, by: usize) -> KeyEffect {
     KeyEffect::Look
 }
 
-/// Watches are chosen by the proxy, among all that are open; feeds are here.
-fn asked_anew(screen: &Screen) -> KeyEffect {
+/// The proxy filters and sorts watches; feeds are filtered here.
+fn refreshed(screen: &Screen) -> KeyEffect {
     if screen.tab == Tab::Watches { KeyEffect::Look } else { KeyEffect::Nothing }
 }
 
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_does_what_the_help_says() {
+    fn each_key_has_its_effect() {
         use KeyCode::{BackTab, Backspace, Char, Down, End, Enter, Esc, Home, Left, PageDown, PageUp, Right, Tab, Up};
         let table: [(&[KeyCode], KeyEffect, &str); 24] = [
             (&[], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
@@ -189,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn it_is_left_by_three_keys() {
+    fn three_keys_quit() {
         for keys in [&[KeyCode::Char('q')][..], &[KeyCode::Esc]] {
             assert_eq!(pressed(&mut screen(), keys), KeyEffect::Quit);
         }
-        // Wherever one is.
+        // In every mode.
         for first in ['/', '?'] {
             let mut screen = screen();
             pressed(&mut screen, &[KeyCode::Char(first)]);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_are_asked_for_of_the_selected_proxy_as_they_are_shown() {
+    fn query_has_the_order_and_filter_of_the_selected_proxy() {
         let mut screen = screen();
         pressed(&mut screen, &[KeyCode::Tab, KeyCode::Char('/'), KeyCode::Char('x'), KeyCode::Enter]);
         pressed(&mut screen, &[KeyCode::Right, KeyCode::Char('s'), KeyCode::Char('r')]);

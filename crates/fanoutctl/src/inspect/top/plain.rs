@@ -13,15 +13,15 @@ use crate::inspect::status::{HEAD, row};
 use crate::inspect::table::{bytes, grouped, lines, printable, seconds};
 use crate::inspect::{AskedProxy, InspectError};
 
-/// Feeds and watches that are printed of each proxy.
+/// Maximum number of feeds, and of watches, per proxy.
 const ROWS_MAX: usize = 12;
-/// Letters of a user or an agent.
+/// Maximum length of a user or an agent.
 const NAME_CHARS_MAX: usize = 28;
 
-/// Prints all of them, again and again.
+/// Prints all proxies at each refresh.
 ///
 /// # Errors
-/// None of them answers at first, or nobody reads what is printed.
+/// No proxy responds to the first request, or standard output is closed.
 pub(super) async fn print(proxies: &[AskedProxy], order: &TopOrder) -> Result<(), InspectError> {
     let query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
     let mut seen: Vec<_> = proxies.iter().map(|proxy| SeenProxy::new(proxy.name.clone(), order.every)).collect();
@@ -55,8 +55,8 @@ fn write(text: &mut String, proxy: &SeenProxy) {
     let look = match (&proxy.silence, &proxy.look) {
         (None, Some(look)) => look,
         (silence, _) => {
-            let why = silence.as_ref().map_or("it is asked", |silence| silence.why.as_str());
-            let _ = writeln!(text, "{}: does not answer\n{}\n", proxy.name, printable(why));
+            let why = silence.as_ref().map_or("waiting for the first response", |silence| silence.why.as_str());
+            let _ = writeln!(text, "{}: no response\n{}\n", proxy.name, printable(why));
             return;
         }
     };
@@ -64,7 +64,7 @@ fn write(text: &mut String, proxy: &SeenProxy) {
     let _ = writeln!(text, "{}", status.headline());
     let _ = writeln!(
         text,
-        "{} watches of clients · {} streams upstream · {} of {} held · {} resident",
+        "{} client watches · {} upstream streams · cache {} of {} · resident memory {}",
         grouped(status.watches),
         grouped(status.streams),
         bytes(status.held_bytes),
@@ -78,7 +78,7 @@ fn write(text: &mut String, proxy: &SeenProxy) {
     let rows: Vec<_> = feeds.iter().take(ROWS_MAX).map(|feed| row(feed)).collect();
     text.push_str(&lines(&HEAD, &rows));
     let WatchesLook::Shown { rows, .. } = &look.watches else {
-        text.push_str("\nwho watches is not shown here: a unix socket, or --token-file, is needed\n\n");
+        text.push_str("\nwatches are hidden: use a unix socket or --token-file\n\n");
         return;
     };
     let rows: Vec<_> = rows.iter().map(watch).collect();

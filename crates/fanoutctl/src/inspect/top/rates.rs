@@ -3,14 +3,14 @@ use tokio::time::Instant;
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::table::{bytes, grouped};
 
-/// Counters of a proxy at a moment, which only grow.
+/// Counters of a proxy at a time; they only grow.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counters {
     pub(super) at: Instant,
     pub(super) values: [u64; METRICS.len()],
 }
 
-/// What happens in a second.
+/// Rates per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Rates {
     pub(super) upstream: u64,
@@ -37,7 +37,7 @@ impl Counters {
 }
 
 impl Rates {
-    /// What happened between the two, for each second. Nothing has, if the proxy has started again.
+    /// The rates between two samples; zero if the proxy has restarted.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is shown in whole numbers")]
     pub(super) fn between(earlier: &Counters, now: &Counters) -> Self {
         let elapsed = now.at.duration_since(earlier.at).as_secs_f64().max(0.001);
@@ -54,8 +54,8 @@ impl std::fmt::Display for Rates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{}/s events upstream · {}/s events delivered · {}/s delivered · {}/s answered from memory · \
-             {}/s passed through · {}/s refused",
+            "upstream: {} events/s · delivered: {} events/s, {}/s · requests: {}/s from the cache, {}/s forwarded, \
+             {}/s refused",
             grouped(self.upstream),
             grouped(self.delivered),
             bytes(self.delivered_bytes),
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_what_was_counted_in_a_second() {
+    fn rate_is_the_increase_per_second() {
         let at = Instant::now();
         let earlier = Counters { at, values: [10, 100, 1_000, 5, 50, 7] };
         let now = Counters { at: at + Duration::from_secs(2), values: [12, 5_100, 3_000, 5, 40, 8] };
@@ -82,6 +82,6 @@ mod tests {
         let expected =
             Rates { upstream: 1, delivered: 2_500, delivered_bytes: 1_000, from_memory: 0, passed_through, refused };
         assert_eq!(rates, expected, "a counter that is less than before is that of a new process");
-        assert!(rates.to_string().contains("2,500/s events delivered · 1000 B/s delivered"), "{rates}");
+        assert!(rates.to_string().contains("delivered: 2,500 events/s, 1000 B/s"), "{rates}");
     }
 }

@@ -1,4 +1,4 @@
-//! Made-up looks, for tests.
+//! Sample data for tests.
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -43,5 +43,5 @@ pub(super) fn feed(resource: &str, state: &str, readers: u64) -> Value {
 pub(super) fn watch(user: &str, agent: &str, behind: u64) -> Value {
     json!({"user": user, "userAgent": agent, "resource": "pods.v1", "namespace": null, "selectors": "fields",
         "protocol": "h2", "openSeconds": 90, "bytesSent": 4_096, "eventsBehind": behind, "eventsBehindAtLeast": false,
-        "state": if behind > 0 { "stalled" } else { "parked" }, "stateSeconds": 5})
+        "state": if behind > 0 { "stalled" } else { "idle" }, "stateSeconds": 5})
 }

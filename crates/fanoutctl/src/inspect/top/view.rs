@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_in_the_order_that_is_asked_for() {
+    fn rows_are_sorted() {
         let rows = watches();
         let users = |view: &TableView| view.rows(&rows).iter().map(|row| text(row, "user")).collect::<String>();
         let mut view = TableView::new(&WATCH_ORDERS);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_looks_into_every_text_in_small_and_capital_letters() {
+    fn filter_matches_every_text_ignoring_case() {
         let rows = watches();
         let mut view = TableView::new(&WATCH_ORDERS);
         for (filter, found) in [("", 3), ("NODES", 2), ("zeta", 1), ("let/1", 1), ("none", 0)] {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn it_scrolls_between_the_first_row_and_the_last() {
+    fn scrolling_stops_at_the_first_and_last_row() {
         let mut view = TableView::new(&FEED_ORDERS);
         let mut seen = Vec::new();
         for by in [-1, 3, 100, -2, -500] {

@@ -14,10 +14,10 @@ fn object(version: u64) -> String {
 fn an_answer_is_not_older_than_asked() {
     kept(NotOlderThan, 1, &[&list(1, "resourceVersion=12", &of(12))]);
     kept(NotOlderThan, 1, &[&list(1, "resourceVersion=12&resourceVersionMatch=NotOlderThan", &of(13))]);
-    broken(NotOlderThan, "an answer of 12 or later", "one of 11", &[&list(1, "resourceVersion=12", &of(11))]);
+    broken(NotOlderThan, "a response at 12 or later", "one at 11", &[&list(1, "resourceVersion=12", &of(11))]);
     let state = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=12&allowWatchBookmarks=true";
     kept(NotOlderThan, 1, &[&watch(1, state), &events("ADDED a/x 12, ADDED a/y 11, END - 12")]);
-    let words = ["an answer of 12 or later", "one of 11"];
+    let words = ["a response at 12 or later", "one at 11"];
     broken(NotOlderThan, words[0], words[1], &[&watch(1, state), &events("ADDED a/x 5, ADDED a/y 11, END - 11")]);
 }
 
@@ -27,11 +27,11 @@ fn an_object_is_not_older_than_asked_unless_nothing_changed_it() {
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=13", r#""code":404"#)]);
     // The object may have been deleted in between.
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=12", r#""code":404"#)]);
-    let words = "an answer of 13 or later, with the change DELETED of a/y at 13";
-    broken(NotOlderThan, words, "that of 11", &[&get_at(100, 1, "resourceVersion=13", &object(11))]);
+    let words = "a response at 13 or later, with the change DELETED a/y at 13";
+    broken(NotOlderThan, words, "the object at 11", &[&get_at(100, 1, "resourceVersion=13", &object(11))]);
     let gone = get_at(100, 1, "resourceVersion=15", r#""code":404"#).replace("pods/y", "pods/x");
-    let words = "an answer of 15 or later, with the change MODIFIED of a/x at 15";
-    broken(NotOlderThan, words, "none", &[&gone]);
+    let words = "a response at 15 or later, with the change MODIFIED a/x at 15";
+    broken(NotOlderThan, words, "no object", &[&gone]);
 }
 
 #[test]
@@ -43,10 +43,10 @@ fn a_list_of_a_version_is_of_that_version_and_so_are_its_pages() {
     kept(Exact, 1, &[&list(1, "resourceVersion=12&resourceVersionMatch=Exact", &of(12))]);
     kept(Exact, 1, &[&list(1, "limit=1", &more(12)), &page(12)]);
     let exact = list(1, "resourceVersion=12&resourceVersionMatch=Exact", &of(13));
-    broken(Exact, "a list of 12", "one of 13", &[&exact]);
-    broken(Exact, "a list of 12", "one of 11", &[&list(1, "resourceVersion=12&limit=5", &of(11))]);
-    broken(Exact, "a list of 12", "one of 14", &[&list(1, "limit=1", &more(12)), &page(14)]);
-    broken(Exact, "a list of 11", "one of 12", &[&list(1, "limit=1", &more(11)), &page(12)]);
+    broken(Exact, "a list at 12", "one at 13", &[&exact]);
+    broken(Exact, "a list at 12", "one at 11", &[&list(1, "resourceVersion=12&limit=5", &of(11))]);
+    broken(Exact, "a list at 12", "one at 14", &[&list(1, "limit=1", &more(12)), &page(14)]);
+    broken(Exact, "a list at 11", "one at 12", &[&list(1, "limit=1", &more(11)), &page(12)]);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_consistent_answer_has_all_that_was_known_before() {
     kept(Consistent, 1, &[&list_at(151, 1, "", &of(15))]);
     // Nothing changed between 16 and 20.
     kept(Consistent, 1, &[&list_at(900, 1, "", &of(16))]);
-    let words = "everything up to 15, which was known before, with the change MODIFIED of a/x at 15";
+    let words = "all changes up to 15, which was known before, with the change MODIFIED a/x at 15";
     broken(Consistent, words, "the state at 14", &[&list_at(151, 1, "", &of(14))]);
     let state = events("ADDED a-b/z 14, ADDED a/x 12, END - 14");
     let open = watch_at(151, 1, "/api/v1/pods", "sendInitialEvents=true&allowWatchBookmarks=true");
@@ -68,17 +68,17 @@ fn a_consistent_answer_has_all_that_was_known_before() {
 fn what_somebody_else_was_told_was_known() {
     let write = r#"{"written":{"call_ns":90,"return_ns":99,"verb":"update","#.to_owned()
         + r#""resource":"pods","key":"a/x","version":15,"code":200}}"#;
-    // An object was created at 11 and deleted at 13, so the state is the same without both.
-    let words = "everything up to 15, which was known before, with the change MODIFIED of a/x at 12";
+    // What came at 11 has gone at 13: with it or without it the state is the same.
+    let words = "all changes up to 15, which was known before, with the change MODIFIED a/x at 12";
     broken(Consistent, words, "the state at 10", &[&list(1, "", &of(10)), &write]);
     kept(Consistent, 1, &[&list(1, "", &of(10)), &write.replace("\"return_ns\":99", "\"return_ns\":100")]);
     kept(Consistent, 1, &[&list(1, "", &of(10)), &write.replace("\"code\":200", "\"code\":0")]);
     // A client that deleted the object of version 11 knows of its deletion at 13.
     let delete = write.replace("update", "delete").replace("a/x", "a/y").replace("15", "11");
-    let words = "everything up to 13, which was known before, with the change DELETED of a/y at 13";
+    let words = "all changes up to 13, which was known before, with the change DELETED a/y at 13";
     broken(Consistent, words, "the state at 12", &[&list(1, "", &of(12)), &delete]);
     // An earlier list, and an event.
-    let words = "everything up to 12, which was known before, with the change MODIFIED of a/x at 12";
+    let words = "all changes up to 12, which was known before, with the change MODIFIED a/x at 12";
     let early = list_at(90, 2, "resourceVersion=0", &of(12));
     broken(Consistent, words, "the state at 11", &[&early, &list(1, "", &of(11))]);
     let event = watch(2, "resourceVersion=10")
@@ -91,15 +91,15 @@ fn what_somebody_else_was_told_was_known() {
 fn a_consistent_get_has_the_last_state_of_its_object() {
     kept(Consistent, 1, &[&get_at(121, 1, "", &object(11))]);
     kept(Consistent, 1, &[&get_at(105, 1, "", r#""code":404"#)]);
-    let words = "everything up to 13, which was known before, with the change DELETED of a/y at 13";
-    broken(Consistent, words, "that of 11", &[&get_at(131, 1, "", &object(11))]);
+    let words = "all changes up to 13, which was known before, with the change DELETED a/y at 13";
+    broken(Consistent, words, "the object at 11", &[&get_at(131, 1, "", &object(11))]);
 }
 
 #[test]
 fn a_watch_that_begins_with_what_comes_begins_behind_what_was_known() {
     let open = watch_at(121, 1, "/api/v1/pods", "sendInitialEvents=false");
     kept(Consistent, 1, &[&open, &events("DELETED a/y 13")]);
-    let words = ["events behind 12, which was known before", "MODIFIED a/x at 12"];
+    let words = ["events after 12, which was known before", "MODIFIED a/x at 12"];
     broken(Consistent, words[0], words[1], &[&open, &events("MODIFIED a/x 12")]);
 }
 
@@ -109,13 +109,18 @@ fn answers_from_memory_do_not_go_back() {
     kept(Monotone, 2, &[&any(100, 1, 12), &any(110, 2, 12)]);
     // The second request was sent before the first response arrived.
     kept(Monotone, 2, &[&any(100, 1, 12), &any(101, 2, 11)]);
-    let words = "an answer of 12 or later, as an earlier one was";
-    broken(Monotone, words, "one of 11", &[&any(100, 1, 12), &any(102, 2, 11)]);
+    let words = "a response at 12 or later, like an earlier one";
+    broken(Monotone, words, "one at 11", &[&any(100, 1, 12), &any(102, 2, 11)]);
     let bookmark = watch(1, "resourceVersion=10&allowWatchBookmarks=true") + &events("BOOKMARK - 12");
-    broken(Monotone, words, "one of 11", &[&bookmark, &any(300, 2, 11)]);
+    broken(Monotone, words, "one at 11", &[&bookmark, &any(300, 2, 11)]);
     let object = get_at(300, 2, "resourceVersion=0", r#""code":404"#).replace("pods/y", "pods/x");
-    broken(Monotone, &format!("{words}, with the change MODIFIED of a/x at 12"), "none", &[&any(100, 1, 12), &object]);
-    // A consistent response may be the store's, and each encoding has its own cache.
+    broken(
+        Monotone,
+        &format!("{words}, with the change MODIFIED a/x at 12"),
+        "no object",
+        &[&any(100, 1, 12), &object],
+    );
+    // A consistent answer may be the store's, and each encoding has a memory of its own.
     kept(Monotone, 1, &[&list(1, "", &of(12)), &any(300, 2, 11)]);
     let protobuf = any(100, 1, 12).replace(r#""verb""#, r#""encoding":"protobuf","verb""#);
     kept(Monotone, 2, &[&protobuf, &any(300, 2, 11)]);
@@ -128,7 +133,7 @@ fn what_a_server_passes_on_is_not_of_its_memory() {
         |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &format!(r#"{},"from_memory":true"#, of(version)));
     kept(Monotone, 1, &[&passed(100, 1, 12), &cached(300, 2, 11)]);
     kept(Monotone, 1, &[&cached(100, 1, 12), &passed(300, 2, 11)]);
-    let words = ["an answer of 12 or later, as an earlier one was", "one of 11"];
+    let words = ["a response at 12 or later, like an earlier one", "one at 11"];
     let between = passed(200, 2, 10);
     broken(Monotone, words[0], words[1], &[&cached(100, 1, 12), &between, &cached(300, 3, 11)]);
 }
@@ -142,7 +147,7 @@ fn a_fault_may_waive_a_promise_in_its_time_and_across_it() {
     };
     kept(Monotone, 2, &[&any(100, 1, 12), &any(300, 2, 11), &fault(200, 250)]);
     kept(Monotone, 1, &[&any(100, 1, 12), &any(300, 2, 11), &fault(200, 300)]);
-    let words = ["an answer of 12 or later, as an earlier one was", "one of 11"];
+    let words = ["a response at 12 or later, like an earlier one", "one at 11"];
     broken(Monotone, words[0], words[1], &[&any(100, 1, 12), &any(300, 2, 11), &fault(50, 60)]);
     kept(Monotone, 0, &[&any(100, 1, 12), &any(300, 2, 11), &fault(50, 400)]);
 }

@@ -11,7 +11,7 @@ fn what_matched_before_or_after_may_come() {
 
 #[test]
 fn what_matches_neither_before_nor_after_may_not() {
-    let words = "events of objects that are selected";
+    let words = "events of selected objects";
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     broken(Filtered, words, "ADDED a-b/z at 14", &[&selected, &events("ADDED a-b/z 14")]);
     // A namespace whose name has the other as a prefix.
@@ -47,17 +47,17 @@ fn an_event_has_the_type_and_content_that_its_change_has_here() {
 #[test]
 fn a_type_or_content_of_somebody_elses_selection_is_wrong() {
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
-    let left = "DELETED a/x at 12 of content 5";
-    broken(Typed, left, "MODIFIED a/x at 12 of content 12", &[&selected, &events("MODIFIED a/x 12 12")]);
-    broken(Typed, left, "DELETED a/x at 12 of content 12", &[&selected, &events("DELETED a/x 12 12")]);
-    let came = "ADDED a/x at 15 of content 15";
-    broken(Typed, came, "MODIFIED a/x at 15 of content 15", &[&selected, &events("MODIFIED a/x 15 15")]);
-    // A deletion at the version of the deleted object.
+    let left = "DELETED a/x at 12 with content 5";
+    broken(Typed, left, "MODIFIED a/x at 12 with content 12", &[&selected, &events("MODIFIED a/x 12 12")]);
+    broken(Typed, left, "DELETED a/x at 12 with content 12", &[&selected, &events("DELETED a/x 12 12")]);
+    let came = "ADDED a/x at 15 with content 15";
+    broken(Typed, came, "MODIFIED a/x at 15 with content 15", &[&selected, &events("MODIFIED a/x 15 15")]);
+    // A deletion at the version of what it deletes.
     let all = watch(1, "resourceVersion=10");
-    let words = ["ADDED a/y at 11 of content 11", "DELETED a/y at 11 of content 11"];
+    let words = ["ADDED a/y at 11 with content 11", "DELETED a/y at 11 with content 11"];
     broken(Typed, words[0], words[1], &[&all, &events("DELETED a/y 11 11")]);
     let state = watch(1, "allowWatchBookmarks=true");
-    let words = ["ADDED a/x at 12 of content 12", "ADDED a/x at 12 of content 5"];
+    let words = ["ADDED a/x at 12 with content 12", "ADDED a/x at 12 with content 5"];
     broken(Typed, words[0], words[1], &[&state, &events("ADDED a/x 12 5, END - 12")]);
 }
 
@@ -74,10 +74,10 @@ fn an_object_has_the_same_bytes_for_everybody() {
     kept(TypedBytes, 1, &[&one, &direct(2), &bytes(1, "\"1\""), &bytes(2, "\"1\"")]);
     // There is no other response to compare with.
     kept(TypedBytes, 0, &[&one, &bytes(1, "\"1\"")]);
-    let mine = ["a/y of 11 in JSON as another answer has it", "other bytes"];
+    let mine = ["a/y at 11 in JSON with the same bytes as in another response", "different bytes"];
     broken(TypedBytes, mine[0], mine[1], &[&one, &two, &bytes(1, "\"1\""), &bytes(2, "\"2\"")]);
-    let theirs = "a/y of 11 in JSON as the apiserver has it";
-    broken(TypedBytes, theirs, "other bytes", &[&one, &direct(2), &bytes(1, "\"1\""), &bytes(2, "\"2\"")]);
+    let theirs = "a/y at 11 in JSON with the same bytes as in the apiserver's response";
+    broken(TypedBytes, theirs, "different bytes", &[&one, &direct(2), &bytes(1, "\"1\""), &bytes(2, "\"2\"")]);
 }
 
 #[test]
@@ -85,6 +85,6 @@ fn an_answer_is_in_the_encoding_that_was_asked_for() {
     let answer = list(1, "", r#""code":200,"version":10,"encoding":"protobuf""#);
     broken(TypedBytes, "JSON", "protobuf", &[&answer]);
     let table = answer.replace(r#""verb""#, r#""encoding":"table","verb""#);
-    broken(TypedBytes, "a table", "protobuf", &[&table]);
+    broken(TypedBytes, "Table", "protobuf", &[&table]);
     kept(TypedBytes, 0, &[&answer.replace(r#""verb""#, r#""encoding":"protobuf","verb""#)]);
 }

@@ -24,16 +24,16 @@ fn all_that_matches_comes() {
 fn what_is_passed_over_is_lost() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     let lost = ALL.replace("DELETED a/y 13, ", "");
-    broken(Reliable, "DELETED a/y at 13 before", "ADDED a-b/z at 14 without it", &[&open, &events(&lost)]);
+    broken(Reliable, "DELETED a/y at 13 first", "ADDED a-b/z at 14 without it", &[&open, &events(&lost)]);
     let bookmark = events("ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 13");
-    broken(Reliable, "DELETED a/y at 13 before", "BOOKMARK at 13 without it", &[&open, &bookmark]);
-    // One of two changes that share a version.
+    broken(Reliable, "DELETED a/y at 13 first", "BOOKMARK at 13 without it", &[&open, &bookmark]);
+    // One of two that share a version.
     let state = watch(1, "sendInitialEvents=true&allowWatchBookmarks=true");
     let sibling = events("ADDED a-b/z 14, ADDED a/x 15, END - 15, ADDED a/t 16, BOOKMARK - 17");
-    broken(Reliable, "ADDED a/s at 16 before", "BOOKMARK at 17 without it", &[&state, &sibling]);
+    broken(Reliable, "ADDED a/s at 16 first", "BOOKMARK at 17 without it", &[&state, &sibling]);
     let invented = events("ADDED a/y 11, MODIFIED a/y 12, MODIFIED a/x 12");
-    let got = "MODIFIED a/y at 12, which nothing changed";
-    broken(Reliable, "events of changes that happened", got, &[&open, &invented]);
+    let got = "MODIFIED a/y at 12 without a change";
+    broken(Reliable, "events of actual changes", got, &[&open, &invented]);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn an_end_within_an_event_looks_whole_and_is_not() {
     let open = watch(1, "resourceVersion=10");
     let end = |how: &str| format!(r#"{{"end":{{"op":1,"at_ns":900,"how":"{how}"}}}}"#);
     kept(Reliable, 1, &[&open, &events("ADDED a/y 11"), &end("clean")]);
-    let words = ["an end between two events", "an end within one"];
+    let words = ["a stream that ends between two events", "one that ends within an event"];
     broken(Reliable, words[0], words[1], &[&open, &events("ADDED a/y 11"), &end("torn")]);
 }
 
@@ -51,7 +51,7 @@ fn whoever_is_told_nothing_waits_no_longer_than_a_change_may_take() {
     let open = watch(1, "resourceVersion=15");
     let end = |at_ns: u64| format!("{{\"end\":{{\"op\":1,\"at_ns\":{at_ns},\"how\":\"left\"}}}}\n");
     kept(Reliable, 0, &[&run, &open, &end(1160)]);
-    let words = ["ADDED a/s at 16 within 0 ms", "neither it nor anything behind it"];
+    let words = ["ADDED a/s at 16 within 0 ms", "neither it nor a later event"];
     broken(Reliable, words[0], words[1], &[&run, &open, &end(1161)]);
     let fault = r#"{"fault":{"name":"cut","from_ns":1000,"to_ns":1010,"hits":1}}"#.to_owned() + "\n";
     kept(Reliable, 0, &[&run, &open, &end(1161), &fault]);
@@ -71,11 +71,16 @@ fn a_watch_begins_with_what_is_first_behind_its_version() {
 #[test]
 fn a_watch_that_begins_too_late_or_too_early_is_not_resumed() {
     let open = watch(1, "resourceVersion=11");
-    let words = "MODIFIED a/x at 12 first behind 11";
-    broken(Resumable, words, "DELETED a/y at 13 first", &[&open, &events("DELETED a/y 13")]);
-    broken(Resumable, words, "ADDED a/y at 11 first", &[&open, &events("ADDED a/y 11, MODIFIED a/x 12")]);
+    let words = "MODIFIED a/x at 12 as the first event after 11";
+    broken(Resumable, words, "DELETED a/y at 13 as the first event", &[&open, &events("DELETED a/y 13")]);
+    broken(Resumable, words, "ADDED a/y at 11 as the first event", &[&open, &events("ADDED a/y 11, MODIFIED a/x 12")]);
     let last = watch(1, "resourceVersion=16");
-    broken(Resumable, "nothing first behind 16", "ADDED a/s at 16 first", &[&last, &events("ADDED a/s 16")]);
+    broken(
+        Resumable,
+        "nothing as the first event after 16",
+        "ADDED a/s at 16 as the first event",
+        &[&last, &events("ADDED a/s 16")],
+    );
 }
 
 #[test]
@@ -96,12 +101,12 @@ fn a_bookmark_ahead_of_what_it_vouches_for_is_early() {
     let early = events("BOOKMARK - 11, ADDED a/y 11");
     let judged = judge(Bookmarkable, &[&open, &early]);
     let words: Vec<_> = judged.violations.iter().map(|v| (v.expected.as_str(), v.got.as_str())).collect();
-    let passed = ("ADDED a/y at 11 before", "BOOKMARK at 11 without it");
-    assert_eq!(words, [passed, ("events above 11 behind the bookmark there", "ADDED a/y at 11")]);
-    // One of two changes that share the bookmark's version was not sent yet.
+    let passed = ("ADDED a/y at 11 first", "BOOKMARK at 11 without it");
+    assert_eq!(words, [passed, ("events above 11 after that bookmark", "ADDED a/y at 11")]);
+    // One of two that share its version is yet to come.
     let state = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
     let amid = events("ADDED a/t 16, BOOKMARK - 16");
-    broken(Bookmarkable, "ADDED a/s at 16 before", "BOOKMARK at 16 without it", &[&state, &amid]);
+    broken(Bookmarkable, "ADDED a/s at 16 first", "BOOKMARK at 16 without it", &[&state, &amid]);
 }
 
 #[test]
@@ -115,5 +120,10 @@ fn bookmarks_do_not_fall_and_are_only_for_those_who_ask() {
     );
     broken(Bookmarkable, "bookmarks at 16 and later", "BOOKMARK at 15", &[&open, &events("BOOKMARK - 15")]);
     let unasked = watch(1, "resourceVersion=16&allowWatchBookmarks=false");
-    broken(Bookmarkable, "no bookmarks, unasked", "BOOKMARK at 17", &[&unasked, &events("BOOKMARK - 17")]);
+    broken(
+        Bookmarkable,
+        "no bookmarks, because none were requested",
+        "BOOKMARK at 17",
+        &[&unasked, &events("BOOKMARK - 17")],
+    );
 }

@@ -31,7 +31,7 @@ fn a_410_is_for_history_that_may_be_gone() {
 #[test]
 fn a_410_for_history_that_is_there_is_wrong() {
     let open = watch(1, "resourceVersion=10");
-    let words = ["what came behind 10, which nothing had let go of", "410 m"];
+    let words = ["the events after 10, which were still in the history", "410 m"];
     let wrong = |records: &[&str]| broken(Expired, words[0], words[1], records);
     wrong(&[&open, &error(410, 300)]);
     // The compaction keeps its own version, which is the first after 10.
@@ -44,7 +44,7 @@ fn a_410_for_history_that_is_there_is_wrong() {
     wrong(&[&open, &error(410, 300), &line("window", r#""version":11,"at_ns":300,"server":{"also":0}"#)]);
     // The watch had got further than its beginning.
     let told = events("ADDED a/y 11");
-    let further = "what came behind 11, which nothing had let go of";
+    let further = "the events after 11, which were still in the history";
     broken(
         Expired,
         further,
@@ -54,8 +54,8 @@ fn a_410_for_history_that_is_there_is_wrong() {
     let list = |query| list(1, query, r#""code":410,"status":{"code":410,"message":"m"}"#);
     let exact = "resourceVersion=11&resourceVersionMatch=Exact";
     let compacted = line("compacted", r#""version":11,"at_ns":1"#);
-    broken(Expired, "the state at 11, which nothing had compacted", "410 m", &[&list(exact), &compacted]);
-    broken(Expired, "what there is", "410 m", &[&list("resourceVersion=11"), &compacted]);
+    broken(Expired, "the state at 11, which was not compacted", "410 m", &[&list(exact), &compacted]);
+    broken(Expired, "the current state", "410 m", &[&list("resourceVersion=11"), &compacted]);
 }
 
 #[test]
@@ -63,9 +63,9 @@ fn a_410_is_one_event_and_the_last() {
     let open = watch(1, "resourceVersion=10");
     let gone = line("compacted", r#""version":20,"at_ns":1"#);
     let behind = [error(410, 300), events("ADDED a/y 11")].concat();
-    broken(Expired, "nothing behind an error", "ADDED a/y at 11", &[&open, &behind, &gone]);
+    broken(Expired, "no event after an error", "ADDED a/y at 11", &[&open, &behind, &gone]);
     let before = watch(1, "resourceVersion=10").replace("200", "410");
-    broken(Expired, "200, and a 410 as an event if at all", "410 ", &[&before, &gone]);
+    broken(Expired, "200, and a 410 only as an event", "410 ", &[&before, &gone]);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn who_watches_from_the_future_waits() {
     // yet.
     let compacted = |at_ns: u64| line("compacted", &format!(r#""version":16,"at_ns":{at_ns}"#));
     kept(Future, 0, &[&compacted(1), &open, &error(410, 300)]);
-    let words = "what comes behind 15, which is to come";
+    let words = "the events after 15, a future version";
     broken(Future, words, "410 m", &[&open, &compacted(299), &error(410, 300)]);
     // While the watch waits, later changes may happen and be forgotten.
     let window = |version: u64| line("window", &format!(r#""version":{version},"at_ns":299"#));
@@ -95,7 +95,7 @@ fn who_watches_from_the_future_waits() {
 fn who_reads_at_a_version_is_refused_only_while_it_is_to_come() {
     let answer = r#""code":504,"status":{"code":504,"message":"Too large resource version: 15, current: 3"}"#;
     kept(Future, 1, &[&list_at(150, 1, "resourceVersion=15", answer)]);
-    let words = ["an answer: 15 was known before", "15 is refused as too large"];
+    let words = ["a response, because 15 was known before", "a refusal of 15 as too large"];
     broken(Future, words[0], words[1], &[&list_at(151, 1, "resourceVersion=15", answer)]);
     let state = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=15";
     broken(Future, words[0], words[1], &[&watch_at(151, 1, "/api/v1/pods", state), &error(504, 300)]);
@@ -118,7 +118,7 @@ fn a_fault_costs_one_list_of_each_collection() {
     kept(OneRelist, 0, &[&before, &first, &second]);
     // Without a record of upstream requests, nothing is judged.
     kept(OneRelist, 0, &[&cut(1)]);
-    let words = ["1 at most of /api/v1/pods behind cut at 1 ms", "2 lists"];
+    let words = ["at most 1 lists of /api/v1/pods after cut at 1 ms", "2 lists"];
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &second]);
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &watched()]);
     // The server's cache must answer the first request of an informer.

@@ -23,7 +23,7 @@ fn who_goes_on_elsewhere_holds_the_state_there_as_well() {
     let seen = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
     kept(Continuity, 2, &[&first, &there, &seen, &back, &events_of(3, "DELETED a/y 13, ADDED a-b/z 14")]);
     let lost = events_of(3, "ADDED a-b/z 14");
-    let words = ["a client that holds the state at 14, with nothing of a/y", "one with a/y of 11"];
+    let words = ["a client that holds the state at 14, with no a/y", "one with a/y at 11"];
     broken(Continuity, words[0], words[1], &[&first, &there, &seen, &back, &lost]);
 }
 
@@ -38,7 +38,7 @@ fn what_one_server_has_told_another_does_not_tell_again_and_does_not_leave_out()
     let again = events_of(2, "MODIFIED a/x 12, DELETED a/y 13");
     broken(Unique, "MODIFIED a/x at 12 once", "MODIFIED a/x at 12 again", &[&open, &seen, &there, &again]);
     let late = events_of(2, "ADDED a-b/z 14");
-    let words = ["DELETED a/y at 13 first behind 12", "ADDED a-b/z at 14 first"];
+    let words = ["DELETED a/y at 13 as the first event after 12", "ADDED a-b/z at 14 as the first event"];
     broken(Resumable, words[0], words[1], &[&open, &seen, &there, &late]);
 }
 
@@ -47,7 +47,7 @@ fn each_has_a_memory_of_its_own() {
     let of = |version| format!(r#""code":200,"version":{version}"#);
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     kept(Monotone, 2, &[&any(100, 1, 12), &elsewhere(&any(110, 2, 11))]);
-    let words = ["an answer of 12 or later, as an earlier one was", "one of 11"];
+    let words = ["a response at 12 or later, like an earlier one", "one at 11"];
     broken(Monotone, words[0], words[1], &[&elsewhere(&any(100, 1, 12)), &elsewhere(&any(110, 2, 11))]);
 }
 
@@ -83,7 +83,7 @@ fn whoever_is_refused_begins_again_only_where_no_server_remembers() {
     };
     let all = [window(r#""subject""#, 110), window(r#"{"also":0}"#, 110)];
     kept(BeginsOnce, 1, &[&of(&all)]);
-    let words = ["a client that goes on from the state at 10", "another list"];
+    let words = ["a client that resumes from the state at 10", "another list"];
     for (at, server) in [r#""subject""#, r#"{"also":0}"#].into_iter().enumerate() {
         broken(BeginsOnce, words[0], words[1], &[&of(&all[..=at][at..])]);
         // The server forgot it only afterwards.
@@ -98,7 +98,7 @@ fn whoever_lists_again_or_is_told_a_second_state_is_found() {
     let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let wrong = |got: &str, records: &[&str]| {
         let records = run(records).concat();
-        broken(BeginsOnce, "a client that goes on from the state at 10", got, &[&records]);
+        broken(BeginsOnce, "a client that resumes from the state at 10", got, &[&records]);
     };
     let refused = r#"{"event":{"op":2,"at_ns":120,"type":"ERROR","status":{"code":410}}}"#;
     wrong("another list", &[&first, &goes_on, refused, "\n", &list_at(200, 3, "", NOTHING)]);

@@ -27,6 +27,6 @@ fn who_takes_bookmarks_hears_something_every_minute() {
 #[test]
 fn a_watch_that_is_silent_for_longer_is_taken_for_dead() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
-    broken(Steady, "a bookmark within a minute", "silence for 80 s", &[&open, &bookmark(20), &bookmark(100)]);
-    broken(Steady, "a bookmark within a minute", "silence for 90 s", &[&open, &bookmark(20), &left(110)]);
+    broken(Steady, "a bookmark within a minute", "no event for 80 s", &[&open, &bookmark(20), &bookmark(100)]);
+    broken(Steady, "a bookmark within a minute", "no event for 90 s", &[&open, &bookmark(20), &left(110)]);
 }

@@ -28,21 +28,21 @@ fn initial_events_that_are_no_state_or_not_only_added_are_wrong() {
     let wrong = |expected: &str, got: &str, told: &str| {
         broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(told)]);
     };
-    let expected = "the state at 14, with a-b/z of 14";
-    wrong(expected, "initial events with none of it", "ADDED a/x 12, END - 14, ADDED a-b/z 14");
-    wrong("the state at 12, with a/x of 12", "initial events with that of 5", "ADDED a/x 5, ADDED a/y 11, END - 12");
+    let expected = "the state at 14, with a-b/z at 14";
+    wrong(expected, "initial events without it", "ADDED a/x 12, END - 14, ADDED a-b/z 14");
+    wrong("the state at 12, with a/x at 12", "initial events with it at 5", "ADDED a/x 5, ADDED a/y 11, END - 12");
     let gone = "ADDED a-b/z 14, ADDED a/x 12, ADDED a/y 11, END - 14";
-    wrong("the state at 14, with nothing of a/y", "initial events with a/y of 11", gone);
+    wrong("the state at 14, with no a/y", "initial events with a/y at 11", gone);
     let twice = "ADDED a-b/z 14, ADDED a/x 12, ADDED a/x 12, END - 14";
     wrong("the state at 14, with a/x once", "initial events with a/x twice", twice);
     let deleted = "ADDED a/x 12, ADDED a/y 11, DELETED a/y 13, END - 13";
-    wrong("ADDED up to 13 as initial events", "DELETED a/y at 13", deleted);
-    wrong("ADDED up to 14 as initial events", "ADDED a/x at 15", "ADDED a-b/z 14, ADDED a/x 15, END - 14");
-    wrong("ADDED up to 12 as initial events", "BOOKMARK at 12", "ADDED a/x 12, BOOKMARK - 12, ADDED a/y 11, END - 12");
+    wrong("initial events ADDED up to 13", "DELETED a/y at 13", deleted);
+    wrong("initial events ADDED up to 14", "ADDED a/x at 15", "ADDED a-b/z 14, ADDED a/x 15, END - 14");
+    wrong("initial events ADDED up to 12", "BOOKMARK at 12", "ADDED a/x 12, BOOKMARK - 12, ADDED a/y 11, END - 12");
     let again = "ADDED a/x 12, END - 13, END - 13";
-    wrong("one end of the initial events", "the BOOKMARK at 13 that ends the initial events", again);
+    wrong("one bookmark that ends the initial events", "the BOOKMARK at 13 that ends the initial events", again);
     let behind = watch(1, "resourceVersion=13&allowWatchBookmarks=true");
-    let words = ["no initial events, unasked", "the BOOKMARK at 13 that ends the initial events"];
+    let words = ["no initial events, because none were requested", "the BOOKMARK at 13 that ends the initial events"];
     broken(InitialEvents, words[0], words[1], &[&behind, &events("END - 13")]);
 }
 
@@ -52,7 +52,7 @@ fn without_a_bookmark_they_end_before_what_cannot_be_one_of_them() {
     kept(InitialEvents, 1, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12, MODIFIED a/x 15")]);
     // The first live ADDED events may look like initial events.
     kept(InitialEvents, 1, &[&open, &events("ADDED a/x 5, ADDED a/y 11, MODIFIED a/x 12")]);
-    let words = ["initial events that are the state of a version", "the state of none"];
+    let words = ["initial events that form the state at some version", "initial events that form no such state"];
     broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a-b/z 14, MODIFIED a/x 15")]);
     broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a/x 12, ADDED a/y 11, ADDED a-b/z 14")]);
     // An ambiguous case is not judged.
@@ -71,14 +71,14 @@ fn a_list_is_the_state_at_its_version() {
 #[test]
 fn a_list_of_no_state_or_in_another_order_is_wrong() {
     let wrong = |expected: &str, got: &str, answer: &str| broken(ListSnapshot, expected, got, &[&list(1, "", answer)]);
-    let state = "the state at 14, with a-b/z of 14";
-    wrong(state, "a list with none of it", &answer(14, "a/x 12", ""));
-    // One of its items has another version.
-    wrong("the state at 13, with nothing of a-b/z", "a list with a-b/z of 14", &answer(13, "a-b/z 14, a/x 12", ""));
-    let tuples = "a list in the order of keys, a-b/z before a/x";
+    let state = "the state at 14, with a-b/z at 14";
+    wrong(state, "a list without it", &answer(14, "a/x 12", ""));
+    // One half of it is of another version.
+    wrong("the state at 13, with no a-b/z", "a list with a-b/z at 14", &answer(13, "a-b/z 14, a/x 12", ""));
+    let tuples = "a list in key order, a-b/z before a/x";
     wrong(tuples, "a/x before a-b/z", &answer(14, "a/x 12, a-b/z 14", ""));
-    wrong("a/x of 12 of content 12", "a/x of 12 of content 5", &answer(14, "a-b/z 14 14, a/x 12 5", ""));
-    wrong("the version of a list", "a list of none", r#""code":200"#);
+    wrong("a/x at 12 with content 12", "a/x at 12 with content 5", &answer(14, "a-b/z 14 14, a/x 12 5", ""));
+    wrong("a list with a resourceVersion", "a list without one", r#""code":200"#);
 }
 
 #[test]
@@ -94,30 +94,30 @@ fn a_page_is_part_of_the_state_and_says_what_remains() {
     let selected = list(1, "limit=1&labelSelector=app%3D2", &answer(17, "a-b/z 14", r#","more":true"#));
     kept(ListSnapshot, 1, &[&selected]);
 
-    let words = ["a page at 17 behind which there are 3 more", "one that says that there are 2"];
+    let words = ["a page at 17 after which 3 objects remain", "a page that says that 2 remain"];
     broken(ListSnapshot, words[0], words[1], &[&first(r#","more":true,"remaining":2"#)]);
-    let ended = ["the state at 17, with a/s of 16", "a list with none of it"];
+    let ended = ["the state at 17, with a/s at 16", "a list without it"];
     broken(ListSnapshot, ended[0], ended[1], &[&first("")]);
     let skipped = list(1, token, &answer(17, "a/t 16, a/x 15", ""));
     broken(ListSnapshot, ended[0], ended[1], &[&skipped]);
     // The next page shows how far a page without objects extends.
     let next =
         list(2, token, &answer(17, "a/s 16, a/t 16", r#","more":true"#)).replace(r#""verb""#, r#""resumes":1,"verb""#);
-    let words = ["the state at 17, with a-b/z of 14", "a list with none of it"];
+    let words = ["the state at 17, with a-b/z at 14", "a list without it"];
     broken(ListSnapshot, words[0], words[1], &[&list(1, "limit=1", &answer(17, "", r#","more":true"#)), &next]);
     let overlap = list(1, token, &answer(17, "a-b/z 14, a/s 16", r#","more":true"#));
-    let words = ["the state at 17, with nothing of a-b/z", "a list with a-b/z of 14"];
+    let words = ["the state at 17, with no a-b/z", "a list with a-b/z at 14"];
     broken(ListSnapshot, words[0], words[1], &[&overlap]);
 }
 
 #[test]
 fn a_get_is_an_object_that_there_was() {
     kept(ListSnapshot, 1, &[&get_at(100, 1, "", &answer(11, "a/y 11 11", ""))]);
-    let words = ["an object that there was at a/y", "a/y of 12"];
+    let words = ["the existing object a/y", "a/y at 12"];
     broken(ListSnapshot, words[0], words[1], &[&get_at(100, 1, "", &answer(12, "a/y 12", ""))]);
     let other = get_at(100, 1, "", &answer(12, "a/x 12", ""));
-    broken(ListSnapshot, words[0], "a/x of 12", &[&other]);
-    let content = ["a/y of 11 of content 11", "a/y of 11 of content 12"];
+    broken(ListSnapshot, words[0], "a/x at 12", &[&other]);
+    let content = ["a/y at 11 with content 11", "a/y at 11 with content 12"];
     broken(ListSnapshot, content[0], content[1], &[&get_at(100, 1, "", &answer(11, "a/y 11 12", ""))]);
 }
 
@@ -140,16 +140,16 @@ fn who_lists_watches_and_resumes_holds_the_state() {
 fn a_gap_or_an_overlap_shows_in_what_a_client_holds() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10")].concat();
     let wrong = |expected: &str, got: &str, records: &[&str]| broken(Continuity, expected, got, records);
-    // The first change after the list is lost.
-    let expected = "a client that holds the state at 12, with a/y of 11";
-    wrong(expected, "one with none of it", &[&start, &events_of(2, "MODIFIED a/x 12")]);
+    // The first change behind the list is lost.
+    let expected = "a client that holds the state at 12, with a/y at 11";
+    wrong(expected, "one without it", &[&start, &events_of(2, "MODIFIED a/x 12")]);
     // A change between two watches is lost.
     let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
     let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "ADDED a-b/z 14")].concat();
-    let expected = "a client that holds the state at 14, with nothing of a/y";
-    wrong(expected, "one with a/y of 11", &[&start, &told, &next]);
+    let expected = "a client that holds the state at 14, with no a/y";
+    wrong(expected, "one with a/y at 11", &[&start, &told, &next]);
     // The list was torn.
     let torn = [list(1, "", &answer(12, "a/x 5, a/y 11", "")), resume(2, 1, "resourceVersion=12")].concat();
-    let expected = "a client that holds the state at 13, with a/x of 12";
-    wrong(expected, "one with that of 5", &[&torn, &events_of(2, "DELETED a/y 13")]);
+    let expected = "a client that holds the state at 13, with a/x at 12";
+    wrong(expected, "one with it at 5", &[&torn, &events_of(2, "DELETED a/y 13")]);
 }

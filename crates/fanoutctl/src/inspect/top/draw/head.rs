@@ -11,28 +11,28 @@ use crate::inspect::table::{bytes, grouped, seconds};
 use crate::inspect::top::proxy::SeenProxy;
 use crate::inspect::top::screen::Screen;
 
-/// Screens that are so wide have the picture beside the numbers, and others below.
+/// From this width the chart is beside the numbers, otherwise below them.
 pub(super) const WIDE: u16 = 100;
-/// Proxies that are listed at once.
+/// Maximum number of listed proxies.
 const LISTED_MAX: usize = 6;
 const LABEL: usize = 9;
-/// The numbers, where the picture is beside them.
+/// Width of the numbers if the chart is beside them.
 const NUMBERS: u16 = 66;
 
-/// Draws who is looked at, and how it is.
+/// Draws the selected proxy and its status.
 pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
     let proxy = screen.proxy();
     let how = match (&proxy.silence, &proxy.look) {
-        (Some(_), _) => format!("{}: does not answer", proxy.name),
+        (Some(_), _) => format!("{}: no response", proxy.name),
         (None, Some(look)) => look.status.headline(),
-        (None, None) => format!("{}: is asked", proxy.name),
+        (None, None) => format!("{}: connecting", proxy.name),
     };
     let pace = format!(" {} ", pace(screen));
     let room = usize::from(area.width).saturating_sub(width(&pace));
     frame.render_widget(Line::styled(fit(&format!(" {how}"), room, false) + &pace, BAR), area);
 }
 
-/// What is wrong with the selected proxy, a line for each.
+/// The problems of the selected proxy, one per line.
 pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
     let proxy = screen.proxy();
     let mut lines = Vec::new();
@@ -40,26 +40,28 @@ pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
         let since = seconds(now.saturating_duration_since(silence.since).as_secs());
         // Its name is in the line above.
         let why = silence.why.strip_prefix(&format!("{}: ", proxy.name)).unwrap_or(&silence.why);
-        let kept = if proxy.look.is_some() { "; below is what it said last" } else { "" };
-        lines.push(format!(" No answer for {since}{kept}. {why}"));
+        let kept = if proxy.look.is_some() { "; showing the last known state" } else { "" };
+        lines.push(format!(" No response for {since}{kept}. {why}"));
     }
     if let Some(status) = proxy.look.as_ref().map(|look| &look.status) {
         let trouble = status.trouble.as_ref();
-        lines.extend(trouble.map(|trouble| format!(" The configuration file cannot be used: {trouble}")));
+        lines.extend(
+            trouble.map(|trouble| format!(" Configuration reload failed; keeping the previous one: {trouble}")),
+        );
         if !status.restart.is_empty() {
-            lines.push(format!(" Takes a restart: {}", status.restart.join(", ")));
+            lines.push(format!(" Restart required for: {}", status.restart.join(", ")));
         }
     }
     lines
 }
 
-/// How many lines the list of proxies takes, on a screen that is so high.
+/// Height of the list of proxies on a screen of this height.
 pub(super) fn proxy_lines(screen: &Screen, height: u16) -> usize {
     let room = usize::from(height / 4).min(LISTED_MAX);
     if screen.proxies.len() > 1 { screen.proxies.len().min(room) } else { 0 }
 }
 
-/// Draws the proxies, if there are several; those next to the selected one, if there are too many.
+/// Draws the list of proxies if there are several; only those next to the selected one if they do not fit.
 pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
     let room = usize::from(area.height);
     let last = screen.proxies.len().saturating_sub(room);
@@ -83,25 +85,25 @@ pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
     }
 }
 
-/// The numbers of a proxy in the list, what matters most first.
+/// The numbers of a proxy in the list, the most important first.
 fn numbers(proxy: &SeenProxy) -> Vec<String> {
     let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
     let watches = format!("{} watches", grouped(status.watches));
     let rate = proxy.rates.map_or(String::new(), |rates| format!("{} events/s", grouped(rates.delivered)));
-    let held = format!("{} held", bytes(status.held_bytes));
+    let held = format!("{} cache", bytes(status.held_bytes));
     vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&held, 15, true)]
 }
 
 fn state(proxy: &SeenProxy, palette: Palette) -> (&'static str, Style) {
     match (&proxy.silence, &proxy.look) {
-        (Some(_), _) => ("does not answer", palette.bad()),
-        (None, None) => ("is asked", Style::new()),
+        (Some(_), _) => ("no response", palette.bad()),
+        (None, None) => ("connecting", Style::new()),
         (None, Some(look)) if look.status.pending.is_empty() => ("ready", palette.picture()),
         (None, Some(_)) => ("not ready", palette.bad()),
     }
 }
 
-/// Draws what it does in numbers, and what it delivers as a picture.
+/// Draws the numbers, and a chart of deliveries.
 pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
     let proxy = screen.proxy();
     let (numbers, picture) = if area.width >= WIDE {
@@ -121,10 +123,10 @@ pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
     let seen: Vec<_> = proxy.delivered.iter().rev().take(room).copied().collect();
     let most = seen.iter().flatten().copied().max().unwrap_or_default();
     let now = proxy.rates.map_or_else(
-        || "not known yet".to_owned(),
+        || "measuring".to_owned(),
         |rates| {
             let (events, sent) = (grouped(rates.delivered), bytes(rates.delivered_bytes));
-            format!("{events} events/s, {sent}/s; at most {}", grouped(most))
+            format!("{events} events/s, {sent}/s; peak {}", grouped(most))
         },
     );
     let label = Span::styled(format!(" {} ", fit("Delivered", LABEL, false)), palette.strong());
@@ -140,13 +142,13 @@ fn said(proxy: &SeenProxy) -> Vec<(&'static str, String)> {
     let rates = proxy.rates.map(|rates| {
         let [upstream, memory, passed, refused] =
             [rates.upstream, rates.from_memory, rates.passed_through, rates.refused].map(grouped);
-        let answered = format!("{memory}/s from memory, {passed}/s passed through, {refused}/s refused");
+        let answered = format!("{memory}/s from the cache, {passed}/s forwarded, {refused}/s refused");
         (format!("{upstream} events/s"), answered)
     });
-    let (upstream, requests) = rates.unwrap_or_else(|| ("not known yet".to_owned(), "not known yet".to_owned()));
+    let (upstream, requests) = rates.unwrap_or_else(|| ("measuring".to_owned(), "measuring".to_owned()));
     vec![
-        ("Watches", format!("{} of clients, {} streams upstream", grouped(status.watches), grouped(status.streams))),
-        ("Memory", format!("{held} of {budget} held, {} resident", bytes(status.resident_bytes))),
+        ("Watches", format!("{} open, {} upstream streams", grouped(status.watches), grouped(status.streams))),
+        ("Memory", format!("cache {held} of {budget}, {} resident", bytes(status.resident_bytes))),
         ("Upstream", upstream),
         ("Requests", requests),
     ]

@@ -6,7 +6,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use super::style::{Palette, fit, width};
 use crate::inspect::top::keys::KEYS;
 
-/// Draws the keys above everything else.
+/// Draws the help over the screen.
 pub(super) fn help(frame: &mut Frame<'_>, palette: Palette) {
     let keys = KEYS.iter().map(|(key, _)| width(key)).max().unwrap_or_default();
     let line = |(key, what): &(&str, &'static str)| {
@@ -18,5 +18,5 @@ pub(super) fn help(frame: &mut Frame<'_>, palette: Palette) {
     // With the frame, and a blank at the end.
     let area: Rect = frame.area().centered(size(widest + 3), size(lines.len() + 2));
     frame.render_widget(Clear, area);
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys; any of them closes this ")), area);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys (press any key to close) ")), area);
 }

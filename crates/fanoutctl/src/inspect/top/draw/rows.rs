@@ -10,7 +10,7 @@ use crate::inspect::top::columns::{self, Column, FEED_COLUMNS, GAP, WATCH_COLUMN
 use crate::inspect::top::look::WatchesLook;
 use crate::inspect::top::screen::{Screen, Tab};
 
-/// Draws the table that is chosen, and returns which of its rows are seen.
+/// Draws the selected table, and returns which rows are visible.
 pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, palette: Palette) -> String {
     let page = usize::from(area.height).saturating_sub(1);
     let rows = screen.view().rows(screen.rows()).len();
@@ -27,7 +27,7 @@ pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, pale
         for (line, at) in why.iter().zip(area.rows()) {
             frame.render_widget(Line::raw(fit(line, usize::from(at.width), false)), at);
         }
-        return "nothing".to_owned();
+        return "no rows".to_owned();
     }
     let columns: &[Column] = if screen.tab == Tab::Feeds { &FEED_COLUMNS } else { &WATCH_COLUMNS };
     lines(frame, area, (screen, columns), &rows[first..last], palette);
@@ -79,15 +79,15 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
 
 /// Why there are no rows.
 fn nothing(screen: &Screen) -> Vec<String> {
-    let Some(look) = &screen.proxy().look else { return vec![" It has not answered yet.".to_owned()] };
+    let Some(look) = &screen.proxy().look else { return vec![" No response yet.".to_owned()] };
     match (screen.tab, &look.watches) {
-        (Tab::Watches, WatchesLook::NotAsked) => vec![" It is asked who watches.".to_owned()],
+        (Tab::Watches, WatchesLook::NotAsked) => vec![" Loading watches.".to_owned()],
         (Tab::Watches, WatchesLook::Hidden(status)) => vec![
-            format!(" Who watches is not shown here ({}):", status.as_u16()),
-            " a unix socket, or --token-file of a user who may see it, is needed.".to_owned(),
+            format!(" Watches are hidden ({}).", status.as_u16()),
+            " Use a unix socket, or --token-file with a token of a user who may get /debug/watches.".to_owned(),
         ],
-        _ if !screen.view().filter.is_empty() => vec![" Nothing has that text.".to_owned()],
-        (Tab::Feeds, _) => vec![" No feeds: nobody has read anything yet.".to_owned()],
-        (Tab::Watches, _) => vec![" Nobody watches.".to_owned()],
+        _ if !screen.view().filter.is_empty() => vec![" No row matches the filter.".to_owned()],
+        (Tab::Feeds, _) => vec![" No feeds: no client has read a cacheable resource yet.".to_owned()],
+        (Tab::Watches, _) => vec![" No open watches.".to_owned()],
     }
 }

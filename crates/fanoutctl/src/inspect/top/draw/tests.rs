@@ -37,43 +37,43 @@ fn shows(lines: &[String], part: &str) -> bool {
 }
 
 #[test]
-fn a_proxy_is_shown_with_its_numbers_its_feeds_and_its_keys() {
+fn screen_shows_numbers_feeds_and_keys() {
     let now = Instant::now();
     let lines = drawn(&mut screen(&["unix:/run/admin.sock"], now), (120, 24), now);
     let expected = [
         " unix:/run/admin.sock: ready, kube-fanout 1.2.3",
-        " Watches   5,000 of clients, 6 streams upstream",
-        " Memory    50 MiB of 700 MiB held, 150 MiB resident",
+        " Watches   5,000 open, 6 upstream streams",
+        " Memory    cache 50 MiB of 700 MiB, 150 MiB resident",
         " Upstream  1,250 events/s",
-        " Requests  3,125/s from memory, 0/s passed through, 0/s refused",
+        " Requests  3,125/s from the cache, 0/s forwarded, 0/s refused",
     ];
     for (line, expected) in lines.iter().zip(expected) {
         assert!(line.starts_with(expected), "{line}");
     }
     assert!(lines[0].ends_with("every 2 s"), "{}", lines[0]);
-    assert!(lines[1].contains(" Delivered 12,500 events/s, 3.6 MiB/s; at most 12,500"), "{}", lines[1]);
+    assert!(lines[1].contains(" Delivered 12,500 events/s, 3.6 MiB/s; peak 12,500"), "{}", lines[1]);
     assert!(lines[4].ends_with('█'), "the latest is at the right: {}", lines[4]);
     assert!(lines[6].starts_with("[ Feeds 2 ]  Watches 5,000"), "{}", lines[6]);
     assert!(lines[6].ends_with("by readers ▼ · 1–2 of 2"), "{}", lines[6]);
-    let head = " FEED      HELD IN   STATE           OBJECTS  VERSION  READERS▼  EVENTS   MEMORY";
-    let stale = " nodes.v1  protobuf  stale for 12 s    1,000   184000         1     900  2.9 MiB";
+    let head = " FEED      ENCODING  STATE           OBJECTS  VERSION  READERS▼  HISTORY   MEMORY";
+    let stale = " nodes.v1  protobuf  stale for 12 s    1,000   184000         1      900  2.9 MiB";
     assert_eq!((lines[7].as_str(), lines[9].as_str()), (head, stale));
     assert_eq!(lines[23], " q quit  Tab watches  s sort  / filter  Space pause  ? help");
 }
 
 #[test]
-fn watches_are_shown_or_why_they_are_not() {
+fn watches_are_shown_or_the_reason_why_not() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
     screen.tab = Tab::Watches;
     let lines = drawn(&mut screen, (120, 24), now);
-    assert!(lines[6].ends_with("by behind ▼ · 1–3 of 3 of 5,000, a filter finds others"), "{}", lines[6]);
+    assert!(lines[6].ends_with("by behind ▼ · 1–3 of 3 of 5,000; filter to see others"), "{}", lines[6]);
     let row = " pods.v1 by fields  a      Zeta/1                               7  stalled     5 s  4.0 KiB    90 s  h2";
     assert_eq!(lines[8], row);
     for (watches, why) in [
-        (WatchesLook::NotAsked, "It is asked who watches."),
-        (WatchesLook::Hidden(http::StatusCode::FORBIDDEN), "not shown here (403):"),
-        (WatchesLook::of(&json!({"total": 0, "watches": []})), "Nobody watches."),
+        (WatchesLook::NotAsked, "Loading watches."),
+        (WatchesLook::Hidden(http::StatusCode::FORBIDDEN), "Watches are hidden (403)."),
+        (WatchesLook::of(&json!({"total": 0, "watches": []})), "No open watches."),
     ] {
         let look = Look { watches, ..samples::look(samples::counters(now, 0)) };
         screen.saw(0, Ok(look), now);
@@ -83,23 +83,23 @@ fn watches_are_shown_or_why_they_are_not() {
 }
 
 #[test]
-fn a_proxy_that_does_not_answer_is_said_and_what_it_said_last_stays_until_it_is_back() {
+fn last_state_stays_while_a_proxy_does_not_respond() {
     let now = Instant::now();
     let mut screen = screen(&["http://h:9090", "pod/two"], now);
     screen.saw(0, Err(InspectError::of("http://h:9090", "Connection refused")), now);
     let lines = drawn(&mut screen, (110, 24), now + Duration::from_secs(12));
-    assert!(lines[0].starts_with(" http://h:9090: does not answer"), "{}", lines[0]);
-    assert_eq!(lines[1], " No answer for 12 s; below is what it said last. Connection refused");
-    assert!(lines[2].starts_with(" ▸ http://h:9090  does not answer"), "{}", lines[2]);
+    assert!(lines[0].starts_with(" http://h:9090: no response"), "{}", lines[0]);
+    assert_eq!(lines[1], " No response for 12 s; showing the last known state. Connection refused");
+    assert!(lines[2].starts_with(" ▸ http://h:9090  no response"), "{}", lines[2]);
     assert!(lines[3].starts_with("   pod/two        ready "), "{}", lines[3]);
-    assert!(shows(&lines, "pods.v1") && shows(&lines, "not known yet"), "{lines:#?}");
+    assert!(shows(&lines, "pods.v1") && shows(&lines, "measuring"), "{lines:#?}");
     screen.saw(0, Ok(samples::look(samples::counters(now + EVERY, 0))), now + EVERY);
     let lines = drawn(&mut screen, (110, 24), now + EVERY);
-    assert!(lines[0].contains(": ready,") && !shows(&lines, "No answer"), "{lines:#?}");
+    assert!(lines[0].contains(": ready,") && !shows(&lines, "No response"), "{lines:#?}");
 }
 
 #[test]
-fn what_clients_choose_gives_the_terminal_no_orders() {
+fn text_of_clients_cannot_control_the_terminal() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
     screen.tab = Tab::Watches;
@@ -118,7 +118,7 @@ fn what_clients_choose_gives_the_terminal_no_orders() {
 }
 
 #[test]
-fn every_size_has_its_screen() {
+fn every_terminal_size_can_be_drawn() {
     let now = Instant::now();
     let names: Vec<_> = (0..20).map(|nth| format!("pod/{nth}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -139,7 +139,7 @@ fn every_size_has_its_screen() {
 }
 
 #[test]
-fn colours_carry_nothing_and_can_be_left_out() {
+fn colours_can_be_disabled() {
     let now = Instant::now();
     let mut screen = screen(&["a", "b"], now);
     for has_colours in [true, false] {
@@ -157,12 +157,12 @@ fn help_and_the_filter_are_drawn() {
     let mut screen = screen(&["a"], now);
     screen.mode = Mode::Help;
     let lines = drawn(&mut screen, (100, 24), now);
-    assert!(shows(&lines, "Keys; any of them closes this") && shows(&lines, "sort by something else"), "{lines:#?}");
+    assert!(shows(&lines, "Keys (press any key to close)") && shows(&lines, "next sort order"), "{lines:#?}");
     (screen.mode, screen.is_paused) = (Mode::Filter, true);
     screen.feeds.filter = "nodes".to_owned();
     let lines = drawn(&mut screen, (100, 24), now);
-    assert!(lines[0].ends_with("PAUSED") && lines[23].starts_with(" /nodes_   Enter keeps it"), "{lines:#?}");
-    assert!(shows(&lines, "by readers ▼ · with \"nodes\" · 1–1 of 1") && !shows(&lines, "pods.v1"), "{lines:#?}");
+    assert!(lines[0].ends_with("PAUSED") && lines[23].starts_with(" /nodes_   Enter applies it"), "{lines:#?}");
+    assert!(shows(&lines, "by readers ▼ · filter \"nodes\" · 1–1 of 1") && !shows(&lines, "pods.v1"), "{lines:#?}");
     screen.feeds.filter = "nothing".to_owned();
-    assert!(shows(&drawn(&mut screen, (100, 24), now), "Nothing has that text."));
+    assert!(shows(&drawn(&mut screen, (100, 24), now), "No row matches the filter."));
 }
